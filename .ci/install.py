@@ -1,8 +1,8 @@
-"""Installs this folder into the environment of the Python that runs this: `install.py '.[dev]'`.
+"""Install this folder into the environment of the running Python: `install.py '.[dev]'`.
 
-With the versions in `constraints.txt`; with `--oldest`, the oldest ones that pyproject.toml allows.
-With uv, which takes seconds where pip takes minutes. uv does not read what pip is configured with,
-so that is passed on. Where uv is not to be had, or does not manage, pip does it.
+Uses the versions in `constraints.txt` or, with `--oldest`, the oldest that pyproject.toml allows.
+Installs with uv, which takes seconds where pip takes minutes. uv does not read pip's
+configuration, so it is translated to uv's variables. If uv is unavailable or fails, pip is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 PIP = [sys.executable, "-m", "pip"]
 QUIET = [] if sys.stderr.isatty() else ["--quiet"]
-"""Who looks on sees what is loaded; a log does not."""
+"""Show progress in a terminal, not in a log."""
 
 VARIABLES = {
     "cert": "SSL_CERT_FILE",
@@ -28,15 +28,15 @@ VARIABLES = {
     "timeout": "UV_HTTP_TIMEOUT",
     "trusted-host": "UV_INSECURE_HOST",
 }
-"""What uv calls the options of pip that change what is found."""
+"""uv's names for the options of pip that affect which packages are found."""
 
-ALIKE = {"cache-dir", "constraint", "disable-pip-version-check", "no-cache-dir", "no-color"}
-ALIKE |= {"no-compile", "no-input", "progress-bar", "quiet", "retries", "root-user-action"}
-"""Those that change nothing of what is installed."""
+IGNORED = {"cache-dir", "constraint", "disable-pip-version-check", "no-cache-dir", "no-color"}
+IGNORED |= {"no-compile", "no-input", "progress-bar", "quiet", "retries", "root-user-action"}
+"""Options of pip that do not affect what is installed."""
 
 
 def configured() -> dict[str, str]:
-    """What pip was told by its files and by the environment: option to value."""
+    """Return pip's options from its files and the environment, as a dict of option to value."""
     listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=True)
     found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
     for line in listed.stdout.splitlines():
@@ -46,22 +46,23 @@ def configured() -> dict[str, str]:
     return found["global"] | found["install"] | found[":env:"]
 
 
-def passed_on() -> dict[str, str]:
-    """The same as the variables of uv.
+def uv_variables() -> dict[str, str]:
+    """Return pip's configuration as environment variables of uv.
 
     Raises:
-        KeyError: something is configured that uv has no word for.
+        KeyError: an option is set that uv has no variable for.
     """
-    told = {VARIABLES[name]: value for name, value in configured().items() if name not in ALIKE}
-    if "UV_FIND_LINKS" in told:
-        told["UV_FIND_LINKS"] = ",".join(told["UV_FIND_LINKS"].split())
-    return told
+    options = configured().items()
+    variables = {VARIABLES[name]: value for name, value in options if name not in IGNORED}
+    if "UV_FIND_LINKS" in variables:
+        variables["UV_FIND_LINKS"] = ",".join(variables["UV_FIND_LINKS"].split())
+    return variables
 
 
-def by_uv(requirement: str, *, oldest: bool) -> bool:
-    """Installs by uv; returns whether that was possible."""
+def install_with_uv(requirement: str, *, oldest: bool) -> bool:
+    """Install with uv and return whether that succeeded."""
     try:
-        told = passed_on()
+        variables = uv_variables()
     except KeyError:
         return False
     if subprocess.call([*PIP, "install", "--quiet", "uv"], stderr=subprocess.DEVNULL):
@@ -73,18 +74,18 @@ def by_uv(requirement: str, *, oldest: bool) -> bool:
         *(["--resolution", "lowest-direct"] if oldest else ["--constraints", str(CONSTRAINTS)])
     ]
     command += ["--editable", requirement]
-    return subprocess.call(command, env={**told, **os.environ}) == 0
+    return subprocess.call(command, env={**variables, **os.environ}) == 0
 
 
 if __name__ == "__main__":
     *options, wanted = sys.argv[1:]
     oldest = options == ["--oldest"]
-    # At once: PyTorch alone may take minutes to come, and nothing else is heard of it.
-    sys.stderr.write(f"Installing {wanted} and what it needs into {sys.prefix}: ")
-    sys.stderr.write("a minute or several, once\n")
+    # Printed first: downloading PyTorch alone may take minutes, without any other output.
+    sys.stderr.write(f"Installing {wanted} and its dependencies into {sys.prefix}: ")
+    sys.stderr.write("a minute or more, only once\n")
     sys.stderr.flush()
-    if not by_uv(wanted, oldest=oldest):
+    if not install_with_uv(wanted, oldest=oldest):
         if oldest:
-            sys.exit("Only uv can choose the oldest versions, and it could not be used")
+            sys.exit("The oldest versions can only be resolved by uv, which could not be used")
         sys.stderr.write("Installing with pip, which takes a few minutes\n")
         sys.exit(subprocess.call([*PIP, "install", *QUIET, "--editable", wanted]))

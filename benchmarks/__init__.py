@@ -1,6 +1,6 @@
-"""What tracing costs, measured against nothing attached and against comgra 0.11.5.
+"""Measure the cost of tracing, compared with no tracing and with comgra 0.11.5.
 
-One command, `python -m benchmarks`, runs every tool on every net in short interleaved blocks within
-one process and writes a table and its raw figures to `benchmarks/results/`. A new net is one
-function in `nets.py`, a new tool one class in `tools/`.
+`python -m benchmarks` runs every tool on every net in short interleaved blocks within one process
+and writes a table and its raw figures to `benchmarks/results/`. To add a net, write a function in
+`nets.py`; to add a tool, a class in `tools/`.
 """

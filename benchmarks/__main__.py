@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: every tool on every net; prints the table and stores it."""
+"""`python -m benchmarks`: measure every tool on every net, and print and store the table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULTS = Path(__file__).with_name("results")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmarks that the command line asks for; returns the exit status."""
+    """Run the benchmarks that the command line selects; return the exit status."""
     options = _options(arguments)
     if options.device is not None:
         from benchmarks.device import run
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     torch.set_num_threads(1)
     if not peers.install():
-        print("comgra could not be installed: its lines are left out", file=sys.stderr)
+        print("comgra could not be installed; its lines are left out", file=sys.stderr)
     facts = machine.machine_facts()
     if facts["load_before"] > 0.5:
         print(f"this machine is busy (load {facts['load_before']})", file=sys.stderr)
@@ -63,18 +63,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-save", dest="save", action="store_const", const=None)
     device = parser.add_argument_group("on a device")
     device.add_argument(
-        "--device", choices=("cuda", "cpu"), help="measure what tracing costs there"
+        "--device", choices=("cuda", "cpu"), help="measure the cost of tracing there"
     )
-    device.add_argument("--smoke", action="store_true", help="tiny sizes, to try the code")
+    device.add_argument("--smoke", action="store_true", help="use tiny sizes, to test the code")
     device.add_argument("--parts", nargs="+", metavar="NAME", help="default: all")
     device.add_argument(
         "--without-store",
         dest="store",
         action="store_const",
         const=False,
-        help="drop the records (done where the packages of the store are absent)",
+        help="drop the records (the default if the store's packages are missing)",
     )
-    device.add_argument("--minutes", type=float, default=8.0, help="at most (%(default)g)")
+    device.add_argument("--minutes", type=float, default=8.0, help="time limit (%(default)g)")
     return parser.parse_args(arguments)
 
 

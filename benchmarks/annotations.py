@@ -1,10 +1,10 @@
-"""What annotations and the curve of every loss cost while no step is recorded.
+"""Measure the cost of annotations and of logging every loss while no step is recorded.
 
     python -m benchmarks.annotations [--rounds 60] [--save FILE]
 
-Each line is timed with and without its annotation, in an order redrawn for each round; the price is
-the difference of the medians, the noise how far two timings of the same plain line lie apart. Steps
-are measured in processor time of their thread.
+Each line is timed with and without its annotation, in an order redrawn for each round. The price is
+the difference of the medians, and the noise is the difference between two timings of the same plain
+line. Steps are measured in processor time of their thread.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _NEVER = {"nodes": {"all": {"select": "**"}}, "schedule": {"first": 1, "every": 
 
 @dataclass(frozen=True)
 class Case:
-    """A line without and with what is measured; `calls` per timing."""
+    """A line without and with the annotation to measure; `calls` per timing."""
 
     name: str
     plain: str
-    said: str
+    annotated: str
     calls: int
 
 
 class Words:
-    """What the lines work on."""
+    """Objects that the lines use."""
 
     def __init__(self) -> None:
         self.x = torch.zeros(3)
@@ -51,8 +51,8 @@ class Words:
     def plain(self, x: Any) -> Any:
         return x
 
-    @comgra.node("said")
-    def said(self, x: Any) -> Any:
+    @comgra.node("annotated")
+    def annotated(self, x: Any) -> Any:
         return x
 
 
@@ -72,10 +72,10 @@ def empty(x: Any, _name: str) -> Any:
 
 
 CASES = (
-    Case("an empty function, to compare", "y = x", "y = empty(x, 'name')", 20_000),
+    Case("an empty function, for comparison", "y = x", "y = empty(x, 'name')", 20_000),
     Case("node(x, 'name')", "y = x", "y = comgra.node(x, 'name')", 20_000),
     Case("node(x, 'name', kind='input')", "y = x", "y = comgra.node(x, 'n', kind='input')", 20_000),
-    Case("@node on a method", "words.plain(x)", "words.said(x)", 20_000),
+    Case("@node on a method", "words.plain(x)", "words.annotated(x)", 20_000),
     Case("@node on forward", "plain(x)", "marked(x)", 10_000),
     Case("connect(a, b)", "pass", "comgra.connect(x, x)", 20_000),
     Case("tag('name')", "pass", "comgra.tag('name')", 20_000),
@@ -87,7 +87,7 @@ IN_SESSION = (
 
 
 def compared(cases: Iterable[Case], rounds: int) -> list[tuple[str, float, float]]:
-    """Returns (name, price, noise) of each case in nanoseconds per call."""
+    """Return (name, price, noise) of each case in nanoseconds per call."""
     words = Words()
     space = {"comgra": comgra, "words": words, "x": words.x, "loss": words.loss}
     space |= {"empty": empty, "plain": Plain(), "marked": Marked()}
@@ -97,10 +97,14 @@ def compared(cases: Iterable[Case], rounds: int) -> list[tuple[str, float, float
 def _compared(case: Case, space: dict[str, Any], rounds: int) -> tuple[str, float, float]:
     timers = {
         key: timeit.Timer(statement, globals=space)
-        for key, statement in (("plain", case.plain), ("again", case.plain), ("said", case.said))
+        for key, statement in (
+            ("plain", case.plain),
+            ("again", case.plain),
+            ("annotated", case.annotated),
+        )
     }
     times = _interleaved(timers, rounds, case.calls)
-    price, noise = (times[key] - times["plain"] for key in ("said", "again"))
+    price, noise = (times[key] - times["plain"] for key in ("annotated", "again"))
     return case.name, 1e9 * price, 1e9 * abs(noise)
 
 
@@ -113,9 +117,9 @@ def _interleaved(timers: dict[str, Any], rounds: int, calls: int) -> dict[str, f
 
 
 def steps(rounds: int) -> list[tuple[str, float]]:
-    """Returns the step of the `mlp` net in microseconds: plain, again, idle without and with loss.
+    """Return microseconds per step of the `mlp` net: plain, again, idle, idle with losses.
 
-    An idle step is one of a session that does not record it.
+    An idle step is an unrecorded step of a session.
     """
     training = build_mlp()
     taken: dict[str, list[float]] = {key: [] for key in ("plain", "again", "idle", "idle + loss")}
@@ -142,7 +146,7 @@ def _block(training: Any, key: str, root: str, count: int = 60) -> float:
 
 
 def report(rounds: int) -> str:
-    """Measures everything and returns it as a table."""
+    """Measure everything and return the tables as Markdown."""
     outside = compared(CASES, rounds)
     with tempfile.TemporaryDirectory() as root, comgra.trace(_NEVER, root=root):
         training = build_mlp()

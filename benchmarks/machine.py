@@ -1,4 +1,4 @@
-"""Facts about the machine and the software, without anything that names it."""
+"""Facts about the machine and the software, without identifying the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = ("torch", "numpy", "tensorstore", "comgra-decl", "comgra")
 
 
 def machine_facts(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
-    """Returns processor, cores, memory in GiB, load, versions and thread settings."""
+    """Return processor, cores, memory in GiB, load, versions and thread settings."""
     import torch
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

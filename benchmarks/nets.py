@@ -1,4 +1,4 @@
-"""The trainings that are measured: small, seeded, and the same whichever tool watches them."""
+"""The trainings to measure: small, seeded, and independent of the tool."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass
 class Training:
-    """One training loop as a user would write it: it knows no tool.
+    """A training loop as a user would write it, independent of any tool.
 
-    `batches` are pairs of input [B, ...] and target, taken in turn. `autocast` is the dtype of
-    mixed precision, None for none. With `seed`, the random numbers of a training, too, are the
-    same after each reset.
+    `batches` are pairs of input [B, ...] and target, used in turn. `autocast` is the dtype of mixed
+    precision, or None. With `seed`, the training also draws the same random numbers after each
+    reset.
     """
 
     model: nn.Module
@@ -39,7 +39,7 @@ class Training:
         return int(self.batches[0][0].shape[0])
 
     def step(self) -> Tensor:
-        """Runs one whole training step and returns its loss, a scalar still on the graph."""
+        """Run one complete training step and return its loss, a scalar still on the graph."""
         x, y = self.batches[self.taken % len(self.batches)]
         self.taken += 1
         self.optimizer.zero_grad()
@@ -55,9 +55,9 @@ class Training:
             return self.criterion(self.model(x), y)
 
     def reset(self) -> None:
-        """Puts parameters, optimizer and data back to the start, in the same memory.
+        """Restore the initial parameters, optimizer state and data, in the same memory.
 
-        Every block thus trains on the same numbers, and the losses of all tools are comparable bit
+        Every block thus trains on the same numbers, and the losses of all tools can be compared bit
         by bit.
         """
         self.taken = 0
@@ -73,8 +73,8 @@ class Scenario:
     """A training to measure.
 
     Attributes:
-        block_seconds: how long one block lasts.
-        records: recorded steps from which the bytes per step are taken.
+        block_seconds: duration of one block.
+        records: number of recorded steps for measuring the bytes per step.
     """
 
     name: str
@@ -100,12 +100,12 @@ class Mlp(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [B, 16] to [B, 16]."""
+        """Map [B, 16] to [B, 16]."""
         return torch.as_tensor(self.layers(x))
 
 
 def build_mlp() -> Training:
-    """A step so short (about 0.15 ms) that every call of a tool is seen: the worst case."""
+    """A step so short (about 0.15 ms) that every call of a tool matters: the worst case."""
     torch.manual_seed(0)
     model = Mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -163,9 +163,9 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A transformer; as it is built by default: 12 blocks, width 256, 9.6M parameters.
+    """A transformer; by default 12 blocks, width 256, 9.6M parameters.
 
-    With `tied`, the head has the weight of the embedding and no bias, as in GPT-2.
+    With `tied`, the head shares the weight of the embedding and has no bias, as in GPT-2.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Gpt(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Maps token ids [B, T] to logits [B, T, tokens]."""
-        # Positions are expanded to the batch: comgra wants a batch dimension on every tensor.
+        # Positions are expanded to the batch: comgra requires a batch dimension on every tensor.
         positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
         x = self.tok(ids) + self.pos(positions)
         for block in self.blocks:
@@ -207,7 +207,7 @@ def next_token_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def build_transformer() -> Training:
-    """Batch 4 of 64 tokens: tensors large enough that reading them is the cost."""
+    """Batch 4 of 64 tokens: tensors so large that reading them dominates the cost."""
     torch.manual_seed(0)
     model = Gpt()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
@@ -221,4 +221,4 @@ SCENARIOS = (
     Scenario("mlp", "7-layer MLP, 10.5k parameters, batch 32", build_mlp, 1.0, 1024),
     Scenario("transformer", "12 layers, d=256, batch 4 x 64 tokens", build_transformer, 2.5, 128),
 )
-"""Every scenario, in the order in which it is run and reported."""
+"""All scenarios, in the order in which they are run and reported."""

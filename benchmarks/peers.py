@@ -1,8 +1,8 @@
-"""Puts the peers we compare with into a folder of their own.
+"""Install the tools for comparison into a separate folder.
 
-comgra brings a pytest plugin and packages called `scripts` and `assets` with its dependencies, so
+comgra and its dependencies contain a pytest plugin and packages called `scripts` and `assets`, so
 it is never installed into the environment itself: `build/peers` is appended to the import path of
-the benchmark process only. Its recorder needs no more than the packages listed in `peers.txt`.
+the benchmark process only. Its recorder needs only the packages listed in `peers.txt`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REQUIREMENTS = Path(__file__).with_name("peers.txt")
 
 
 def make_importable() -> bool:
-    """Appends the peers' folder to the import path; returns whether comgra can be imported."""
+    """Append the peers' folder to the import path; return whether comgra can be imported."""
     if FOLDER.is_dir() and str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))
         importlib.invalidate_caches()
@@ -26,7 +26,7 @@ def make_importable() -> bool:
 
 
 def install() -> bool:
-    """Installs the peers unless they are there; returns whether comgra can be imported."""
+    """Install the peers if necessary; return whether comgra can be imported."""
     if make_importable():
         return True
     command = [*_installer(), "--quiet", "--no-deps", "--target", str(FOLDER)]

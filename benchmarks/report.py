@@ -1,4 +1,4 @@
-"""The table a person reads and the JSON a script reads."""
+"""The report as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ COLUMNS = (
 
 LEGEND = """\
 Times in ms per training step, medians over rounds. *step*: wall time of a step; its ratio is the
-ratio of medians to nothing attached, quartiles of the ratios round by round in brackets. *with
-store*: from the first measured step until all is on disk, per step. *CPU*: processor time of all
-threads in that span; *other threads*: the part that the training thread did not spend. *commit*:
-time in the function that writes, per record. *B/record*: growth of the run's folder per recorded
-step, before compaction; *fixed B*: what a run takes besides. *series*: (tensor, pass) pairs per
-record. *first step*: discovers the model, not part of the other columns; *close*: waiting for the
-store, once per block. *neutral*: every loss is bit for bit that of the plain training."""
+ratio of medians to nothing attached, with the quartiles of the per-round ratios in brackets. *with
+store*: from the first measured step until everything is on disk, per step. *CPU*: processor time of
+all threads in that span; *other threads*: the part not spent by the training thread. *commit*: time
+in the function that writes, per record. *B/record*: growth of the run's folder per recorded step,
+before compaction; *fixed B*: remaining size of a run. *series*: (tensor, pass) pairs per record.
+*first step*: discovers the model, not part of the other columns; *close*: waiting for the store,
+once per block. *neutral*: every loss is bit-identical to that of the plain training."""
 
 
 def to_markdown(
     results: Sequence[ScenarioResult], verdicts: Sequence[Verdict], *, machine: Mapping[str, Any]
 ) -> str:
-    """Returns the whole report."""
+    """Return the whole report as Markdown."""
     parts = ["# What tracing costs", _facts(machine), LEGEND]
     parts += [_scenario(result) for result in results]
     parts += ["## Targets", table([("target", "measured", "met"), *map(verdict_row, verdicts)])]
@@ -58,7 +58,7 @@ def save(
     verdicts: Sequence[Verdict],
     machine: Mapping[str, Any],
 ) -> Path:
-    """Writes `<date>.json` and `<date>.md` into `folder`; returns the latter's path."""
+    """Write `<date>.json` and `<date>.md` into `folder`; return the path of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {
         "date": date.today().isoformat(),
@@ -112,7 +112,7 @@ def _line(summary: Summary) -> tuple[str, ...]:
 
 
 def _costs(result: ScenarioResult) -> list[str]:
-    """Compares what recording adds, which a slow training would otherwise hide."""
+    """Compare the cost added by recording, which ratios hide for a slow training."""
     tools = result.tools
     if not {"nothing", "comgra"} <= tools.keys():
         return []
@@ -128,13 +128,13 @@ def _costs(result: ScenarioResult) -> list[str]:
 
 
 def verdict_row(verdict: Verdict) -> tuple[str, ...]:
-    """Returns a verdict as a line of a table."""
+    """Return a verdict as a row of a table."""
     met = {True: "yes", False: "NO", None: "-"}[verdict.met]
     return verdict.target, verdict.measured or "not run", met
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows as a Markdown table, of which the first is the heading."""
+    """Return rows as a Markdown table; the first row is the heading."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         [

@@ -1,4 +1,4 @@
-"""From blocks to figures: medians, ratios and the noise they carry."""
+"""Summarise blocks: medians, ratios and their noise."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from benchmarks.sizes import Size
 from benchmarks.timing import Block
 
 TIMES = ("step", "stored", "cpu", "background", "attach", "first", "close")
-"""The fields of `Block` that are summarised, in seconds."""
+"""Fields of `Block` to summarise, in seconds."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The ratio of two medians; `low` and `high` are the quartiles of the ratios round by round."""
+    """The ratio of two medians; `low` and `high` are the quartiles of the per-round ratios."""
 
     value: float
     low: float
@@ -27,7 +27,7 @@ class Ratio:
 class Summary:
     """One tool on one net: medians over rounds in seconds, and ratios to nothing attached.
 
-    `same_losses` is True if every loss equals that of the plain training bit for bit.
+    `same_losses` is True if every loss is bit-identical to that of the plain training.
     """
 
     label: str
@@ -39,7 +39,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class ScenarioResult:
-    """All tools on one net; `left_out` maps the label of a tool to why it did not run."""
+    """All tools on one net; `left_out` maps labels of tools to the reasons why they did not run."""
 
     name: str
     description: str
@@ -52,7 +52,7 @@ class ScenarioResult:
 def summarise(
     label: str, blocks: Sequence[Block], baseline: Sequence[Block], *, size: Size
 ) -> Summary:
-    """Summarises the blocks of a tool against those of nothing attached, paired by round."""
+    """Summarise the blocks of a tool relative to those without a tool, paired by round."""
     return Summary(
         label=label,
         seconds={name: float(np.median(_values(blocks, name))) for name in TIMES},
@@ -63,7 +63,7 @@ def summarise(
 
 
 def recording_cost(tools: Mapping[str, Summary], name: str) -> float:
-    """Returns the seconds that recording adds to one step of tool `name`, store included."""
+    """Return the seconds that tool `name` adds to a step, including the store."""
     return tools[name].seconds["stored"] - tools["nothing"].seconds["stored"]
 
 

@@ -1,4 +1,4 @@
-"""One scenario from start to end: probe every tool, plan the blocks, interleave, summarise."""
+"""Run one scenario: probe every tool, plan the blocks, interleave them, and summarise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.tools import TOOLS, Tool
 def selected(
     nets: Sequence[str] | None, tools: Sequence[str] | None
 ) -> tuple[list[Scenario], list[Tool]]:
-    """Returns the scenarios and tools of these names, all for None; the baseline is always in.
+    """Return the scenarios and tools with these names (None: all), always with the baseline.
 
     Raises:
         SystemExit: a name is unknown.
@@ -37,7 +37,7 @@ def selected(
 def measure(
     scenario: Scenario, tools: Sequence[Tool], *, root: Path, rounds: int
 ) -> ScenarioResult:
-    """Measures `tools` on `scenario`; folders of runs come and go under `root`."""
+    """Measure `tools` on `scenario`; runs are created below `root` and removed again."""
     training = scenario.build()
     left_out = {t.name: why for t in tools if (why := _refusal(t, training)) is not None}
     running = [tool for tool in tools if tool.name not in left_out]

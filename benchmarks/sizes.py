@@ -1,4 +1,4 @@
-"""What a recorded step leaves on disk, and what writing it takes; measured apart from the clock."""
+"""Measure the disk space of a recorded step and the time to write it, apart from timings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from benchmarks.tools import Step, Tool
 
 @dataclass(frozen=True)
 class Size:
-    """`per_step` and `fixed` are bytes in files before any compaction; `commit` seconds per record.
+    """`per_step` and `fixed` are bytes in files before compaction; `commit` is seconds per record.
 
-    `step` is what one step took here, in seconds: good enough to plan the blocks with.
+    `step` is the seconds that one step took here, which suffices for planning the blocks.
     """
 
     step: float
@@ -27,9 +27,9 @@ class Size:
 
 
 def probe(tool: Tool, meter: Meter, *, records: int) -> Size:
-    """Runs `tool` for one step and for `records` more: the difference is the steps', not the run's.
+    """Run `tool` for one step and for `records` more; the difference is the size of the steps.
 
-    It is also the warm-up of the process: imports, allocators, and the tool's one-off work.
+    This also warms up the process: imports, allocators, and the tool's one-time work.
     """
     if tool.most_records == 0:
         return _run(tool, meter, steps=20).size
@@ -68,5 +68,5 @@ def _timed(step: Step) -> float:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Returns the sum of the sizes of all files under `folder`."""
+    """Return the total size of all files below `folder` in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""What the figures should be, printed beside what they are."""
+"""Compare the figures with their targets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Results = Mapping[str, ScenarioResult]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One target: what was asked, what was measured, and whether that is enough.
+    """A target, the measured value, and whether it meets the target.
 
-    `measured` is None if it was not run, `met` None if it is unknown.
+    `measured` is None if nothing was measured, `met` is None if unknown.
     """
 
     target: str
@@ -23,7 +23,7 @@ class Verdict:
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """Holds every target against the results."""
+    """Compare the results with every target."""
     return [
         _at_most(results, "mlp", "idle", limit=1.02, column="step"),
         _at_most(results, "mlp", "silent", limit=1.02, column="step"),
@@ -49,10 +49,11 @@ def _at_most(results: Results, net: str, tool: str, *, limit: float, column: str
 def _not_measurable(results: Results, net: str, tool: str) -> Verdict:
     def measure(result: ScenarioResult) -> tuple[str, bool]:
         ratio, noise = (result.tools[name].ratios["step"] for name in (tool, "again"))
-        text = f"{ratio.value:.3f}; nothing against itself {noise.low:.3f} to {noise.high:.3f}"
+        spread = f"{noise.low:.3f} to {noise.high:.3f}"
+        text = f"{ratio.value:.3f}; nothing attached against itself {spread}"
         return text, ratio.low <= max(noise.high, 1.0)
 
-    text = f"{net}: {tool} within the noise of nothing against itself"
+    text = f"{net}: {tool} within the noise of nothing attached against itself"
     return _verdict(text, results, net=net, needs=(tool, "again"), measure=measure)
 
 
@@ -60,7 +61,7 @@ def _cheaper(results: Results, net: str, *, limit: float) -> Verdict:
     def measure(result: ScenarioResult) -> tuple[str, bool | None]:
         theirs, ours = (recording_cost(result.tools, name) for name in ("comgra", "like"))
         if ours <= 0:
-            return "ours is lost in the noise", None
+            return "ours is within the noise", None
         return f"{theirs / ours:.0f} times", theirs >= limit * ours
 
     text = f"{net}: recording costs {limit:g} times less than comgra's, same content"
@@ -84,7 +85,7 @@ def _verdict(
     needs: tuple[str, ...],
     measure: Callable[[ScenarioResult], tuple[str, bool | None]],
 ) -> Verdict:
-    """Measures if everything that is needed was run."""
+    """Return the verdict, without a measurement if a required tool was not run."""
     if net not in results or not {"nothing", *needs} <= results[net].tools.keys():
         return Verdict(text, None, None)
     measured, met = measure(results[net])

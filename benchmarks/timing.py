@@ -1,4 +1,4 @@
-"""Measures tools in short interleaved blocks, so that the machine's moods hit all of them alike."""
+"""Measure tools in short interleaved blocks, so that load changes affect all of them equally."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.tools import Tool
 
 @dataclass(frozen=True)
 class Plan:
-    """How long one block of a tool is: steps before the measured ones, and measured steps."""
+    """Length of one block of a tool: warm-up steps and measured steps."""
 
     warmup: int
     steps: int
@@ -29,12 +29,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Block:
-    """What one block of one tool took; all times in seconds.
+    """Times of one block of one tool, in seconds.
 
-    `step` is the median of the measured steps. `stored` is the time from the first measured step
-    until everything was on disk, per measured step, and `cpu` the processor time of all threads in
-    that span, per step; `background` is the part of it that the training thread did not spend.
-    `first` is the first step, which discovers the model. `losses` float32, every step's loss.
+    `step` is the median over the measured steps. `stored` is the time from the first measured step
+    until everything was on disk, per measured step, and `cpu` is the processor time of all threads
+    in that span, per step; `background` is the part of it not spent by the training thread. `first`
+    is the first step, which discovers the model. `losses` are the float32 losses of all steps.
     """
 
     step: float
@@ -55,10 +55,10 @@ class Meter:
         self._root = root
 
     def block(self, tool: Tool, plan: Plan) -> Block:
-        """Attaches `tool`, warms up, measures, detaches, and removes what it wrote.
+        """Attach `tool`, warm up, measure, detach, and remove its files.
 
         Raises:
-            RuntimeError: the tool did not record what it was measured for.
+            RuntimeError: the tool did not record the expected steps.
         """
         with self.fresh_folder() as folder:
             self.training.reset()
@@ -69,7 +69,7 @@ class Meter:
 
     @contextmanager
     def fresh_folder(self) -> Iterator[Path]:
-        """Yields an empty folder that is removed afterwards."""
+        """Yield an empty folder that is removed afterwards."""
         folder = Path(tempfile.mkdtemp(dir=self._root))
         try:
             yield folder
@@ -111,7 +111,7 @@ def _measure(tool: Tool, plan: Plan, training: Training, folder: Path) -> Block:
 
 
 def plan_for(tool: Tool, *, step_seconds: float, block_seconds: float) -> Plan:
-    """Returns how many steps fill a block, given what one step of `tool` takes."""
+    """Return the number of steps that fill a block, given the duration of one step of `tool`."""
     steps = min(max(round(block_seconds / step_seconds), 2), 5000)
     return Plan(warmup=max(1, round(tool.warmup_fraction * steps)), steps=steps)
 
@@ -119,10 +119,10 @@ def plan_for(tool: Tool, *, step_seconds: float, block_seconds: float) -> Plan:
 def interleave(
     meter: Meter, plans: Mapping[str, Plan], *, tools: Sequence[Tool], rounds: int
 ) -> dict[str, list[Block]]:
-    """Runs every tool once per round, in an order redrawn for each round, with a fixed seed.
+    """Run every tool once per round, in an order redrawn for each round, with a fixed seed.
 
     Returns:
-        Per tool name its blocks, one per round.
+        The blocks of each tool by name, one per round.
     """
     blocks: dict[str, list[Block]] = {tool.name: [] for tool in tools}
     order = list(tools)

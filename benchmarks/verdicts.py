@@ -1,4 +1,4 @@
-"""Verdicts of one day, as they are stored: of the zoo, of public scripts."""
+"""Stored verdicts of one day, about the zoo or about public scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent / "results"
 
 @dataclass
 class Table:
-    """All verdicts of one day, by the name of the program."""
+    """All verdicts of one day, by program name."""
 
     date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d"))
     machine: dict[str, Any] = field(default_factory=dict)
@@ -22,7 +22,7 @@ class Table:
 
 
 def load(folder: Path | None, *, kind: str) -> Table:
-    """Returns today's table of a kind ("neutrality", "scripts"); an empty one if there is none."""
+    """Return today's table of a kind ("neutrality", "scripts"), or an empty one."""
     table = Table()
     if folder is not None and (path := _path(folder, table, kind)).exists():
         return Table(**json.loads(path.read_text()))
@@ -30,7 +30,7 @@ def load(folder: Path | None, *, kind: str) -> Table:
 
 
 def save(table: Table, folder: Path, *, kind: str) -> Path:
-    """Writes the table and returns where."""
+    """Write the table and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = _path(folder, table, kind)
     path.write_text(json.dumps(asdict(table), indent=1, sort_keys=True) + "\n")

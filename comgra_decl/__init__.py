@@ -1,11 +1,12 @@
-"""See inside a PyTorch network while it trains, by declaring what to see."""
+"""See inside a PyTorch network while it trains, by declaring what to record."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Not lazily: they are small, need nothing, and code under torch.compile may be the first to ask.
+# Imported eagerly: they are small and dependency-free, and code under torch.compile may use them
+# first.
 from comgra_decl.annotations import connect, kpi, node, note, step, tag
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ __all__ = [
     "trace",
 ]
 
-# Importing the package must cost nothing: each part is imported when it is first used.
+# Keep importing the package cheap: each part is imported on first use.
 _HOMES = {
     "ComgraError": "comgra_decl.errors",
     "Finding": "comgra_decl.rules",
@@ -59,7 +60,7 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # a type checker would believe that every name exists
+if not TYPE_CHECKING:  # type checkers would accept any attribute name
 
     def __getattr__(name: str) -> object:
         if name == "integrations":

@@ -1,7 +1,7 @@
-"""Every error this package raises, in one family.
+"""All errors raised by this package, with a common base class.
 
-Each message says what is wrong, where, what would be valid, and what to do. What a user wrote
-wrongly is a `ComgraError` that is also a `ValueError` or `KeyError`; what we broke is an `assert`.
+Each message says what is wrong, where, what would be valid, and what to do. User errors raise a
+`ComgraError` that is also a `ValueError` or `KeyError`; bugs of comgra_decl fail an `assert`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ComgraError(Exception):
 
 
 class SpecError(ComgraError, ValueError):
-    """The declaration is wrong; carries every problem found, one line each."""
+    """The spec is invalid; `problems` lists every problem found, one line each."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = list(problems)
@@ -27,19 +27,19 @@ class SpecError(ComgraError, ValueError):
 
 
 class AnnotationError(ComgraError, ValueError):
-    """An annotation in the program is wrong: no name, no such kind, no number."""
+    """An annotation in the program is invalid: a missing name, an unknown kind, a non-number."""
 
 
 class RunNotFoundError(ComgraError, FileNotFoundError):
-    """There is no run where one was looked for."""
+    """No run was found at the given location."""
 
 
 class DamagedRunError(ComgraError, OSError):
-    """A run exists but cannot be read; says which file or key and why."""
+    """A run exists but cannot be read; the message names the file or key and the reason."""
 
 
 class UnwrittenRunError(DamagedRunError):
-    """A run's folder in which nothing was written: its program ended before the first commit."""
+    """A run's folder without any data: its program ended before the first commit."""
 
 
 class FormatError(ComgraError, ValueError):
@@ -51,34 +51,34 @@ class StoreError(ComgraError, OSError):
 
 
 class RunGoneError(StoreError):
-    """The folder of the run being written is no longer there."""
+    """The folder of the run being written no longer exists."""
 
 
 class NoMemoryError(StoreError, MemoryError):
-    """The system refuses the memory that writing to the store may need."""
+    """The system refused memory that writing to the store may need."""
 
 
 class MissingPackageError(ComgraError, ImportError):
-    """An optional package is not installed; names the extra that brings it."""
+    """An optional package is not installed; the message names the extra to install."""
 
 
 class UnknownNameError(ComgraError, KeyError):
-    """A node, slot, statistic or step that the run does not have."""
+    """The run has no such node, slot, statistic or step."""
 
     def __str__(self) -> str:  # KeyError would show the repr
         return str(self.args[0]) if self.args else ""
 
 
 def shown(value: object) -> str:
-    """Returns a value as a message shows it: cut where it is long, by its class if it cannot be."""
+    """Returns the repr of a value for a message, shortened; its class name if `repr` fails."""
     try:
         return _REPR.repr(value)
-    except Exception:  # noqa: BLE001  (a `__repr__` of the user's, or a number of 5000 digits)
+    except Exception:  # noqa: BLE001  (a user's `__repr__` that raises, or a number of 5000 digits)
         return f"a {type(value).__name__}"
 
 
 def is_one_of(name: object, known: Collection[str]) -> bool:
-    """Whether something is one of those names; what is no text is not even compared with them."""
+    """Whether `name` is a string and one of the known names; other types are not compared."""
     return isinstance(name, str) and name in known
 
 
@@ -89,7 +89,7 @@ _REPR.maxstring = _REPR.maxother = 120
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """Returns `"; did you mean 'x' or 'y'?"` for near matches of `name`, else an empty string.
 
-    Only text resembles anything: who passes a number in a name's place made another mistake.
+    Only strings are matched: a number passed instead of a name is a different mistake.
     """
     if not isinstance(name, str):
         return ""
@@ -98,7 +98,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
 
 
 def near_paths(missing: Path) -> str:
-    """Returns the same for a path that is missing, from what lies beside it."""
+    """Returns the same for a missing path, from the names in its parent folder."""
     try:
         beside = [entry.name for entry in missing.absolute().parent.iterdir()]
     except OSError:
@@ -107,26 +107,26 @@ def near_paths(missing: Path) -> str:
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """Returns up to three of `known` that resemble `name`, or that have a part which does."""
+    """Returns up to three of `known` that resemble `name`, as a whole or in one part."""
     names = list(known)
     near = get_close_matches(name, names, n=3, cutoff=0.6)
     return near or [n for n in names if get_close_matches(name, _PARTS.split(n), 1, 0.8)][:3]
 
 
 _PARTS = re.compile(r"[._\[\]]+")
-"""What separates the parts of a key or of a module path."""
+"""Separators between the parts of a key or of a module path."""
 
 
 class Exit(enum.IntEnum):
-    """How a command ended.
+    """Exit code of a command.
 
     Attributes:
-        DONE: it did what was asked for.
-        FAILED: something that nobody expected; there is a traceback.
-        WRONG: what was asked for cannot be done: a wrong argument, no such run, no permission.
-        WANTING: it was done, and what it found is wanting: a run is damaged, a pattern matched
-            nothing, a rule has found an error.
-        UNCLEAR: it was done, and says neither yes nor no.
+        DONE: success.
+        FAILED: unexpected error, shown with a traceback.
+        WRONG: the request is invalid: a wrong argument, no such run, no permission.
+        WANTING: success, but with a negative result: a run is damaged, a pattern matched
+            nothing, or a rule found an error.
+        UNCLEAR: success, but with a result that is neither yes nor no.
     """
 
     DONE = 0

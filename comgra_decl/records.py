@@ -1,7 +1,7 @@
-"""What travels from the hooks to the store: plain data, no torch, no TensorStore.
+"""Plain data passed from the hooks to the store; needs neither torch nor TensorStore.
 
-`RawStep` leaves the training thread (raw sums only, as cheap as possible); `StepBatch` is what
-the writer thread makes of one or more of them and what the store puts on disk.
+A `RawStep` leaves the training thread (raw sums only, to keep that cheap). The writer thread turns
+one or more of them into a `StepBatch`, which the store writes to disk.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Raw(IntEnum):
 
 
 EARLIER_STEP = " (earlier step)"
-"""Ends the role of a graph's node that stands for a tensor made in an earlier step."""
+"""Suffix of the role of a graph node that represents a tensor from an earlier step."""
 
 
 class SlotKey(NamedTuple):
-    """Names one series of records."""
+    """Key of one series of records."""
 
     node: str
     role: str
@@ -45,7 +45,7 @@ class SlotKey(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The part of a tensor that one rank holds: where it begins, and its shape."""
+    """The part of a tensor held by one rank: its offset and shape."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -53,11 +53,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
-    """One line of the slot table, written once when the slot first appears.
+    """One row of the slot table, written once when the slot first appears.
 
-    `shape` is the full shape at first sight (batch dim included); a record has its own where that
-    is another. `batch_dim` is the batch dimension or None. `names` are all the names of a shared
-    tensor. `piece` is the part of it that this process holds, if that is not all of it.
+    `shape` is the full shape in the first record, batch dim included; a record with another shape
+    stores its own. `batch_dim` is the batch dimension or None. `names` are all names of a shared
+    tensor. `piece` is the part held by this process; None if it holds the whole tensor.
     """
 
     id: int
@@ -73,14 +73,14 @@ class SlotInfo:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where each slot's rows lie in `RawStep.raw`; the same object for steps of the same form.
+    """Positions of each slot's rows in `RawStep.raw`; steps of the same layout share one object.
 
-    Per slot (n): `slots` int32 ids, ascending or not, and `tensors` int64, the reduced tensor each
-    slot shows (two slots share one when the same tensor was seen under two names). Per reduced
-    tensor (m): `starts` int64 first row, `rows` int64 number of rows, `samples` int64 (1 without a
-    batch dim; as many as rows, unless they are too many for rows of their own), `elements` int64
-    elements per row, `batched` bool. `shapes`: full shape of each slot's tensor; None where it is
-    only known as in the slot table.
+    Per slot (n): `slots` int32 ids, in any order, and `tensors` int64, the index of the reduced
+    tensor that each slot shows (two slots share one if the same tensor was seen under two names).
+    Per reduced tensor (m): `starts` int64 first row, `rows` int64 number of rows, `samples` int64
+    (1 without a batch dim; equal to `rows`, unless there are too many samples for a row each),
+    `elements` int64 elements per row, `batched` bool. `shapes`: full shape of each slot's tensor;
+    None if it is known only from the slot table.
     """
 
     slots: NDArray[np.int32]
@@ -95,10 +95,10 @@ class Layout:
 
 @dataclass(slots=True)
 class Structure:
-    """A dependency graph between slots: indices into `keys`; stored once under its `hash`.
+    """A dependency graph between slots, as indices into `keys`; stored once under its `hash`.
 
-    Each edge is (source, sink, carries_gradient). `cuts` names places where the graph could not
-    be followed (`.item()`, numpy).
+    Each edge is (source, sink, carries_gradient). `cuts` names the places beyond which the graph
+    could not be followed (`.item()`, numpy).
     """
 
     hash: str
@@ -110,7 +110,7 @@ class Structure:
 
 @dataclass(slots=True)
 class StepInfo:
-    """The facts of one record, stored as JSON (and partly as columns)."""
+    """Facts about one record, stored as JSON (and partly as columns)."""
 
     step: int
     time: float  # unix seconds
@@ -127,21 +127,21 @@ class StepInfo:
 class RawStep:
     """One recorded step as it leaves the training thread.
 
-    `raw` float64 [rows, RAW_STATISTICS]. `aggregates`: for each reduced tensor of which not all
-    samples have rows, float64 [formulas + e, 3], mean, std and abs-max of each statistic.
-    `histogram_values`: float32, the strided elements of all reduced tensors, tensor i of the layout
-    owning `histogram_starts[i]:histogram_starts[i + 1]`.
-    `values`: per slot id, an array [samples, *value dims] in the tensor's own dtype (bfloat16 as
-    ml_dtypes.bfloat16). `kpi_tensors`: for each KPI the index of the one-element reduced tensor
+    `raw` float64 [rows, RAW_STATISTICS]. `aggregates`: for each reduced tensor with more samples
+    than rows, float64 [formulas + e, 3], mean, std and abs-max of each statistic.
+    `histogram_values`: float32, the strided elements of all reduced tensors; those of tensor i of
+    the layout are `histogram_values[histogram_starts[i]:histogram_starts[i + 1]]`. `values`: per
+    slot id, an array [samples, *value dims] in the tensor's own dtype (bfloat16 as
+    ml_dtypes.bfloat16). `kpi_tensors`: for each KPI, the index of the one-element reduced tensor
     that holds it; read into `kpis` on the writer thread, where waiting costs nothing. `documents`:
-    JSON-able documents stored under their name, newest wins ("modules", "report"). `extra`: float64
-    [rows, e], the opt-in statistics of each row, NaN where one does not apply. `scheduled`: False
-    for a step that was captured only so that it can be decided later whether to keep it, and
-    `spare_values` are values that only a step kept for that reason is stored with. `labels` gives,
-    on the writer thread, the category of each sample of the batch; values then hold all samples
-    until it is known which are `chosen`, int64 [c] places in the batch. `said`: numbers that the
-    program said of the step, for triggers (they are stored as scalars). The arrays are valid only
-    after `wait()`, which is called on the writer thread.
+    JSON-serializable documents by name ("modules", "report"), of which the newest is kept. `extra`:
+    float64 [rows, e], the opt-in statistics of each row, NaN where one does not apply. `scheduled`:
+    False for a step that was captured only so that it can be decided later whether to keep it.
+    `spare_values`: values stored only if the step is kept for that reason. `labels`: called on the
+    writer thread; returns the category of each sample of the batch. Values then hold all samples
+    until some are `chosen`, int64 [c] indices in the batch. `logged`: numbers that the program
+    logged for the step, for triggers (they are stored as scalars). The arrays are valid only after
+    `wait()`, which is called on the writer thread.
     """
 
     info: StepInfo
@@ -159,7 +159,7 @@ class RawStep:
     aggregates: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     scheduled: bool = True
     spare_values: dict[int, NDArray[Any]] = field(default_factory=dict)
-    said: dict[str, Any] = field(default_factory=dict)
+    logged: dict[str, Any] = field(default_factory=dict)
     labels: Callable[[], Sequence[Any]] | None = None
     chosen: NDArray[np.int64] | None = None
     wait: Callable[[], None] | None = None
@@ -173,7 +173,7 @@ class RawStep:
         return self.raw.nbytes + extra + histogram + values + 512
 
     def only(self, tensor: int) -> float:
-        """Returns the value of a one-element tensor of the layout, from its raw sums."""
+        """Returns the value of a one-element tensor of the layout, computed from its raw sums."""
         row = self.raw[self.layout.starts[tensor]]
         return float(row[Raw.PIVOT] + row[Raw.SUM])
 
@@ -184,10 +184,10 @@ class StepBatch:
 
     `aggregates` float32 [k, n, len(statistics), 3]: each statistic's mean, std, abs-max over the
     batch (AGGREGATES). `samples` float32 [k, n, c, len(statistics)]: the same statistics of the
-    recorded samples, NaN where a slot has fewer. `counts` uint32 [k, n, bins] and `ranges`
-    float32 [k, n, 2] (lowest and highest edge), or None. `rows` [n] or [k, n]: how many samples
-    were aggregated, by which several ranks' aggregates are joined; None if not known. `shapes`: of
-    each slot in these records; empty, or None for a slot: as in the slot table.
+    recorded samples, NaN where a slot has fewer. `counts` uint32 [k, n, bins] and `ranges` float32
+    [k, n, 2] (lowest and highest edge), or None. `rows` [n] or [k, n]: the number of samples
+    aggregated, which weights the join of several ranks' aggregates; None if unknown. `shapes`:
+    shape of each slot in these records; empty, or None for a slot, if equal to the slot table.
     """
 
     steps: list[StepInfo]
@@ -206,24 +206,24 @@ class StepBatch:
 
     @classmethod
     def of_documents(cls, documents: dict[str, Any]) -> StepBatch:
-        """Returns a batch of no records, for documents alone."""
+        """Returns a batch with documents and no records."""
         empty = np.empty((0, 0, 0, 0), np.float32)
         slots = np.empty(0, np.int32)
         return cls([], slots, empty, empty, None, None, [], [], [], [], documents)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held until they are stored."""
+        """Bytes held until stored."""
         arrays = (self.aggregates, self.samples, self.counts, self.ranges)
         values = sum(v.nbytes for by_slot in self.values for v in by_slot.values())
         return sum(a.nbytes for a in arrays if a is not None) + values + 512 * len(self.steps)
 
 
 GRAD_SCALE = "grad_scale"
-"""Name of the number by which mixed precision scales the loss: of recorded steps, and skipped."""
+"""Name of the metric with mixed precision's loss scale, for recorded and skipped steps."""
 
 SKIPPED_STEP = "skipped_step"
-"""Name of the number, 1, that a step has which mixed precision skipped; records say so, too."""
+"""Name of the metric, 1, logged for a step that mixed precision skipped; also set in its record."""
 
 LOSS_CALLS = "loss_calls"
 """Fact of a record: the calls in which a prediction meets a target, in order, at most 16.
@@ -251,11 +251,11 @@ Each is a dict: "class" and "groups", one dict per parameter group with "lr", "w
 """
 
 RESUMED = "resume"
-"""Type of the note with which a program goes on with a run; its step is the first one."""
+"""Type of the note written when a program resumes a run; its step is the first resumed step."""
 
 
 class Note(NamedTuple):
-    """A text that the program wrote down; `time` in unix seconds."""
+    """A text logged for a step; `time` is in unix seconds."""
 
     step: int
     type: str
@@ -264,11 +264,11 @@ class Note(NamedTuple):
 
 
 @dataclass(slots=True)
-class Said:
-    """What was said of steps, recorded or not: `n` numbers in order, and notes.
+class ScalarBatch:
+    """Numbers and notes logged for steps, recorded or not; `n` numbers in logging order.
 
-    `steps` int64 [n], `values` float64 [n], `names` and `types` (of execution) of each. What still
-    lies on a device is NaN in `values` until `settle()` has been called, on the writer thread.
+    `steps` int64 [n], `values` float64 [n], `names` and `types` (of execution) of each number. A
+    value still on a device is NaN until `settle()` has been called, on the writer thread.
     """
 
     steps: NDArray[np.int64]
@@ -280,7 +280,7 @@ class Said:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held until they are stored."""
+        """Bytes held until stored."""
         return 64 * len(self.names) + sum(100 + len(note.text) for note in self.notes) + 512
 
 
@@ -298,4 +298,4 @@ STATISTICS = (
     "zero_fraction",
     "nonfinite",
 )
-"""Every statistic over the value dims that a spec may name. `nonfinite` is always stored."""
+"""All statistics over the value dims that a spec may name. `nonfinite` is always stored."""

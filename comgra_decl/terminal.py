@@ -1,4 +1,4 @@
-"""Printing for people: on a terminal, or to a file or a pipe."""
+"""Prints for people: to a terminal, a file or a pipe."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.segment import Segment
 from comgra_decl.visible import visible
 
 _WIDTH = 160
-"""Columns of a file or a pipe, which have no width of their own."""
+"""Columns assumed for a file or a pipe, which has no width."""
 
 
 def console() -> Console:
-    """Returns where tables are printed; names in brackets are not mistaken for markup."""
+    """Returns the console for printing tables; does not interpret names in brackets as markup."""
     width = None if sys.stdout.isatty() else _WIDTH
     made = Console(width=width, markup=False, highlight=False, emoji=False)
     made.push_render_hook(_Visible())
@@ -23,7 +23,7 @@ def console() -> Console:
 
 
 class _Visible(RenderHook):
-    """Spells out what a terminal would obey, in whatever is printed."""
+    """Escapes control characters in everything printed."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Spelt(renderable) for renderable in renderables]

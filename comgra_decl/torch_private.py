@@ -1,16 +1,17 @@
-"""Every private name of torch that this package uses: what torch may change without notice.
+"""All private names of torch that this package uses, which torch may change without notice.
 
-Much of what a program does can only be seen in private parts of torch. They are named here, and
-nowhere else (`tests/test_torch_private.py`), so that a new torch is checked against one file.
+Much of what a program does can only be observed through private parts of torch. They are named only
+in this file (`tests/test_torch_private.py` checks that), so a new torch version can be checked
+against it.
 
-- `SEEN` lists what is imported, with the versions it was seen in: 2.6 is the oldest torch that is
-  supported, 2.13 the newest that this was tested with. Where an older one lacks something,
-  `available` says so, and what needs it is not done.
-- `ATTRIBUTES` lists attributes of torch's objects, which are used where the objects are. The
-  variables of torch's own running functions are in `hooks/call_context.py`, which returns None for
-  one that a torch does not have.
+- `SEEN` lists the imported names with the versions that have them: 2.6 is the oldest supported
+  torch version, 2.13 the newest tested one. If an older version lacks a name, `available` returns
+  False, and features that need it are disabled.
+- `ATTRIBUTES` lists the attributes of torch objects, which are accessed where the objects are used.
+  Local variables of torch's running functions are read in `hooks/call_context.py`, which returns
+  None for variables that a torch version does not have.
 
-Each is imported when it is first asked for: torch imports its compiler late, and so do we.
+Names are imported on first access, because torch imports its compiler lazily as well.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 
-# What is called most often, and what it returns; the rest has no types in torch either.
+# The types of the functions called most often; the others have no types in torch either.
 graph_task: Callable[[], int]
 tracing_state: Callable[[], object]
 function_modes: Callable[[], int]
@@ -36,7 +37,7 @@ SINCE_2_6 = "2.6 to 2.13"
 SINCE_2_13 = "2.13"
 
 SEEN = {
-    # torch._C: states of this thread, and guards that change them
+    # torch._C: thread-local state, and guards that change it
     "without_functions": ("torch._C.DisableTorchFunction", SINCE_2_6),
     "without_keys": ("torch._C._ExcludeDispatchKeyGuard", SINCE_2_6),
     "inference_mode": ("torch._C._InferenceMode", SINCE_2_6),
@@ -59,7 +60,7 @@ SEEN = {
     "ParameterDict": ("torch._C.ParameterDict", SINCE_2_6),
     "BufferDict": ("torch._C.BufferDict", SINCE_2_6),
     "ModuleDict": ("torch._C.ModuleDict", SINCE_2_6),
-    # operators, classes of tensors, transforms
+    # operators, tensor classes, transforms
     "OperatorBase": ("torch._ops.OperatorBase", SINCE_2_6),
     "OpOverloadPacket": ("torch._ops.OpOverloadPacket", SINCE_2_6),
     "SingleLevelFunction": ("torch.autograd.function._SingleLevelFunction", SINCE_2_6),
@@ -72,7 +73,7 @@ SEEN = {
     ),
     "BatchNorm": ("torch.nn.modules.batchnorm._BatchNorm", SINCE_2_6),
     "torch_pytree": ("torch.utils._pytree", SINCE_2_6),
-    # the call of a module, and the steps of optimizers
+    # module calls
     "module_call": ("torch.nn.Module._call_impl", SINCE_2_6),
     # the compiler
     "of_evaluation": ("torch._C._dynamo.eval_frame", SINCE_2_6),
@@ -93,7 +94,7 @@ SEEN = {
     "inductor_passes": ("torch._inductor.custom_graph_pass", SINCE_2_6),
     "effectful_operator": ("torch.library._register_effectful_op", SINCE_2_13),
 }
-"""By the name here: the name in torch, and the versions it was seen in."""
+"""The names used here, with the torch name and the versions that have it."""
 
 ATTRIBUTES = {
     "_parameters": "torch.nn.Module",
@@ -125,22 +126,22 @@ ATTRIBUTES = {
     "_callback_from_stance": "torch._dynamo.eval_frame",
     "_next_isolate_recompiles_id": "torch._dynamo.eval_frame, 2.13",
     "_CODE_STATE": "torch._dynamo.pgo",
-    "_clone_with_backend": "what torch._dynamo.convert_frame makes of a backend",
-    "_torchdynamo_orig_backend": "what torch._dynamo.convert_frame makes of a backend, 2.13",
+    "_clone_with_backend": "callables that torch._dynamo.convert_frame creates for a backend",
+    "_torchdynamo_orig_backend": "the same, 2.13",
     "_FrameAction": "torch._C._dynamo.eval_frame",
     "_FrameExecStrategy": "torch._C._dynamo.eval_frame",
-    "_orig_mod": "what torch.compile makes of a module",
+    "_orig_mod": "modules compiled with torch.compile",
     "_fsdp_wrapped_module": "torch.distributed.fsdp.FullyShardedDataParallel",
     "_checkpoint_wrapped_module": "the wrapper of torch's checkpoint_wrapper",
 }
-"""By the name: what has it. Seen in 2.6 to 2.13 where nothing else is said."""
+"""The attributes, with the objects that have them; in 2.6 to 2.13 unless stated otherwise."""
 
 WITHOUT_A_DEVICE = {"raw_stream": ("torch._C._cuda_getCurrentRawStream", SINCE_2_6)}
-"""What a torch that was built without CUDA does not have."""
+"""Names that are missing in a torch built without CUDA."""
 
 
 def _named(path: str) -> Any:
-    """Returns what has a dotted name; imports as little of torch as that takes."""
+    """Return the object with a dotted name, importing only the modules on its path."""
     parts = path.split(".")
     found: Any = torch
     for number, part in enumerate(parts[1:], 2):
@@ -151,7 +152,7 @@ def _named(path: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Finds, once, what is not part of `torch._C`."""
+    """Resolve a listed name on first access, and cache it as a module global."""
     known = SEEN.get(name) or WITHOUT_A_DEVICE.get(name)
     if known is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -160,7 +161,7 @@ def __getattr__(name: str) -> Any:
 
 
 def available(name: str) -> bool:
-    """Whether this torch has something, so that what needs it can be done."""
+    """Return whether this torch version has the object listed under a name."""
     try:
         __getattr__(name)
     except (ImportError, AttributeError):
@@ -169,9 +170,9 @@ def available(name: str) -> bool:
 
 
 def loaded(name: str) -> ModuleType | None:
-    """Returns a module of torch if the program has caused it to be imported.
+    """Return a torch module if it has already been imported, else None.
 
     Args:
-        name: as in `torch._dynamo.eval_frame`, one of the names here.
+        name: a key of `SEEN`, such as "eval_frame".
     """
     return sys.modules.get(SEEN[name][0])

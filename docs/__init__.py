@@ -1,1 +1,1 @@
-"""Pages that are made from the code and from measurements, and what makes them."""
+"""Pages generated from code and measurements, and their generators."""

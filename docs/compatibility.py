@@ -1,4 +1,4 @@
-"""Writes `compatibility.md` from the newest table of the zoo and the pages beside it.
+"""Generate `compatibility.md` from the newest table of the zoo and the pages in `compatibility/`.
 
 python -m benchmarks.neutrality && python -m benchmarks.scripts && python -m docs.compatibility
 """
@@ -23,35 +23,34 @@ PIECES = Path(__file__).with_name("compatibility")
 RESULTS = ROOT / "benchmarks" / "results"
 JUDGED = PIECES / "judged.md"
 BESIDE = ("ways.md", "distributed.md", "judged.md")
-"""Pages that become parts of this one: written by hand but for that about judged scripts."""
+"""Pages that become parts of this one. All but the one about judged scripts are handwritten."""
 
 Verdict = dict[str, Any]
 
 INTRODUCTION = """\
 # Compatibility
 
-What comgra_decl works on, what it does there, and the proof that it changes nothing.
+What comgra_decl works with, what it does there, and the evidence that it changes nothing.
 {contents}
-## Every bit of a zoo
+## A zoo of models, compared bit for bit
 
-`make neutrality` trains each program of a zoo for {steps} steps, once as it is and once with full
-tracing: graph, values, all modules, every step, and everything that can be captured (outputs,
+`make neutrality` trains each program of a zoo for {steps} steps, once without tracing and once with
+full tracing: graph, values, all modules, every step, and everything that can be captured (outputs,
 inputs, their gradients, parameters, their gradients before and after clipping, updates, buffers,
-optimizer states). Both start from the same seed, and then all this is compared bit for bit:
+optimizer states). Both start from the same seed, and the following is compared bit for bit:
 
 - the loss, all parameters, gradients and buffers after each step;
-- optimizer states, the state of the random generators of Python, NumPy and torch;
-- `requires_grad`, train and eval flags, attributes of modules and parameters, keys of the state
-  dict;
+- optimizer states and the states of the random generators of Python, NumPy and torch;
+- `requires_grad`, training flags, attributes of modules and parameters, keys of the state dict;
 - hooks of modules, tensors and optimizers, global hooks, modes, torch's global flags, threads,
-  signal handlers, and every function of torch and of the model's library that a tracer could have
+  signal handlers, and every function of torch and of the model's library that tracing could have
   replaced.
 
-The record is looked at, too: each module that returned a tensor (as a hook of torch saw it) must
-be in it, with the mean that a separate computation in float64 gives, and the recorded losses must
-be the program's own.
+The record is checked, too: it must contain each module that returned a tensor (as observed by a
+hook of torch), with the mean that a separate computation in float64 gives, and the recorded losses
+must equal those of the program.
 
-{tried} programs, {equal} of them bit-equal{close}; {compared:,} things compared, {means:,} recorded
+{tried} programs, {equal} of them bit-equal{close}; {compared:,} items compared, {means:,} recorded
 figures checked, {called:,} modules found. {machine}. Measured on {date}; all verdicts are in
 [neutrality-{date}.json](../benchmarks/results/neutrality-{date}.json).
 
@@ -67,33 +66,33 @@ figures checked, {called:,} modules found. {machine}. Measured on {date}; all ve
 """
 
 FAMILIES = {
-    "torch": "layers of torch, hand-made nets, ways of training",
+    "torch": "torch layers, custom networks, training techniques",
     "examples": "the three examples of this repository",
-    "transformers": "models of transformers, from tiny configurations",
-    "timm": "image models of timm",
-    "torchvision": "models of torchvision",
+    "transformers": "transformers models in tiny configurations",
+    "timm": "timm image models",
+    "torchvision": "torchvision models",
 }
 
 
 def main() -> None:
-    """Writes the pages."""
+    """Write the pages."""
     tables = sorted(RESULTS.glob("scripts-*.json"))
     if tables:
         table = Table(**json.loads(tables[-1].read_text()))
         JUDGED.write_text(scripts.documentation(table, entries()))
     PAGE.write_text(page(newest()))
-    sys.stdout.write(f"{PAGE} is written\n")
+    sys.stdout.write(f"wrote {PAGE}\n")
 
 
 def newest() -> dict[str, Any]:
-    """Returns the newest table of the zoo."""
+    """Return the newest table of the zoo."""
     files = sorted(RESULTS.glob("neutrality-*.json"))
     content: dict[str, Any] = json.loads(files[-1].read_text())
     return content
 
 
 def page(table: dict[str, Any]) -> str:
-    """Returns the page about this table."""
+    """Return the page for this table."""
     verdicts: dict[str, Verdict] = table["verdicts"]
     counts = Counter(verdict["status"] for verdict in verdicts.values())
     close = (
@@ -121,7 +120,7 @@ def page(table: dict[str, Any]) -> str:
 
 
 def _pieces() -> list[str]:
-    """Returns the pages beside this one as parts of it: headings one lower, links from here."""
+    """Return the pages in `compatibility/`, with headings one level lower and adapted links."""
     found = [PIECES / name for name in BESIDE if (PIECES / name).exists()]
     return [
         re.sub(r"^(?=#+ )", "#", path.read_text(), flags=re.MULTILINE).replace("](../", "](")
@@ -175,12 +174,12 @@ def _exceptions(verdicts: dict[str, Verdict]) -> str:
     for name, verdict in sorted(verdicts.items()):
         if verdict["sound"] and verdict["status"] == "equal":
             continue
-        lines.append(f"- **`{name}`**: {_said(verdict)} {explanation(name)}".rstrip())
+        lines.append(f"- **`{name}`**: {_facts(verdict)} {explanation(name)}".rstrip())
     return "\n".join(lines) or "None."
 
 
-def _said(verdict: Verdict) -> str:
-    """Returns the facts of one exception."""
+def _facts(verdict: Verdict) -> str:
+    """Return the facts of one exception as a sentence."""
     parts = [verdict["status"]]
     if verdict.get("largest"):
         loss, parameter = verdict["largest"]["loss"], verdict["largest"]["parameter"]

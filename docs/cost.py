@@ -1,4 +1,4 @@
-"""Writes `cost.md` and the prices in the presets from the newest measurement.
+"""Generate `cost.md` and the costs stated in the presets from the newest measurement.
 
 python -m benchmarks && python -m docs.cost
 """
@@ -24,48 +24,49 @@ NETS = {
     "mlp": "a 7-layer MLP whose step takes 0.3 ms",
     "tutorial": "the tutorial's recurrent net",
 }
-"""Nets of the benchmark, as the presets speak of them."""
+"""The benchmark's networks, as the presets describe them."""
 
 TEXT = """\
 # What tracing costs
 
 {machine}. Measured on {date} by `python -m benchmarks` ([how](../benchmarks/README.md), [all
-figures](../benchmarks/results/{date}.md)); this page is made from those figures by
-`python -m docs.cost`. Times include the store: from the first measured step until all is on disk.
+figures](../benchmarks/results/{date}.md)); this page is generated from them by `python -m
+docs.cost`. Times include the store: they run from the first measured step until everything is on
+disk.
 
 ## A recorded step
 
-What a step costs that is recorded by a preset, compared with the same step when nothing is
-attached; and what it leaves on the disk.
+The cost of a step recorded with each preset, compared with the same step without tracing, and the
+disk space of its record.
 
 {steps}
 
-Between recorded steps one counter is attached. A step there costs {idle} times a plain one (two
-measurements of plain steps differ by {noise}).
+Between recorded steps, only a counter is attached. A step then takes {idle} times as long as a
+plain one (two measurements of plain steps differ by {noise}).
 
-Besides, each run pays once: the first recorded step discovers the model ({first}), and the folder
-of a run takes {fixed} before its first record.
+Each run also has fixed costs: the first recorded step discovers the model ({first}), and the
+folder of a run takes {fixed} before its first record.
 
-## A training
+## Over a whole training run
 
-Presets record at every step at first, or now and then. Over a training, that makes:
+Presets record every step at first and fewer later, or only occasional steps. In total:
 
 {trainings}
 
 Share: time of all records, as measured above, divided by the time of the untraced steps. A
-`schedule.budget` bounds both time and disk. Evaluations that are recorded come on top.
+`schedule.budget` limits both time and disk space. Recorded evaluations are not included.
 
 ## Before you train
 
-`comgra-decl plan train.py` measures the same on your model and your machine: seven steps, then it
-ends. See the [reference](reference.md#comgra-decl-plan).
+`comgra-decl plan train.py` measures the same for your model on your machine: it runs seven steps
+and stops. See the [reference](reference.md#comgra-decl-plan).
 
 ## On a GPU
 
-No figures of the present state: `python -m benchmarks --device cuda` measures every target below
-within eight minutes ([how](../benchmarks/README.md#on-a-device)); none of them has been measured
-yet. What was measured before, on one H100 80GB with torch 2.11, is of **an earlier state**, in
-which each tensor was reduced in float64 by a dozen kernels:
+There are no figures for the current version: `python -m benchmarks --device cuda` measures every
+target below within eight minutes ([how](../benchmarks/README.md#on-a-device)); none of them has
+been measured yet. The following figures, from one H100 80GB with torch 2.11, are of **an earlier
+version** that reduced each tensor in float64 with a dozen kernels:
 
 | training | plain step | idle | outputs and gradients | `light` | `debug` |
 | --- | ---: | ---: | ---: | ---: | ---: |
@@ -75,12 +76,12 @@ which each tensor was reduced in float64 by a dozen kernels:
 | MLP of 6 layers, width 64 | 5.6 to 5.8 ms | 1.0 | 2.9 to 3.1 | 2.2 to 2.5 | 3.9 |
 | GPT-2 124M under `torch.compile` | 24 ms | 1.0 | 14.5 to 15.2 | | |
 
-All but the plain step are ratios to it, every step recorded; gradients are those of outputs and
-parameters. Training was bit for bit the same,
-no operation waited for the device, and peak memory of these was the same within 0.1%; an output
-of 1e9 elements in 16 million samples raised it from 7.7 to 13.5 GiB.
+All columns but the plain step are ratios to it, with every step recorded; gradients are those of
+outputs and parameters. The training was bit-for-bit identical, no operation waited for the device,
+and their peak memory was the same within 0.1%; an output of 1e9 elements in 16 million
+samples raised it from 7.7 to 13.5 GiB.
 
-| target | then | target | now |
+| figure | earlier | target | now |
 | --- | ---: | ---: | --- |
 | GPT-2 124M and 350M: outputs and gradients | 9.2 to 10.4 | 1.15 | not measured |
 | `light` and `debug`, the same nets | 6 and 13 | 1.10 and 1.6 | not measured |
@@ -93,53 +94,53 @@ of 1e9 elements in 16 million samples raised it from 7.7 to 13.5 GiB.
 | `budget: {{time: "3%"}}`, reading the loss | 3.0% | 2 to 4% | in a simulation |
 | the same, never waiting | 15% | 2 to 4% | in a simulation |
 
-The report of a run says what its records have cost, by the clock of the host and by that of the
-device ([budget](when.md#a-budget)).
+The report of a run states what its records have cost, by the clock of the host and by that of the
+device ([budgets](schedule.md#budgets)).
 
 | device | how its tensors are reduced |
 | --- | --- |
-| CUDA, and ROCm with Triton | Triton kernels read each number once; nothing waits |
-| the same without Triton, XPU | a dozen operations of torch for each tensor; nothing waits |
-| MPS | the same in float32, and each record waits for the device once; see below |
+| CUDA, and ROCm with Triton | Triton kernels read each number once, without waiting |
+| the same without Triton, XPU | a dozen torch operations per tensor, without waiting |
+| MPS | the same in float32; each record waits for the device once; see below |
 | others | each tensor is copied to the host |
 
-All were tried only with the processor in their place, the kernels under Triton's interpreter.
-Without float64, tensors of float64 and of whole numbers of 32 bits and more are copied to the host.
-What a record needs of a device's memory is bounded: results leave it in parts of 16
-MiB, at most 32 MiB of small tensors are held until they are read, and of a tensor with more than
-131,072 samples only the first 4,096 have statistics of their own.
+All of these were tested only with the CPU in place of the device, and the kernels with Triton's
+interpreter. On devices without float64, tensors of float64 and of integers with 32 bits or more
+are copied to the host. The device memory that a record needs is limited: results are transferred
+in parts of 16 MiB, at most 32 MiB of small tensors are held until they are read, and for a tensor
+with more than 131,072 samples, only the first 4,096 have individual statistics.
 
-## What is not free
+## Expensive options
 
-- `values: true` keeps tensors as they are; `values.max_elements` bounds each.
-- `keep` captures every step, and pays for each what recording pays except for storing it.
-- Statistics that look at a tensor once more (quantiles, singular values, your own functions) take
-  time at each record for each tensor that they look at.
-- `graph: true` follows every operation of some recorded steps: those that run in a way that is
-  new, and each tenth.
-- Under `torch.compile` recorded steps run eagerly, or with `compile: observed` as a second compiled
-  variant, which is compiled in the first step that needs it.
+- `values: true` stores whole tensors; `values.max_elements` limits the size of each.
+- `keep` captures every step, which costs as much as recording it except for the storage.
+- Statistics that read a tensor again (quantiles, singular values, your own functions) take time
+  for each tensor in each record.
+- `graph: true` follows every operation of some recorded steps: those that run in a new way, and
+  every tenth.
+- Under `torch.compile`, recorded steps run eagerly or, with `compile: observed`, as a second
+  compiled variant, which is compiled in the first step that needs it.
 """
 
 
 def main() -> None:
-    """Writes the page and the presets' prices."""
+    """Write the page and the costs in the presets."""
     figures = newest()
     PAGE.write_text(page(figures))
     for name, path in presets().items():
         path.write_text(priced(path.read_text(), price(figures, name)))
-    sys.stdout.write(f"{PAGE} and the prices in {PRESET_FOLDER} are written\n")
+    sys.stdout.write(f"wrote {PAGE} and the costs in {PRESET_FOLDER}\n")
 
 
 def newest() -> dict[str, Any]:
-    """Returns the newest figures of the benchmark."""
+    """Return the newest figures of the benchmark."""
     files = sorted(RESULTS.glob("[0-9]*-[0-9]*-[0-9]*.json"))
     content: dict[str, Any] = json.loads(files[-1].read_text())
     return content
 
 
 def page(figures: dict[str, Any]) -> str:
-    """Returns the page about these figures."""
+    """Return the page for these figures."""
     nets = _nets(figures)
     idle = [f"{_ratio(net, 'idle', 'step'):.2f}" for net in nets.values()]
     noise = max(abs(_ratio(net, "again", "step") - 1) for net in nets.values())
@@ -151,14 +152,14 @@ def page(figures: dict[str, Any]) -> str:
         steps=_steps(nets),
         idle=" to ".join(sorted({min(idle), max(idle)})),
         noise=f"{noise:.1%}",
-        first=f"{first:.1f} s at most",
-        fixed=f"{size_text(fixed)} at most",
+        first=f"at most {first:.1f} s",
+        fixed=f"at most {size_text(fixed)}",
         trainings=_trainings(nets),
     )
 
 
 def price(figures: dict[str, Any], preset: str) -> list[str]:
-    """Returns the comment in a preset about its price; empty if it was not measured."""
+    """Return the comment lines that state a preset's cost; empty if it was not measured."""
     nets = _nets(figures)
     measured = [
         f"{_times(net, preset)} and {_disk(net, preset)} for {NETS[name]}"
@@ -176,11 +177,11 @@ def price(figures: dict[str, Any], preset: str) -> list[str]:
 
 
 def priced(content: str, comment: list[str]) -> str:
-    """Returns a preset with its price replaced; as it was, if there is none."""
+    """Return a preset's text with its cost comment replaced; unchanged if `comment` is empty."""
     if not comment:
         return content
     without = re.sub(r"# Price of a recorded step.*\n(?:# .*\n)*", "", content)
-    first = re.compile(r"^[^#\n]", re.MULTILINE)  # what is no comment
+    first = re.compile(r"^[^#\n]", re.MULTILINE)  # the first line that is not a comment
     return first.sub(lambda found: "\n".join([*comment, found[0]]), without, count=1)
 
 
@@ -208,7 +209,7 @@ def _machine(machine: dict[str, Any]) -> str:
 
 def _steps(nets: dict[str, dict[str, Any]]) -> str:
     lines = [
-        "| preset | net | plain step | recorded step | times | on disk |",
+        "| preset | net | plain step | recorded step | ratio | on disk |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for preset in presets():
@@ -220,8 +221,8 @@ def _steps(nets: dict[str, dict[str, Any]]) -> str:
                 f"{_times(net, preset).removeprefix('x')} | {_disk(net, preset)} |"
             )
         if not measured:
-            said = "attaches nothing" if preset == "off" else "not in this measurement"
-            lines.append(f"| `{preset}` | {said} | | | | |")
+            why = "attaches nothing" if preset == "off" else "not measured"
+            lines.append(f"| `{preset}` | {why} | | | | |")
     return "\n".join(lines)
 
 

@@ -1,8 +1,8 @@
-"""Takes the pictures of the documentation anew: trains, records, and photographs the viewer.
+"""Recreate the screenshots of the documentation: train, record, and capture the viewer.
 
-    .venv/bin/python docs/pictures.py                    # all of them, into docs/images
+    .venv/bin/python docs/pictures.py                    # all of them, to docs/images
     .venv/bin/python docs/pictures.py viewer             # one
-    .venv/bin/python docs/pictures.py --runs runs/docs   # keeps the runs and uses them again
+    .venv/bin/python docs/pictures.py --runs runs/docs   # keeps and reuses the runs
 
 Needs a Chromium (`$CHROMIUM`, or one on the path).
 """
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = Path(__file__).with_name("images")
 SIZE = {"width": 1600, "height": 960}
 LAPTOP = {"width": 1280, "height": 800}
-COLOURS = 256  # of a picture; screens of text and few colours stay small that way
+COLOURS = 256  # per screenshot; keeps files small, since the viewer uses few colours
 PATIENCE = 60_000  # milliseconds
 
 RUNS = {  # name: script and its arguments
@@ -38,11 +38,11 @@ RUNS = {  # name: script and its arguments
 }
 
 Address = dict[str, str | int | list[str]]
-"""What the viewer's address says."""
+"""Query parameters of the viewer's URL."""
 
 BUG: Address = {"run": "tutorial/with-bug", "node": "out", "iteration": 4, "stat": "min"}
 
-SECTIONS: dict[str, Address] = {  # of the page that explains the viewer, on the screen of a laptop
+SECTIONS: dict[str, Address] = {  # for docs/viewer.md, in the size of a laptop screen
     "viewer-overview": {**BUG, "section": "overview", "stat": "std"},
     "viewer-inspect": {**BUG, "section": "inspect"},
     "viewer-values": {**BUG, "section": "values"},
@@ -56,7 +56,7 @@ SECTIONS: dict[str, Address] = {  # of the page that explains the viewer, on the
 
 DARK = {"viewer-dark"}
 
-PICTURES: dict[str, Address] = {  # name: what the viewer's address says
+PICTURES: dict[str, Address] = {  # name: query parameters
     **SECTIONS,
     "viewer": {
         "run": "characters/gpt",
@@ -98,7 +98,7 @@ PICTURES: dict[str, Address] = {  # name: what the viewer's address says
 
 
 def record(name: str, runs: Path) -> None:
-    """Trains what a picture shows, unless its run is there already."""
+    """Train and record a run for the screenshots, unless it exists."""
     if (runs / name).exists():
         return
     example, *arguments = RUNS[name]
@@ -113,7 +113,7 @@ def record(name: str, runs: Path) -> None:
 
 @contextmanager
 def viewer(runs: Path) -> Iterator[str]:
-    """Serves the runs and yields the viewer's address."""
+    """Serve the runs and yield the viewer's URL."""
     code = "from comgra_decl.cli.main import main; main()"
     command = [sys.executable, "-c", code, "view", str(runs), "--port", "0", "--no-show"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -126,7 +126,7 @@ def viewer(runs: Path) -> Iterator[str]:
 
 @contextmanager
 def browser_page() -> Iterator[Page]:
-    """Yields a page of a headless Chromium."""
+    """Yield a page of a headless Chromium."""
     program = os.environ.get("CHROMIUM") or shutil.which("chromium")
     flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with sync_playwright() as driver:
@@ -136,26 +136,28 @@ def browser_page() -> Iterator[Page]:
 
 
 def photograph(page: Page, address: str, name: str) -> None:
-    """Opens the viewer as a picture needs it and saves what it shows."""
+    """Open the viewer at a screenshot's URL and save the screenshot."""
     page.set_viewport_size(LAPTOP if name in SECTIONS else SIZE)  # type: ignore[arg-type]
     page.emulate_media(color_scheme="dark" if name in DARK else "light")
     page.goto(f"{address}?{urlencode(PICTURES[name], doseq=True)}")
     page.locator(".node.selected").first.wait_for(timeout=PATIENCE)
-    page.wait_for_timeout(4000)  # the graph glides to the node; charts draw on a canvas
+    page.wait_for_timeout(4000)  # until the graph has moved to the node and charts are drawn
     picture = Image.open(BytesIO(page.screenshot()))
-    # by what is farthest apart: the few red pixels of a mark count as much as a large ground, which
-    # then (`kmeans`) gets its own colour and not one near it
-    by = Image.Quantize.MAXCOVERAGE
-    small = picture.convert("RGB").quantize(COLOURS, method=by, kmeans=1)
+    # MAXCOVERAGE keeps colours that are far apart, so the few red pixels of a mark count as much as
+    # a large background; kmeans then gives the background its exact colour.
+    method = Image.Quantize.MAXCOVERAGE
+    small = picture.convert("RGB").quantize(COLOURS, method=method, kmeans=1)
     small.save(IMAGES / f"{name}.png", optimize=True)
     sys.stdout.write(f"{name}.png\n")
 
 
 def main() -> None:
-    """Takes the pictures named on the command line."""
-    parser = argparse.ArgumentParser(description="Takes the documentation's pictures anew.")
-    parser.add_argument("names", nargs="*", choices=[*PICTURES, []], help="all if none")
-    parser.add_argument("--runs", type=Path, help="keep the runs here, and use those there are")
+    """Take the screenshots named on the command line."""
+    parser = argparse.ArgumentParser(description="Recreate the screenshots of the documentation.")
+    parser.add_argument(
+        "names", nargs="*", choices=[*PICTURES, []], help="screenshots to take; all by default"
+    )
+    parser.add_argument("--runs", type=Path, help="store the runs here, and reuse existing ones")
     options = parser.parse_args()
     names = options.names or list(PICTURES)
     IMAGES.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
-"""Writes `reference.md` from the code: `python -m docs.reference`.
+"""Generate `reference.md` from the code: `python -m docs.reference`.
 
-Everything there comes from docstrings, so whatever has none fails here, by name.
+The page consists of docstrings. Public objects without one raise an error that names them.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ CLASSES = (
     "comgra_decl.keep.StepView",
     "comgra_decl.record.session.Session",
 )
-"""Classes that users meet without making them."""
+"""Classes that users receive but do not construct."""
 
 HEAD = """\
 # Reference
 
-Everything that can be declared, called and read. This page is made from the code by
-`python -m docs.reference`; a test fails when it is not up to date.
+Everything that can be declared, called and read. This page is generated from the code by
+`python -m docs.reference`; a test fails if it is out of date.
 
 [Keys of the spec](#keys-of-the-spec) · [Statistics](#statistics) · [Presets](#presets) ·
 [Commands](#commands) · [Environment](#environment) · [Functions](#functions) ·
@@ -57,31 +57,30 @@ Everything that can be declared, called and read. This page is made from the cod
 """
 
 ENVIRONMENT = """\
-- **`COMGRA`**: a preset or a YAML file, with which any program that imports torch is recorded.
-- **`COMGRA_OVERRIDES`**: changes to it, `schedule.every=10 run.root=/data/runs`.
-- **`COMGRA_VIEW_AUTH`**: what `comgra-decl view --basic-auth` is given, without being listed among
-  the processes.
+- **`COMGRA`**: a preset or a YAML file; records any program that imports torch.
+- **`COMGRA_OVERRIDES`**: overrides for it, such as `schedule.every=10 run.root=/data/runs`.
+- **`COMGRA_VIEW_AUTH`**: the value of `comgra-decl view --basic-auth`, hidden from process lists.
 
-`COLUMNS`, `NO_COLOR` and their like are followed by the library that prints the tables. A spec may
-read any variable by `${oc.env:NAME}`, which is then not stored with the run but as it is written.
+The library that prints tables respects `COLUMNS`, `NO_COLOR` and similar variables. A spec may read
+any variable with `${oc.env:NAME}`; the run stores this expression, not the variable's value.
 """
 
 
 class UndocumentedError(Exception):
-    """Something public has no docstring; says what."""
+    """Raised if a public object has no docstring; the message is its name."""
 
 
 def main() -> None:
-    """Writes the page."""
+    """Write the page."""
     PAGE.write_text(page())
-    sys.stdout.write(f"{PAGE} is written\n")
+    sys.stdout.write(f"wrote {PAGE}\n")
 
 
 def page() -> str:
-    """Returns the whole page.
+    """Return the whole page.
 
     Raises:
-        UndocumentedError: something that must be on it has no docstring.
+        UndocumentedError: If a public object has no docstring.
     """
     parts = [
         HEAD,
@@ -105,7 +104,7 @@ def _section(heading: str, parts: Any) -> Iterator[str]:
 
 
 def models() -> list[type[SpecModel]]:
-    """Returns every model of the spec, in the order in which a reader meets them."""
+    """Return every model of the spec, in order of first use."""
     found: dict[type[SpecModel], None] = {}
 
     def visit(model: type[SpecModel]) -> None:
@@ -159,7 +158,7 @@ def _yaml(value: Any) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """Returns a type as people say it who write YAML."""
+    """Return the description of a type for authors of YAML."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _type(arguments[0])
@@ -177,10 +176,10 @@ def _type(annotation: Any) -> str:
 
 
 _NAMES: dict[Any, str] = {
-    int: "whole number",
+    int: "integer",
     float: "number",
     bool: "`true` or `false`",
-    str: "text",
+    str: "string",
     type(None): "`null`",
     Any: "anything",
 }
@@ -198,11 +197,11 @@ def _presets() -> Iterator[str]:
     for name, path in presets().items():
         lines = path.read_text().splitlines()
         comments = [line.removeprefix("#").strip() for line in lines if line.startswith("# ")]
-        said = [comment for comment in comments if not comment.startswith("@package")]
-        if not said:
+        shown = [comment for comment in comments if not comment.startswith("@package")]
+        if not shown:
             raise UndocumentedError(f"preset {name}")
         yield f"### `{name}`"
-        yield "\n".join(said)
+        yield "\n".join(shown)
 
 
 def _commands() -> Iterator[str]:
@@ -263,9 +262,9 @@ def _classes() -> Iterator[str]:
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yields what a class of ours offers, beginning with what it inherits from another of ours."""
-    ours = [base for base in reversed(cls.__mro__) if base.__module__.startswith("comgra_decl.")]
-    offered = {name: value for base in ours for name, value in vars(base).items()}
+    """Yield the public methods and properties of a class, those of its own bases first."""
+    bases = [base for base in reversed(cls.__mro__) if base.__module__.startswith("comgra_decl.")]
+    offered = {name: value for base in bases for name, value in vars(base).items()}
     for name, value in offered.items():
         if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
             yield name, value
@@ -285,7 +284,7 @@ def _doc(value: Any, name: str) -> str:
 
 
 def _headed(doc: str) -> str:
-    """Returns a docstring of Google's form as Markdown."""
+    """Return a Google-style docstring as Markdown."""
     lines = []
     for line in doc.splitlines():
         if line in ("Args:", "Returns:", "Raises:", "Yields:", "Attributes:"):

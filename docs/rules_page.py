@@ -1,4 +1,4 @@
-"""Generates `rules.md` from the rules: `python -m docs.rules_page`."""
+"""Generate `rules.md` from the rules: `python -m docs.rules_page`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ out of date. [Findings](findings.md) explains how to choose, tune and write rule
 
 
 def main() -> None:
-    """Writes the page."""
+    """Write the page."""
     PAGE.write_text(page(), encoding="utf-8")
     sys.stdout.write(f"wrote {PAGE}\n")
 
 
 def page() -> str:
-    """Returns the whole page."""
+    """Return the whole page."""
     rules = known().values()
     parts = [HEAD, "| rule | finds | severity |\n|---|---|---|\n"]
     parts += [f"| [{r.name}](#{r.name}) | {_title(r)} | {r.severity} |\n" for r in rules]

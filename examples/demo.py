@@ -1,7 +1,7 @@
-"""Trains the tutorial with tracing, with and without its bug, and opens the viewer meanwhile.
+"""Train the tutorial with tracing, with and without its bug, while the viewer is open.
 
 python examples/demo.py                 # Ctrl-C ends everything
-python examples/demo.py steps=500       # more arguments are the training's
+python examples/demo.py steps=500       # further arguments are passed to the training
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Process = subprocess.Popen[bytes]
 
 
 def start(*arguments: str, stderr: int | None = None) -> Process:
-    """Starts a Python program in a session of its own, where our Ctrl-C does not reach it."""
+    """Start a Python program in its own session, so that Ctrl-C does not reach it."""
     command = [sys.executable, *arguments]
     return subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=stderr)
 
 
 def end(process: Process, *, by: signal.Signals, patience: float) -> None:
-    """Asks a program to end, waits for it, and kills what of it has not ended by then."""
+    """Ask a program to end, wait for it, and kill its remaining processes after `patience`."""
     if process.poll() is not None:
         return
     process.send_signal(by)
@@ -45,23 +45,23 @@ def end(process: Process, *, by: signal.Signals, patience: float) -> None:
 
 
 def free_port() -> int:
-    """Returns Panel's usual port if nobody listens there, else any free one."""
+    """Return Panel's default port if it is free, otherwise any free port."""
     for port in (USUAL_PORT, 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             return int(probe.getsockname()[1])
-    raise SystemExit("No free port on 127.0.0.1.")
+    raise SystemExit("There is no free port on 127.0.0.1.")
 
 
 def has_display() -> bool:
-    """Whether a browser window could appear anywhere."""
+    """Return whether a browser window can be shown."""
     screens = ("DISPLAY", "WAYLAND_DISPLAY")
     return sys.platform in {"darwin", "win32"} or any(os.environ.get(name) for name in screens)
 
 
 class Demo:
-    """The trainings, one after the other, and the viewer beside them."""
+    """Runs the trainings, one after the other, and the viewer alongside them."""
 
     def __init__(self, runs: Path, overrides: Sequence[str]) -> None:
         self.runs = runs
@@ -73,7 +73,7 @@ class Demo:
         self.stopping = False
 
     def run(self) -> int:
-        """Runs until the viewer ends, or until somebody interrupts."""
+        """Run until the viewer ends or the user interrupts; return the exit status."""
         self._view()
         for name, activation in VARIANTS.items():
             self._train(name, activation)
@@ -81,11 +81,12 @@ class Demo:
             if status is not None:
                 return status
         assert self.viewer is not None
-        print(f"\nTrained. The viewer stays at {self.address} until Ctrl-C.", flush=True)
+        print(f"\nTraining finished. The viewer runs at {self.address} until Ctrl-C.", flush=True)
         return self.viewer.wait()
 
     def _view(self) -> None:
-        """Starts the viewer, which says where it is and, with a display, opens a browser."""
+        """Start the viewer, which prints its address and, if there is a display, opens a
+        browser."""
         show = "--show" if has_display() else "--no-show"
         command = "from comgra_decl.cli.main import main; main()"
         self.viewer = start("-c", command, "view", str(self.runs), f"--port={self.port}", show)
@@ -105,7 +106,7 @@ class Demo:
         threading.Thread(target=self._relay, args=(self.training,), daemon=True).start()
 
     def _relay(self, training: Process) -> None:
-        """Passes on what the training complains about, but not about being interrupted by us."""
+        """Forward the training's error output, except for what our own interrupt causes."""
         assert training.stderr is not None
         with training.stderr as lines:
             for line in lines:
@@ -113,7 +114,7 @@ class Demo:
                     sys.stderr.write(line.decode(errors="replace"))
 
     def _wait(self) -> int | None:
-        """Waits for the training; returns an exit status if the demo must end here."""
+        """Wait for the training; return an exit status if the demo must end here."""
         assert self.viewer is not None
         assert self.training is not None
         while self.training.poll() is None:
@@ -123,7 +124,7 @@ class Demo:
         return self.training.returncode or None
 
     def stop(self) -> None:
-        """Ends whatever still runs: the training so that it keeps its records, then the viewer."""
+        """End the training, so that it keeps its records, and then the viewer."""
         self.stopping = True
         if self.training is not None:
             end(self.training, by=signal.SIGINT, patience=10)
@@ -132,36 +133,36 @@ class Demo:
 
 
 def on_signals(action: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    """Sets what the signals that end a program do."""
+    """Set the handler of the signals that end a program."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, action)
 
 
 def interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Leaves whatever is being waited for."""
+    """Interrupt any wait."""
     raise KeyboardInterrupt
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns `runs`, a folder, and `overrides`, the training's."""
-    parser = argparse.ArgumentParser(description="Trains the tutorial, traced, and shows it.")
+    """Parse the arguments: `runs`, a folder, and `overrides` for the training."""
+    parser = argparse.ArgumentParser(description="Train the tutorial with tracing and view it.")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder for the runs")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides for the training")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status: 0 after Ctrl-C, which is how a demo ends."""
+    """Run the demo; return the exit status, 0 after Ctrl-C, the normal end of a demo."""
     options = parse(arguments)
     on_signals(interrupt)
     demo = Demo(options.runs.resolve(), options.overrides)
     try:
         return demo.run()
     except KeyboardInterrupt:
-        print("\nEnding the demo; the recorded runs stay in", demo.runs, flush=True)
+        print("\nEnding the demo; the recorded runs are kept in", demo.runs, flush=True)
         return 0
     finally:
-        on_signals(signal.SIG_IGN)  # ending takes a moment; nothing may be left behind
+        on_signals(signal.SIG_IGN)  # cleaning up takes a moment and must not be interrupted
         demo.stop()
 
 

@@ -1,4 +1,4 @@
-"""Reads the source of the package, for tests that hold a rule of the house against all of it."""
+"""Read the source of the package, for tests that apply coding rules to all of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def sources(*folders: str) -> Iterator[tuple[str, ast.Module]]:
-    """Yields name, below the package, and syntax of every file; of some folders only, if said."""
+    """Yield the relative path and syntax tree of every file, optionally of some folders only."""
     for path in sorted(_files(ROOT)):
         name = path.relative_to(ROOT).as_posix()
         if not folders or name.split("/")[0] in folders:
@@ -25,14 +25,14 @@ def sources(*folders: str) -> Iterator[tuple[str, ast.Module]]:
 
 def _files(folder: Path) -> Iterator[Path]:
     for entry in folder.iterdir():
-        if entry.is_dir():  # `viewer` and `configs` are links
+        if entry.is_dir():  # `viewer` and `configs` are links, which `rglob` would not follow
             yield from _files(entry)
         elif entry.suffix == ".py":
             yield entry
 
 
 def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Yields every call of a file, and what is called as it is written: `path.open`."""
+    """Yield every call of a file with the source text of the called object, as in `path.open`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
             yield ast.unparse(node.func), node

@@ -1,4 +1,4 @@
-"""From the declaration to `open_run`: everything that modules and optimizers hold."""
+"""Everything that modules and optimizers hold, from the declaration to `open_run`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 4
 
 
 class Block(nn.Module):
-    """A layer whose node carries a name of its own."""
+    """A layer whose node has an explicit name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Net(nn.Module):
 
 
 def train(model: nn.Module) -> dict[str, list[Any]]:
-    """An ordinary training; returns what it saw of itself."""
+    """Run a normal training and return the tensors that it observed itself."""
     torch.manual_seed(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     seen: dict[str, list[Any]] = {"x": [], "y": [], "raw": [], "used": [], "update": [], "avg": []}
@@ -106,7 +106,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, lis
         ("avg", "weight.exp_avg", "forward"),
     ],
 )
-def test_the_run_holds_what_the_training_saw(
+def test_the_run_contains_what_the_training_observed(
     traced: tuple[Any, dict[str, list[Any]]], what: str, role: str, pass_: str
 ) -> None:
     run, seen = traced
@@ -123,11 +123,13 @@ def test_the_target_is_in_the_run(traced: tuple[Any, dict[str, list[Any]]]) -> N
     assert ("target", "loss") in run.edges()
 
 
-def test_a_marked_module_is_called_by_its_mark(traced: tuple[Any, dict[str, list[Any]]]) -> None:
+def test_a_named_module_is_recorded_under_its_name(
+    traced: tuple[Any, dict[str, list[Any]]],
+) -> None:
     run, _ = traced
     slots = run.slots[run.slots["node"].isin(["mixing", "blocks.1"])]
     found = set(zip(slots["node"], slots["role"], slots["pass"], strict=True))
-    for node in ("mixing", "blocks.1"):  # the first is called so, the second keeps its path
+    for node in ("mixing", "blocks.1"):  # the first one has this name, the second keeps its path
         assert {(n, r, p) for n, r, p in found if n == node} == {
             (node, "output", "forward"),
             (node, "input", "forward"),
@@ -198,7 +200,7 @@ def test_the_page_about_capturing_is_complete_and_valid() -> None:
 
 
 def test_capturing_everything_changes_nothing(tmp_path: Path) -> None:
-    """Frozen layers, dropout, momentum and buffers: all as without tracing, bit for bit."""
+    """Frozen layers, dropout, momentum and buffers are bit-identical to those without tracing."""
     capture = (
         "output output_grad input input_grad parameter parameter_grad parameter_grad_raw update "
         "buffer optimizer_state"
@@ -225,7 +227,7 @@ def test_capturing_everything_changes_nothing(tmp_path: Path) -> None:
 
 
 def adversarial(model: nn.Module) -> list[float]:
-    """Two losses in each step, noise, clipping, an optimizer with momentum."""
+    """Train with two losses per step, noise, clipping, and an optimizer with momentum."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""A traced training, read back, says what numpy says of the same tensors."""
+"""The records of a traced training equal what numpy computes from the same tensors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 
 class Witness:
-    """Keeps every tensor of every step by means of its own, to be compared with the run."""
+    """Independently keeps every tensor of every step, for comparison with the run."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -121,7 +121,7 @@ OVER_BATCH = {
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("over_batch", OVER_BATCH)
 @pytest.mark.parametrize("statistic", STATISTICS)
-def test_every_statistic_of_every_slot_is_what_numpy_computes(
+def test_every_statistic_of_every_slot_equals_that_of_numpy(
     traced: tuple[Run, Witness], statistic: str, over_batch: str
 ) -> None:
     run, witness = traced
@@ -166,10 +166,12 @@ def test_histograms_count_the_values(traced: tuple[Run, Witness]) -> None:
     assert edges[0] == pytest.approx(tensor.min())
     assert edges[-1] == pytest.approx(tensor.max())
     expected, _ = np.histogram(tensor, bins=edges)
-    assert np.abs(counts.astype(int) - expected).sum() <= 4  # values on an edge may round over
+    assert (
+        np.abs(counts.astype(int) - expected).sum() <= 4
+    )  # values on an edge may be rounded into the next bin
 
 
-def test_the_graph_the_losses_and_the_facts_are_there(traced: tuple[Run, Witness]) -> None:
+def test_graph_losses_and_facts_are_recorded(traced: tuple[Run, Witness]) -> None:
     run, _ = traced
     assert set(run.edges()) == {
         ("input", "conv"),
@@ -187,11 +189,11 @@ def test_the_graph_the_losses_and_the_facts_are_there(traced: tuple[Run, Witness
     assert [m["path"] for m in run.modules] == ["", "conv", "norm", "head"]
 
 
-def test_a_value_that_is_nan_is_told_from_one_that_is_missing(
+def test_nan_values_are_distinguished_from_missing_ones(
     traced: tuple[Run, Witness],
 ) -> None:
     run, _ = traced
-    # BatchNorm spreads the one bad sample over the batch; before it, the other samples are clean.
+    # BatchNorm spreads the NaN over the batch; before it, only one sample is affected.
     assert run.slot("conv").row(3)["nonfinite"].tolist() == [0.0, 0.0, 4.0 * 36]
     assert run.series("conv", "nonfinite", over_batch="abs_max")[3] == 4 * 36
     assert np.isnan(run.series("conv", "mean")[3])
@@ -240,7 +242,7 @@ def _records(path: str) -> int:
         return 0
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_the_training_goes_on(
+def test_an_unwritable_folder_is_reported_and_the_training_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     blocked = tmp_path / "runs"

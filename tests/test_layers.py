@@ -1,4 +1,4 @@
-"""Imports go one way: each room knows those below it, and none above."""
+"""Imports are layered: each layer may import from those below it, but not above."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.house import sources
 
-ROOMS = [
+LAYERS = [
     "configs",
     "errors",
     "records",
@@ -32,7 +32,7 @@ ROOMS = [
     "viewer",
     "cli",
 ]
-"""From the ground to the roof. What lies in the package itself (`__init__`) is the door to all."""
+"""Layers from bottom to top. The package itself (`__init__`) may import from all of them."""
 
 APART = {
     "annotations": {"torch_private"},
@@ -46,32 +46,32 @@ APART = {
     "rules": {"hooks", "stats", "annotations"},
     "viewer": {"hooks", "stats", "annotations", "record", "experiments", "doors", "integrations"},
 }
-"""Rooms below which a room has nothing to do with all the same."""
+"""Lower layers that a layer must not import from nevertheless."""
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_from_rooms_below_it(room: str) -> None:
-    allowed = {*ROOMS[: ROOMS.index(room) + 1]} - APART.get(room, set())
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_imports_only_from_layers_below_it(layer: str) -> None:
+    allowed = {*LAYERS[: LAYERS.index(layer) + 1]} - APART.get(layer, set())
     wrong = {
         (file, other)
         for file, tree in sources()
-        if _room(file) == room
+        if _layer(file) == layer
         for other in _imported(tree)
         if other not in allowed
     }
     assert wrong == set()
 
 
-def test_every_file_is_in_a_room() -> None:
-    assert {_room(file) for file, _ in sources()} == {*ROOMS, "__init__", "__main__"}
+def test_every_file_is_in_a_layer() -> None:
+    assert {_layer(file) for file, _ in sources()} == {*LAYERS, "__init__", "__main__"}
 
 
-def _room(file: str) -> str:
+def _layer(file: str) -> str:
     return file.partition("/")[0].removesuffix(".py")
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """Yields the rooms that a file imports from, lazily and for annotations as well."""
+    """Yield the layers that a file imports from, including lazy and type-checking imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not node.level:
             package, _, below = (node.module or "").partition(".")

@@ -1,4 +1,4 @@
-"""The wheel, used from an environment that has never seen the repository."""
+"""The wheel, used from an environment without access to the repository."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Runs a command that must succeed and returns what it printed."""
+    """Run a command that must succeed, and return its output."""
     done = subprocess.run(
         [*map(str, command)],
         cwd=cwd,
@@ -69,13 +69,13 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Environment:
-    """A virtual environment that sees our dependencies, but neither us nor the repository."""
+    """A virtual environment with our dependencies, but without comgra_decl and the repository."""
 
     def __init__(self, folder: Path) -> None:
         self.bin = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
         self.python = self.bin / "python"
         run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
-        self.packages = Path(self.tell("import sysconfig; print(sysconfig.get_path('purelib'))"))
+        self.packages = Path(self.output("import sysconfig; print(sysconfig.get_path('purelib'))"))
         dependencies = folder / "dependencies"
         dependencies.mkdir()
         for entry in Path(sysconfig.get_path("purelib")).iterdir():
@@ -83,17 +83,17 @@ class Environment:
                 (dependencies / entry.name).symlink_to(entry)
         (self.packages / "dependencies.pth").write_text(f"{dependencies}\n")
 
-    def tell(self, code: str, cwd: Path = Path("/")) -> str:
-        """Runs a piece of Python and returns what it prints."""
+    def output(self, code: str, cwd: Path = Path("/")) -> str:
+        """Run Python code and return its output."""
         return run(self.python, "-c", code, cwd=cwd).strip()
 
     def install(self, wheel: Path) -> None:
-        """Installs a wheel as pip does, without its dependencies."""
+        """Install a wheel like pip, without its dependencies."""
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "--no-cache-dir", "-q"]
         run(*pip, "install", "--compile", "--no-deps", "--no-index", wheel, cwd=Path("/"))
 
     def gained(self) -> set[str]:
-        """Returns the names that installing has added to the top of site-packages."""
+        """Return the names that installing has added to the top level of site-packages."""
         return {entry.name for entry in self.packages.iterdir()} - {"dependencies.pth"}
 
 
@@ -103,19 +103,19 @@ def _is_ours(entry: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment into which the wheel is installed."""
+    """An environment with the wheel installed."""
     environment = Environment(tmp_path_factory.mktemp("environment"))
     environment.install(wheel)
     return environment
 
 
 def files_of(folder: str, *endings: str) -> set[str]:
-    """Returns the files of a folder of the repository, as they lie below it."""
+    """Return the files of a folder of the repository, relative to that folder."""
     found = (path for path in (ROOT / folder).rglob("*") if path.suffix in endings)
     return {str(path.relative_to(ROOT / folder)) for path in found}
 
 
-def test_the_wheel_holds_all_of_the_package(wheel: Path) -> None:
+def test_the_wheel_contains_the_whole_package(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     viewer = files_of("viewer", ".py", ".js", ".css")
     assert any(name.endswith(".js") for name in viewer)
@@ -136,7 +136,7 @@ def test_the_repository_gives_the_same_wheel_as_the_source_distribution(
 
 
 def test_installing_adds_nothing_but_our_packages(environment: Environment) -> None:
-    version = environment.tell("import comgra_decl; print(comgra_decl.__version__)")
+    version = environment.output("import comgra_decl; print(comgra_decl.__version__)")
     assert environment.gained() == {
         "comgra_decl",
         "hydra_plugins",
@@ -147,7 +147,7 @@ def test_installing_adds_nothing_but_our_packages(environment: Environment) -> N
 def test_the_environment_does_not_see_the_repository(environment: Environment) -> None:
     code = "import sys, comgra_decl, hydra_plugins; print(*hydra_plugins.__path__)\n"
     code += "print(comgra_decl.__file__); print(*sys.path)"
-    plugins, package, path = environment.tell(code).splitlines()
+    plugins, package, path = environment.output(code).splitlines()
     assert plugins == str(environment.packages / "hydra_plugins")
     assert Path(package).parent == environment.packages / "comgra_decl"
     assert str(ROOT) not in path.split()
@@ -155,7 +155,7 @@ def test_the_environment_does_not_see_the_repository(environment: Environment) -
 
 @pytest.fixture(scope="module")
 def trained(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a training was recorded through each of the three doors."""
+    """A folder in which a training was recorded in each of the three ways."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "app.py").write_text(HYDRA_DATACLASS)
     (folder / "script.py").write_text(f"{TRAINING}\ntrain()\n")
@@ -184,7 +184,7 @@ def test_all_three_doors_record(environment: Environment, trained: Path) -> None
 
 @pytest.fixture
 def address(environment: Environment, trained: Path) -> Iterator[str]:
-    """Where the installed viewer serves the recorded runs."""
+    """Address at which the installed viewer serves the recorded runs."""
     command = [str(environment.bin / "comgra-decl"), "view", "runs", "--port", "0", "--no-show"]
     server = subprocess.Popen(
         command, cwd=trained, env=_environment(), stdout=subprocess.PIPE, text=True
@@ -211,23 +211,23 @@ def test_an_editable_install_is_the_repository_and_the_plugin(tmp_path: Path) ->
     run(sys.executable, "-c", code, cwd=ROOT)
     environment = Environment(tmp_path)
     environment.install(only("*.whl", tmp_path))
-    version = environment.tell("import comgra_decl; print(comgra_decl.__version__)")
+    version = environment.output("import comgra_decl; print(comgra_decl.__version__)")
     assert environment.gained() == {
         "_comgra_decl.pth",
         "hydra_plugins",
         f"comgra_decl-{version}.dist-info",
     }
     modules = "comgra_decl, comgra_decl.viewer, comgra_decl.configs"
-    path = environment.tell(f"import {modules}; print(comgra_decl.__path__[0])")
+    path = environment.output(f"import {modules}; print(comgra_decl.__path__[0])")
     assert Path(path) == ROOT / "comgra_decl"
     (tmp_path / "app.py").write_text(HYDRA_DATACLASS)
     listed = run(environment.python, "app.py", "+comgra=light", "--cfg", "hydra", cwd=tmp_path)
     assert "comgra_decl.doors.hydra.TraceCallback" in listed
     door = "import importlib.metadata as m; print(m.entry_points(group='torch.backends').names)"
-    assert "comgra-decl" in environment.tell(door)
+    assert "comgra-decl" in environment.output(door)
 
 
-def test_the_repository_holds_the_product_alone() -> None:
+def test_the_repository_contains_only_the_product() -> None:
     git = shutil.which("git")
     if git is None or not (ROOT / ".git").exists():
         pytest.skip("not a clone")
@@ -246,4 +246,4 @@ def test_the_repository_holds_the_product_alone() -> None:
         "tests",
         "viewer",
     }
-    assert not [file for file in files if ".ocdbt" in str(file)], "recorded runs"
+    assert not [file for file in files if ".ocdbt" in str(file)], "recorded runs in the repository"

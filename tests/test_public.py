@@ -1,4 +1,4 @@
-"""The face of the package."""
+"""The public API of the package."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_hydra_finds_the_presets_without_importing_anything_else(tmp_path: Path)
     assert set(eval(done.stdout)) <= {"hydra", "omegaconf"}, done.stderr
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in comgra_decl.__all__:
         assert getattr(comgra_decl, name) is not None
         assert name in dir(comgra_decl)
 
 
-def test_a_name_that_is_not_there_is_an_ordinary_attribute_error() -> None:
+def test_a_missing_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = comgra_decl.nonsense  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Private names of torch are used by one list, all of which this torch has."""
+"""All private torch names in use are on one list, and this torch has all of them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.house import sources
 
 THE_LIST = "torch_private.py"
 
-ELSEWHERE = "annotations/words.py"
-"""Imports nothing, and keeps the modes of the program from one comparison."""
+ELSEWHERE = "annotations/step_annotations.py"
+"""Imports nothing, and hides the program's modes from one comparison."""
 
 OF_OTHERS = {
     "_getframe": "sys",
@@ -25,7 +25,7 @@ OF_OTHERS = {
     "_replace": "named tuples",
     "_fields": "named tuples",
     "_get_full_key": "omegaconf",
-    "_http": "tornado, behind panel",
+    "_http": "tornado, used by panel",
     "_tornado": "panel",
     "_login_template": "panel",
     "_in_process__events": "panel",
@@ -33,7 +33,7 @@ OF_OTHERS = {
     "_send_msg": "panel",
     "_set_on_model": "panel",
 }
-"""Private names of other packages, and public ones of Python's that look private."""
+"""Private names of other packages, and public Python names that look private."""
 
 
 def _is_private(name: str) -> bool:
@@ -41,7 +41,7 @@ def _is_private(name: str) -> bool:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """Yields the names of torch that a file imports."""
+    """Yield the names that a file imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -50,7 +50,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def _written(tree: ast.Module) -> Iterator[str]:
-    """Yields the names of torch that a file has in an expression, or in a text alone."""
+    """Yield the dotted names in expressions of a file, and strings that may be names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield ast.unparse(node)
@@ -70,7 +70,7 @@ def test_no_private_name_of_torch_is_used_without_being_on_the_list() -> None:
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:
-    """Yields the private names that a file gives to something of its own."""
+    """Yield the names that a file defines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name

@@ -40,7 +40,7 @@ class Look:
         node: The selected node.
         role: Tensor of the node.
         iteration: Call of the node within the step, from 0.
-        gradient: Gradient pass shown beside the forward pass.
+        gradient: Gradient pass shown next to the forward pass.
         batch: "mean", "std" or "abs_max", or a recorded sample's number ("0", "1", ...).
         statistic: The selected statistic.
         select: Changes the selection: `look.select(node="head", step=100)`.
@@ -89,8 +89,8 @@ class View:
         for name in self.reads:
             if name not in READS:
                 raise ComgraError(
-                    f"the view {self.name!r} reads {name!r}, which is not part of what is shown"
-                    f"{did_you_mean(name, sorted(READS))}; there are {', '.join(sorted(READS))}."
+                    f"the view {self.name!r} reads {name!r}, which is not an attribute of Look"
+                    f"{did_you_mean(name, sorted(READS))}; valid: {', '.join(sorted(READS))}."
                 )
 
 
@@ -117,7 +117,7 @@ class ViewsFile:
             self.version += 1
             try:
                 self.views, self.problem = _read(self.path), None
-            except Exception as error:  # noqa: BLE001 - it is the user's code; it is shown to them
+            except Exception as error:  # noqa: BLE001 - user code; the page shows the error
                 self.problem = error
         return self.version
 
@@ -155,5 +155,5 @@ def _checked(path: Path, module: ModuleType) -> tuple[View, ...]:
         )
     views = function()
     if not isinstance(views, list | tuple) or not all(isinstance(view, View) for view in views):
-        raise ComgraError(f"`views()` in {path} must return a list of View, not {views!r:.200}.")
+        raise ComgraError(f"`views()` in {path} must return a list of View, got {views!r:.200}.")
     return tuple(views)

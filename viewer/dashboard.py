@@ -188,7 +188,7 @@ class Dashboard:
             at = resolve(self._view, wanted, self._roles)
             self._ahead.plan(likely.tensor(self._view, at), soon=True)
 
-    # --- what is new on disk -----------------------------------------------------------------
+    # --- new data on disk --------------------------------------------------------------------
 
     def poll(self) -> None:
         """Checks for new records and runs. The selection moves only in follow mode."""
@@ -214,7 +214,7 @@ class Dashboard:
             self.screen.show_head(head_of(view, self.state.run))
 
     def _moved(self, view: RunView) -> bool:
-        """Whether findings, the other run or custom views are newer than the screen."""
+        """Returns whether findings, the other run or custom views are newer than the screen."""
         if looks(view) != self.state.looked:
             return True
         if self._views is not None and self._views.look() != self.state.views:
@@ -272,7 +272,7 @@ class Dashboard:
         """Shows an error above the page instead of leaving the page unresponsive."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must be seen
+        except Exception as error:  # noqa: BLE001 - the page must show any error
             if not isinstance(error, ComgraError):
                 _LOG.exception("failed to update the page")
             self.screen.warn(error)

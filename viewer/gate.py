@@ -33,7 +33,7 @@ from tornado.routing import Router
 _LOG = logging.getLogger(__name__)
 
 LOGIN, LOGOUT = "/login", "/logout"
-_MOST_TOLD = 20
+_MOST_LOGGED = 20
 """Maximum number of foreign names to log; later ones get the response only."""
 
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._-]+)(?::[0-9]{0,5})?")
@@ -54,7 +54,7 @@ class Names:
     origins: tuple[str, ...] = ()
 
     def know(self, host: str, local: str = "") -> bool:
-        """Whether `host`, from a request header, is a name of the viewer.
+        """Returns whether `host`, from a request header, is a name of the viewer.
 
         Args:
             host: Name or address, with or without a port.
@@ -67,7 +67,7 @@ class Names:
         return name in own or _is_loopback(name) or self.named(host)
 
     def named(self, host: str) -> bool:
-        """Whether the command line names `host`."""
+        """Returns whether the command line names `host`."""
         origins = (*self.origins, *(settings.allowed_ws_origin() or ()))
         return any(match_host(_full(host), _full(origin)) for origin in origins)
 
@@ -110,7 +110,7 @@ class Gate(Router):
         self._application = application
         self._names = names
         self._authenticated = authenticated
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def find_handler(self, request: HTTPServerRequest, **_options: Any) -> HTTPMessageDelegate:
         """Returns the delegate that answers a request."""
@@ -138,8 +138,8 @@ class Gate(Router):
         host = hosts[0] if len(hosts) == 1 else ""
         if self._names.know(host, _local_address(request)):
             return None
-        if host not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(host)
+        if host not in self._logged and len(self._logged) < _MOST_LOGGED:
+            self._logged.add(host)
             _LOG.warning("foreign host name from %s: %r", request.remote_ip, host[:200])
         return self._names.refusal(host)
 
@@ -162,7 +162,7 @@ class Gate(Router):
         )
 
     def _would_import(self, request: HTTPServerRequest) -> bool:
-        """Whether Panel would import a module that the URL names."""
+        """Returns whether Panel would import a module that the URL names."""
         before, found, rest = unquote(request.path).partition("/components/")
         in_place = found and before == self._application.prefix
         return bool(in_place) and rest.partition("/")[0] not in sys.modules
@@ -202,13 +202,13 @@ class _Answer(HTTPMessageDelegate):
 
 
 def _is_garbled(request: HTTPServerRequest) -> bool:
-    """Whether a websocket lacks a session; Bokeh would accept it and then fail."""
+    """Returns whether a websocket lacks a session; Bokeh would accept it and then fail."""
     if request.headers.get("Upgrade", "").lower() != "websocket":
         return False
     protocol, _, token = request.headers.get("Sec-WebSocket-Protocol", "").partition(",")
     try:
         get_token_payload(token.strip())
-    except Exception:  # noqa: BLE001 - whatever decoding garbage raises
+    except Exception:  # noqa: BLE001 - malformed tokens raise various errors
         return True
     return protocol.strip() != "bokeh"
 
@@ -264,7 +264,7 @@ def _guarded(cookie: str, secure: bool) -> str:
 
 
 def _is_secure(request: HTTPServerRequest) -> bool:
-    """Whether the browser uses TLS, even if only the proxy reports it.
+    """Returns whether the browser uses TLS, even if only the proxy reports it.
 
     A client that forges the header only keeps its own cookies off unencrypted connections.
     """

@@ -53,7 +53,7 @@ class Allowance:
         self._left = max(0.0, self._left - 1)
 
     def full(self, now: float) -> bool:
-        """Whether the bucket is full."""
+        """Returns whether the bucket is full."""
         self._fill(now)
         return self._left >= self.most
 
@@ -68,7 +68,7 @@ class Allowance:
 class Throttle:
     """Limits wrong guesses, per client and overall.
 
-    No client is locked out for good: each gets another guess after some seconds. Browsers that
+    No client is locked out permanently: each gets another guess after some seconds. Browsers that
     have logged in before have a separate limit, so strangers' guesses cannot lock them out.
     """
 
@@ -122,7 +122,7 @@ class Passwords:
         self._users()
 
     def right(self, user: str, password: str) -> bool:
-        """Whether a password is correct; the time taken does not depend on the guess."""
+        """Returns whether a password is correct; the time taken does not depend on the guess."""
         users = self._users()
         expected = self._word if users is None else users.get(user)
         same = hmac.compare_digest(_digest(password), _digest(expected or ""))
@@ -164,7 +164,7 @@ class Login(LoginProvider):
         return self.handler(_Form, passwords=self._passwords, throttle=self._throttle)
 
     def has_passed(self, request: HTTPServerRequest) -> bool:
-        """Whether a request is logged in."""
+        """Returns whether a request is logged in."""
         cookie = request.cookies.get("user")
         if cookie is None:
             return False

@@ -49,7 +49,7 @@ def create_page(args: Sequence[str] = ()) -> Any:
     try:
         root, views = _wanted(args)
         return _page(shared_catalogue(root), None if views is None else shared_views(views))
-    except Exception as error:  # noqa: BLE001 - a page that says why beats none
+    except Exception as error:  # noqa: BLE001 - show the reason instead of an empty page
         card = problem_card("The viewer could not start", error)
         return pn.pane.HTML(card, stylesheets=[CSS])  # type: ignore[no-untyped-call]
 

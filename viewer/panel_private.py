@@ -1,10 +1,10 @@
-"""Every private part of Panel and Bokeh that the viewer uses, and what happens if one has changed.
+"""All private parts of Panel and Bokeh that the viewer uses, and fallbacks if they have changed.
 
-Panel and Bokeh publish no hooks for these things: sending a component's parameters without a
-detour, receiving a component's messages, changing a model before it is sent, rendering the login
-form, and checking every request of a server. What only makes the viewer faster or nicer falls back
-to what Panel does by itself. What the viewer cannot do without, or what guards it, fails when this
-module is imported, with the reason.
+Panel and Bokeh have no public hooks for the following: sending a component's parameters directly,
+receiving a component's messages, changing a model before it is sent, rendering the login form, and
+checking every request of a server. Parts that only make the viewer faster or nicer fall back to
+Panel's own behaviour. If a part that is essential or protects the viewer has changed, importing
+this module raises an error with the reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from panel.custom import JSComponent
 from tornado.httputil import HTTPServerConnectionDelegate
 
 SEEN = {"panel": "1.8.10 to 1.9.4", "bokeh": "3.9.0 to 3.9.2"}
-"""Versions whose private parts are as below; tested with the first and the last."""
+"""Versions whose private parts match those below; tested with the first and the last."""
 
 PRIVATE = {
     "JSComponent._update_properties": "(self, *events, doc)",
@@ -35,13 +35,13 @@ PRIVATE = {
 """Methods of Panel that are overridden or called, with their parameters."""
 
 PRIVATE_ATTRIBUTES = {
-    "_in_process__events": "components: read if it is there",
-    "_loaded": "`pn.extension`: read if it is there",
-    "_login_template": "`BasicLoginHandler` and `BasicAuthProvider`: needed",
-    "_http": "Bokeh's server: needed",
-    "_tornado": "Bokeh's server: needed",
+    "_in_process__events": "components: read if present",
+    "_loaded": "`pn.extension`: read if present",
+    "_login_template": "`BasicLoginHandler` and `BasicAuthProvider`: required",
+    "_http": "Bokeh's server: required",
+    "_tornado": "Bokeh's server: required",
 }
-"""Attributes of Panel's and Bokeh's objects that are read, and whose."""
+"""Attributes of Panel's and Bokeh's objects that are read, with their owners."""
 
 _OWNERS = {
     "JSComponent": JSComponent,
@@ -51,7 +51,7 @@ _OWNERS = {
 
 
 def unchanged(name: str) -> bool:
-    """Returns whether a method of `PRIVATE` has the parameters that it is listed with."""
+    """Returns whether a method has the parameters listed in `PRIVATE`."""
     owner, _, method = name.partition(".")
     found: Callable[..., Any] | None = getattr(_OWNERS[owner], method, None)
     if found is None:
@@ -72,13 +72,13 @@ _NEEDED = ("JSComponent._handle_msg", "JSComponent._send_msg", "BasicLoginHandle
 for _name in _NEEDED:
     if not unchanged(_name):
         raise ImportError(
-            f"panel {pn.__version__} has no {_name}{PRIVATE[_name]}, which the viewer needs; "
+            f"panel {pn.__version__} has no {_name}{PRIVATE[_name]}, which the viewer requires; "
             f"it works with panel {SEEN['panel']}."
         )
 
 
 class MessagingComponent(JSComponent):
-    """A browser component that sends its parameters without a detour and receives messages.
+    """A browser component that sends its parameters directly and receives messages.
 
     Subclasses define `on_browser_message`.
     """
@@ -90,7 +90,7 @@ class MessagingComponent(JSComponent):
         super().__init__(**params)  # type: ignore[no-untyped-call]  # panel is not annotated
 
     def on_browser_message(self, data: Any) -> None:
-        """Handles a message from the browser, whatever it is."""
+        """Handles a message from the browser, which is untrusted."""
         raise NotImplementedError
 
     def send_to_browser(self, message: dict[str, Any]) -> None:
@@ -110,12 +110,12 @@ class MessagingComponent(JSComponent):
     def _update_model(
         self, events: Any, msg: dict[str, Any], root: Any, model: Any, doc: Any, comm: Any
     ) -> None:
-        """Sends the component's own parameters straight to the data of the browser's model.
+        """Writes the component's own parameters directly to the data of the browser's model.
 
-        Panel would first ask the model itself for each parameter, which raises and catches an
+        Panel would first query the model itself for each parameter, which raises and catches an
         error: 0.1 ms for each, several times per change.
         """
-        # by document, what the browser has just sent, which must not go back to it
+        # changes just received from the browser, by document, which must not be sent back
         received = getattr(self, "_in_process__events", None)
         elsewhere = not _SENDS_DIRECTLY or received is None or comm or received.get(doc)
         if elsewhere or not self._own.issuperset(msg):
@@ -128,7 +128,7 @@ class MessagingComponent(JSComponent):
 class PreparedColumn(pn.Column):
     """A column whose models can be changed before they are sent or saved.
 
-    Subclasses define `prepare`. It is not called where Panel has changed its private hook.
+    Subclasses define `prepare`. It is not called if Panel has changed its private hook.
     """
 
     def prepare(self, root: Any) -> None:
@@ -142,10 +142,10 @@ class PreparedColumn(pn.Column):
 
 
 class LoginHandler(BasicLoginHandler):
-    """A login form whose passwords subclasses check, instead of Panel."""
+    """A login form whose password check subclasses implement."""
 
     def log_in(self) -> None:
-        """Lets the user in whose name was sent; the password has been checked."""
+        """Logs in the user whose name was sent; the password must have been checked."""
         super().post()  # type: ignore[no-untyped-call]
 
     def show_form(self, message: str) -> None:
@@ -153,14 +153,14 @@ class LoginHandler(BasicLoginHandler):
         self.write(self._login_template.render(errormessage=message))
 
     def _validate(self, _username: str, _password: str) -> bool:
-        return True  # `log_in` is called only with a password that is right
+        return True  # `log_in` is called only with a correct password
 
 
 class LoginProvider(BasicAuthProvider):
-    """Gives Panel a login handler with attributes of its own."""
+    """Lets a Panel login handler have additional attributes."""
 
     def handler(self, kind: type[LoginHandler], **attributes: Any) -> type[LoginHandler]:
-        """Returns a subclass of `kind` with the provider's template and some attributes."""
+        """Returns a subclass of `kind` with the provider's template and the given attributes."""
         return type(kind.__name__, (kind,), {"_login_template": self._login_template, **attributes})
 
 
@@ -172,11 +172,11 @@ def guard(
 
     Args:
         server: A server that has not started yet.
-        make_gate: Gets what handles the server's requests, returns what handles them from now on.
+        make_gate: Receives the server's current request handler and returns its replacement.
     """
-    server._http.request_callback = make_gate(server._tornado)  # noqa: SLF001 - this file is for it
+    server._http.request_callback = make_gate(server._tornado)  # noqa: SLF001 - see module docstring
 
 
 def extension_is_loaded() -> bool:
-    """Returns whether `pn.extension()` has run; True where Panel no longer tells."""
+    """Returns whether `pn.extension()` has run; True if this Panel version does not reveal it."""
     return bool(getattr(pn.extension, "_loaded", True))

@@ -110,7 +110,7 @@ def serve(
 
 
 def has_display() -> bool:
-    """Whether this machine can show a browser window; False over SSH."""
+    """Returns whether this machine can show a browser window; False over SSH."""
     if sys.platform in ("darwin", "win32"):
         return True
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

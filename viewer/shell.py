@@ -44,7 +44,7 @@ class Plain(Design):
 
 class _Shell(pn.template.Template):
     def __repr__(self) -> str:
-        """Returns a short text: Panel calls this at each change, and its own lists everything."""
+        """Returns a short text: Panel calls this on each change, and its own lists everything."""
         return f"{type(self).__name__}()"
 
     def server_doc(self, doc: Document | None = None, *args: Any, **options: Any) -> Document:

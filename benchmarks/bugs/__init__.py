@@ -1,5 +1,5 @@
-"""Small trainings with one known bug each, and healthy ones: does a diagnosis find what is wrong?
+"""Small trainings with one known bug each, and healthy ones, to test the diagnosis.
 
-Half of them (`tune`) may be looked at while rules are written and tuned. The others (`report`) have
-other architectures, data and seeds, and are there to say how good the rules are.
+The forms `tune` and `second` may be inspected while rules are written and tuned. The form `report`
+has different architectures, data and seeds, and measures how good the rules are.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.bugs`: trains, diagnoses, and prints what was found and what was not."""
+"""`python -m benchmarks.bugs`: train, diagnose, and print which bugs were found and missed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the trainings that the command line asks for; returns the exit status."""
+    """Run the trainings that the command line selects; return the exit status."""
     options = _options(arguments)
     import torch
 
@@ -46,7 +46,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB", help="default: all")
     parser.add_argument("--half", choices=("tune", "second", "report"), default="tune")
     parser.add_argument("--details", action="store_true", help="print every finding")
-    parser.add_argument("--plain", action="store_true", help="only train: no tracing, no rules")
+    parser.add_argument(
+        "--plain", action="store_true", help="only train, without tracing and rules"
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the outcomes as JSON")
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-# ruff: noqa: ARG001  (what is called by others takes what they give)
+# ruff: noqa: ARG001  (callbacks take the arguments of their callers)
 """A generator and a discriminator that train against each other."""
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from benchmarks.bugs.setup import Data, Setup
 
 @dataclass
 class Pair:
-    """What the training is made of.
+    """Settings of the training.
 
     Attributes:
         size: width of both networks.
-        noise: numbers that the generator makes a point of.
-        rate: learning rate of both.
-        generator_times: the generator's rate is so many times that.
+        noise: number of random inputs of the generator.
+        rate: learning rate of both networks.
+        generator_times: factor for the generator's learning rate.
         discriminate: whether the discriminator trains.
-        heard: the noise is multiplied by this.
+        noise_scale: factor for the noise.
     """
 
     size: int
@@ -32,11 +32,11 @@ class Pair:
     rate: float = 2e-3
     generator_times: float = 1.0
     discriminate: bool = True
-    heard: float = 1.0
+    noise_scale: float = 1.0
 
 
 class Both(nn.Module):
-    """`generator` and `discriminator`."""
+    """A pair of a `generator` and a `discriminator`."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__()
@@ -50,13 +50,13 @@ class Both(nn.Module):
 
 
 def setup(pair: Pair) -> Setup:
-    """Returns the training of a pair on points of a ring."""
+    """Return the training of a pair on points of a ring."""
     random = torch.Generator().manual_seed(pair.seed)
     angle = 6.2832 * torch.rand(1152, generator=random)
     x = torch.stack([angle.cos(), angle.sin()], 1)
     x += 0.1 * torch.randn(1152, 2, generator=random)
 
-    def run(own: Setup, say: Callable[[str, float], None]) -> list[float]:
+    def run(own: Setup, log: Callable[[str, float], None]) -> list[float]:
         return _run(own, pair)
 
     return Setup(
@@ -78,7 +78,7 @@ def _run(own: Setup, pair: Pair) -> list[float]:
     losses = []
     for step in range(own.steps):
         real, _ = own.data.batch(step)
-        noise = pair.heard * torch.randn(len(real), pair.noise)
+        noise = pair.noise_scale * torch.randn(len(real), pair.noise)
         fake = generator(noise)
         if pair.discriminate or step == 0:
             loss = _judge(discriminator(real), 1.0) + _judge(discriminator(fake.detach()), 0.0)

@@ -11,7 +11,7 @@ from benchmarks.bugs.recipes import Half, kind
 from benchmarks.bugs.setup import Setup
 
 Change = Callable[[Setup], Sequence[str] | None]
-"""Puts a bug into a training; returns the nodes (globs) that show it, None for the whole run."""
+"""Adds a bug to a training; returns the nodes (globs) that show it, None for the whole run."""
 
 BUGS: dict[str, Bug] = {}
 HEALTHY: dict[str, Healthy] = {}
@@ -22,13 +22,13 @@ class Bug:
     """A bug and its labels.
 
     Attributes:
-        name: what it is called.
-        family: which kind of bug it is.
-        kinds: the training it is put into, by half.
-        change: puts it there.
-        rules: any of these is the right finding.
-        steps: the first step that a finding should name lies between these, both included.
-        records: what is recorded beside the preset `debug`, as overrides.
+        name: name of the bug.
+        family: kind of bug.
+        kinds: kind of training that it is added to, by half.
+        change: adds the bug.
+        rules: accepted rules.
+        steps: range of the first step of a correct finding, both ends included.
+        records: overrides that record more than the preset `debug`.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Bug:
 
 @dataclass(frozen=True)
 class Healthy:
-    """A training in which nothing is wrong."""
+    """A training without a bug."""
 
     name: str
     kinds: dict[Half, str]
@@ -56,10 +56,10 @@ def bug(
     steps: tuple[int, int] = (0, 15),
     records: tuple[str, ...] = (),
 ) -> Callable[[Change], Change]:
-    """Registers the function as a bug; `on` are the kinds of training of both tuning halves.
+    """Register the function as a bug; `on` are the kinds of training of the two tuning halves.
 
-    The third form takes the first kind where the name has an even number of letters, else the
-    other one.
+    The third form uses the first kind if the name has an even number of letters, otherwise the
+    second.
     """
 
     def register(change: Change) -> Change:
@@ -73,7 +73,7 @@ def bug(
 
 
 def healthy(*on: str) -> Callable[[Callable[[Setup], None]], Callable[[Setup], None]]:
-    """Registers the function as a change that does no harm; the kinds are as with `bug`."""
+    """Register the function as a harmless change; `on` is the same as for `bug`."""
 
     def register(change: Callable[[Setup], None]) -> Callable[[Setup], None]:
         name = change.__name__
@@ -89,7 +89,7 @@ def _third(name: str, on: Sequence[str]) -> str:
 
 
 def built(case: Bug | Healthy, half: Half) -> tuple[Setup, Sequence[str] | None]:
-    """Returns the training of a half, and the nodes that show its bug."""
+    """Return the training of a half, and the nodes that show its bug (None: the whole run)."""
     setup = kind(case.kinds[half], half)
     if case.change is None:
         return setup, None
@@ -97,6 +97,6 @@ def built(case: Bug | Healthy, half: Half) -> tuple[Setup, Sequence[str] | None]
 
 
 def weighted(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Returns the names and modules of all layers with a matrix or kernels, the answer's last."""
+    """Return names and modules of all linear and convolution layers, the output layer last."""
     kinds = (nn.Linear, nn.Conv2d)
     return [(name, m) for name, m in model.named_modules() if isinstance(m, kinds)]

@@ -6,7 +6,7 @@ from benchmarks.bugs.case import BUGS, HEALTHY, Bug, Healthy
 
 
 def cases() -> list[Bug | Healthy]:
-    """Returns all bugs and all healthy trainings, in the order in which they are declared."""
+    """Return all bugs and all healthy trainings, in the order of their declaration."""
     from benchmarks.bugs.cases import healthy, initial, losses, numbers, rates, samples
 
     assert all((healthy, initial, losses, numbers, rates, samples))

@@ -1,11 +1,11 @@
-"""Data that are made up, by seed: easy enough to be learned in a hundred steps."""
+"""Synthetic data by seed, easy enough to learn in a hundred steps."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-COUNT = 1152  # 128 of them are held back
+COUNT = 1152  # 128 of them are held out
 
 
 def _random(seed: int) -> torch.Generator:
@@ -23,7 +23,7 @@ def blobs(
 
 
 def rings(seed: int, *, features: int = 12, classes: int = 3) -> tuple[Tensor, Tensor]:
-    """Points by their distance from the origin, in two of the features."""
+    """Points classified by their distance from the origin, in two of the features."""
     g = _random(seed)
     y = torch.randint(classes, (COUNT,), generator=g)
     angle = 6.2832 * torch.rand(COUNT, generator=g)
@@ -35,7 +35,7 @@ def rings(seed: int, *, features: int = 12, classes: int = 3) -> tuple[Tensor, T
 
 
 def teacher(seed: int, *, features: int = 16, noise: float = 0.1) -> tuple[Tensor, Tensor]:
-    """What a small random network answers, [n, 1]."""
+    """Outputs of a small random network, [n, 1]."""
     g = _random(seed)
     x = torch.randn(COUNT, features, generator=g)
     w = torch.randn(features, 8, generator=g) / features**0.5
@@ -54,7 +54,7 @@ def waves(seed: int, *, features: int = 6) -> tuple[Tensor, Tensor]:
 def images(
     seed: int, *, size: int = 12, channels: int = 1, classes: int = 4
 ) -> tuple[Tensor, Tensor]:
-    """Stripes whose direction and width determine their class, with noise."""
+    """Noisy stripes whose direction and width determine their class."""
     g = _random(seed)
     y = torch.randint(classes, (COUNT,), generator=g)
     line = torch.arange(size).float()
@@ -81,7 +81,7 @@ def sequences(
 def tokens(
     seed: int, *, length: int = 12, count: int = 10, classes: int = 4
 ) -> tuple[Tensor, Tensor]:
-    """Tokens; the class is that of the most frequent group of tokens."""
+    """Tokens whose class is the most frequent group of tokens."""
     g = _random(seed)
     y = torch.randint(classes, (COUNT,), generator=g)
     x = torch.randint(count, (COUNT, length), generator=g)
@@ -90,7 +90,7 @@ def tokens(
 
 
 def text(seed: int, *, length: int = 16, count: int = 12) -> tuple[Tensor, Tensor]:
-    """Sequences in which each token mostly follows from the one before; targets are the next."""
+    """Sequences in which the previous token mostly determines the next; targets are the next."""
     g = _random(seed)
     after = torch.randperm(count, generator=g)
     x = torch.zeros(COUNT, length + 1, dtype=torch.int64)
@@ -103,7 +103,7 @@ def text(seed: int, *, length: int = 16, count: int = 12) -> tuple[Tensor, Tenso
 
 
 def low_rank(seed: int, *, features: int = 24, rank: int = 5) -> tuple[Tensor, Tensor]:
-    """Points on a plane of few dimensions, which are their own targets."""
+    """Points on a low-dimensional plane, which are their own targets."""
     g = _random(seed)
     base = torch.randn(rank, features, generator=g) / rank**0.5
     x = torch.randn(COUNT, rank, generator=g) @ base + 0.05 * torch.randn(

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="arg-type, assignment, index, misc, operator, union-attr"
 # mypy: no-warn-unused-ignores
-# ruff: noqa: ARG005, RUF005  (what is called by others takes what they give)
-"""The networks that are trained: each in several architectures, none of them large."""
+# ruff: noqa: ARG005, RUF005  (callbacks take the arguments of their callers)
+"""The networks to train: small, and each in several architectures."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Images(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A cell that is called once per position; `head` reads what it remembers at the end."""
+    """A cell called once per position; `head` reads the final hidden state."""
 
     def __init__(self, inputs: int, size: int, outputs: int, cell: str = "tanh") -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Recurrent(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention with one projection; `weights` holds the probabilities."""
+    """Self-attention with one projection; `weights` outputs the probabilities."""
 
     def __init__(self, size: int, heads: int, *, causal: bool, scale: float = 1.0) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A block of a transformer, with the norms before its two branches."""
+    """A transformer block with the norms before its two branches."""
 
     def __init__(self, size: int, heads: int, *, causal: bool, drop: float) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens to one answer per sequence, or, with `causal`, to one per token."""
+    """Map tokens to one output per sequence, or, with `causal`, one per token."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Transformer(nn.Module):
 
 
 class Residual(nn.Module):
-    """Residual blocks `blocks.k` of two layers; `branch` is what a block adds."""
+    """Residual blocks `blocks.k` of two layers; `branch` computes what a block adds."""
 
     def __init__(self, inputs: int, size: int, depth: int, outputs: int, *, conv: bool) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Residual(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Adds to its input what `branch` makes of it."""
+    """Add the output of `branch` to the input."""
 
     def __init__(self, size: int, *, conv: bool) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-# ruff: noqa: ARG005  (what is called by others takes what they give)
-"""Runs one training of the benchmark with tracing and looks at what a diagnosis says of it."""
+# ruff: noqa: ARG005  (callbacks take the arguments of their callers)
+"""Run one training of the benchmark with tracing and evaluate its diagnosis."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from benchmarks.bugs.setup import train
 from comgra_decl.rules import Finding, diagnose
 
 FIRST = 3
-"""The right finding must be among so many first ones."""
+"""The correct finding must be among this many first ones."""
 
 SEEDS: dict[Half, int] = {"tune": 1, "second": 2, "report": 3}
 
 
 @dataclass(frozen=True)
-class Said:
-    """A finding, as far as it matters here."""
+class Reported:
+    """The relevant fields of a finding."""
 
     rule: str
     severity: str
@@ -42,19 +42,19 @@ class Said:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one training.
+    """The outcome of one training.
 
     Attributes:
-        name: of the bug, or of the healthy training.
-        half: "tune", "second" (both to tune rules on) or "report".
-        kind: which training it is, or was before the bug came in.
-        family: of the bug; None if healthy.
-        rank: place of the right finding (rule, tensor and step) among the primary ones, from 1.
-        rank_of_rule: place of the first finding of an accepted rule.
-        found: that finding's rule, tensor, and step.
+        name: name of the bug or of the healthy training.
+        half: "tune", "second" (both for tuning rules) or "report".
+        kind: kind of training, before adding the bug.
+        family: kind of bug; None if healthy.
+        rank: rank from 1 of the correct finding (rule, tensor and step) among the primary ones.
+        rank_of_rule: rank of the first finding of an accepted rule.
+        found: the finding with rank `rank`, or else `rank_of_rule`.
         said: the primary findings, best first.
-        losses: the first and the last of the training.
-        seconds: of the training with tracing.
+        losses: the first and the last loss.
+        seconds: duration of the traced training.
     """
 
     name: str
@@ -63,38 +63,38 @@ class Outcome:
     family: str | None
     rank: int | None
     rank_of_rule: int | None
-    found: Said | None
-    said: list[Said] = field(default_factory=list)
+    found: Reported | None
+    said: list[Reported] = field(default_factory=list)
     losses: tuple[float, float] = (0.0, 0.0)
     seconds: float = 0.0
 
     @property
     def right(self) -> bool:
-        """Whether rule, tensor and step are right, among the first three."""
+        """Whether a finding with correct rule, tensor and step is among the first three."""
         return self.rank is not None and self.rank <= FIRST
 
     @property
     def right_rule(self) -> bool:
-        """Whether an accepted rule is among the first three."""
+        """Whether a finding of an accepted rule is among the first three."""
         return self.rank_of_rule is not None and self.rank_of_rule <= FIRST
 
     @property
     def alarms(self) -> int:
         """Number of errors and warnings."""
-        return sum(said.severity != "hint" for said in self.said)
+        return sum(finding.severity != "hint" for finding in self.said)
 
     @property
     def hints(self) -> int:
         """Number of hints."""
-        return sum(said.severity == "hint" for said in self.said)
+        return sum(finding.severity == "hint" for finding in self.said)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as plain data."""
+        """Return the outcome as JSON-compatible data."""
         return {**asdict(self), "right": self.right, "right_rule": self.right_rule}
 
 
 def play(case: Bug | Healthy, half: Half) -> Outcome:
-    """Trains a case with the preset `debug` and judges the diagnosis of its run."""
+    """Train a case with the preset `debug` and evaluate the diagnosis of its run."""
     torch.manual_seed(SEEDS[half])
     setup, nodes = built(case, half)
     records = case.records if isinstance(case, Bug) else ()
@@ -110,7 +110,7 @@ def play(case: Bug | Healthy, half: Half) -> Outcome:
 
 
 def plain(case: Bug | Healthy, half: Half) -> list[float]:
-    """Trains a case without tracing; returns the losses. No rule sees it."""
+    """Train a case without tracing and rules, and return the losses."""
     torch.manual_seed(SEEDS[half])
     setup, _ = built(case, half)
     return train(setup, lambda name, value: None)
@@ -132,7 +132,7 @@ def _outcome(
         rank_of_rule = fits.index(True) + 1 if any(fits) else None
         rank = right.index(True) + 1 if any(right) else None
         at = rank or rank_of_rule
-        found = None if at is None else _said(findings[at - 1])
+        found = None if at is None else _reported(findings[at - 1])
     return Outcome(
         case.name,
         half,
@@ -141,14 +141,14 @@ def _outcome(
         rank,
         rank_of_rule,
         found,
-        [_said(finding) for finding in findings],
+        [_reported(finding) for finding in findings],
         (losses[0], losses[-1]),
         seconds,
     )
 
 
 def is_right(finding: Finding, bug: Bug, nodes: Sequence[str] | None) -> bool:
-    """Whether a finding of an accepted rule names the right tensor and a sensible first step."""
+    """Whether a finding of an accepted rule has a correct tensor and a plausible first step."""
     first, last = bug.steps
     if not first <= finding.first_step <= last:
         return False
@@ -158,13 +158,13 @@ def is_right(finding: Finding, bug: Bug, nodes: Sequence[str] | None) -> bool:
     return any(fnmatchcase(node, pattern) for pattern in nodes)
 
 
-def _said(finding: Finding) -> Said:
+def _reported(finding: Finding) -> Reported:
     node = None if finding.place is None else str(finding.place)
-    return Said(finding.rule, finding.severity, node, finding.first_step, finding.message)
+    return Reported(finding.rule, finding.severity, node, finding.first_step, finding.message)
 
 
 class _quiet:  # noqa: N801  (used like a function)
-    """Keeps what trainings and tracing say away from the terminal."""
+    """Hides the output and warnings of trainings and tracing."""
 
     def __enter__(self) -> None:
         self._nowhere = Path(os.devnull).open("w")

@@ -1,4 +1,4 @@
-"""Healthy trainings, each kind in two forms to tune rules on; `reported.py` has a third one.
+"""Healthy trainings, each kind in two forms for tuning rules; `reported.py` has a third one.
 
 The forms of a kind differ in architecture, data, optimizer and seed.
 """
@@ -20,12 +20,12 @@ Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 def adam(rate: float, decay: float = 0.0) -> Optimizer:
-    """Returns what makes AdamW of this learning rate."""
+    """Return a factory for AdamW with this learning rate."""
     return lambda parameters: torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
 
 
 def sgd(rate: float, momentum: float = 0.9) -> Optimizer:
-    """Returns what makes SGD of this learning rate."""
+    """Return a factory for SGD with this learning rate."""
     return lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=momentum)
 
 
@@ -66,7 +66,7 @@ def tanh_second() -> Setup:
 
 
 def regress_tune() -> Setup:
-    """ReLU, Adam, a teacher's answers."""
+    """ReLU, Adam, a teacher's outputs."""
     x, y = data.teacher(3)
     return Setup(nets.Plain([16, 32, 32, 1]), Data(x, y), F.mse_loss, adam(3e-3))
 
@@ -171,7 +171,7 @@ def residual_second() -> Setup:
 
 
 def autoencoder_tune() -> Setup:
-    """Five numbers of twenty-four."""
+    """A code of five numbers for twenty-four features."""
     x, y = data.low_rank(10)
     return Setup(nets.Autoencoder(24, 32, 6), Data(x, y), F.mse_loss, adam(5e-3))
 
@@ -192,7 +192,7 @@ def binary_tune() -> Setup:
 
 
 def binary_second() -> Setup:
-    """Four independent questions per sample, functional loss."""
+    """Four independent binary labels per sample, functional loss."""
     x, _ = data.teacher(111, features=14)
     w = torch.randn(14, 4, generator=torch.Generator().manual_seed(111))
     y = (x @ w > 0).float()
@@ -202,7 +202,7 @@ def binary_second() -> Setup:
 
 
 def sigmoid_tune() -> Setup:
-    """A sigmoid and a loss of probabilities, as it should be."""
+    """A sigmoid and a loss for probabilities, used correctly."""
     setup = binary_tune()
     setup.model.last = nn.Sigmoid()
     setup.loss = nn.BCELoss()
@@ -210,7 +210,7 @@ def sigmoid_tune() -> Setup:
 
 
 def sigmoid_second() -> Setup:
-    """Probabilities of four questions."""
+    """Probabilities of four binary labels."""
     setup = binary_second()
     setup.model.last = nn.Sigmoid()
     setup.loss = F.binary_cross_entropy
@@ -218,12 +218,12 @@ def sigmoid_second() -> Setup:
 
 
 def gan_tune() -> Setup:
-    """A generator and a discriminator, small ones."""
+    """A small generator and discriminator."""
     return adversarial.setup(adversarial.Pair(size=24, noise=4, seed=12))
 
 
 def gan_second() -> Setup:
-    """Wider ones, other data."""
+    """A wider pair, different data."""
     return adversarial.setup(adversarial.Pair(size=48, noise=8, seed=112, rate=1e-3))
 
 

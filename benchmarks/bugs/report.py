@@ -1,26 +1,26 @@
-"""What is printed and stored of the outcomes."""
+"""Format the outcomes for printing and storing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.bugs.play import Outcome, Said
+from benchmarks.bugs.play import Outcome, Reported
 from benchmarks.machine import machine_facts
 
 
 def line(outcome: Outcome, *, details: bool = False) -> str:
-    """Returns one line about a training; with `details` one more for each finding."""
+    """Return one line about a training; with `details`, another one for each finding."""
     first = f"{outcome.name:30} {outcome.kind:12} {_verdict(outcome)}"
     lines = [f"{first}   loss {outcome.losses[0]:.3g} -> {outcome.losses[1]:.3g}"]
     healthy = outcome.family is None
     if details or healthy or not outcome.right:
-        lines += [f"      {_words(said)}" for said in outcome.said]
+        lines += [f"      {_words(finding)}" for finding in outcome.said]
     return "\n".join(lines)
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """Returns recall and false alarms."""
+    """Return recall and false alarms as text."""
     facts = scores(outcomes)
     return "\n".join(f"{name}: {value}" for name, value in facts.items())
 
@@ -45,7 +45,7 @@ def scores(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Returns all that is stored."""
+    """Return the data to store."""
     return {
         "machine": machine_facts(),
         "scores": scores(outcomes),
@@ -65,7 +65,7 @@ def _verdict(outcome: Outcome) -> str:
     return "RULE ONLY" if outcome.right_rule else "MISSED"
 
 
-def _words(said: Said, *, short: bool = False) -> str:
-    where = "" if said.node is None else f" at {said.node}"
-    text = f"{said.severity} {said.rule}{where}, step {said.step}"
-    return text if short else f"{text}: {said.message[:110]}"
+def _words(finding: Reported, *, short: bool = False) -> str:
+    where = "" if finding.node is None else f" at {finding.node}"
+    text = f"{finding.severity} {finding.rule}{where}, step {finding.step}"
+    return text if short else f"{text}: {finding.message[:110]}"

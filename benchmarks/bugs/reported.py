@@ -1,6 +1,6 @@
-"""The third form of each healthy training: to report on, never to tune by.
+"""The third form of each healthy training: for reporting, never for tuning.
 
-Each differs from both others in data, seed, width and depth or batch, and optimizer or rate.
+Each differs from the other two in data, seed, width and depth or batch, and optimizer or rate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def mlp() -> Setup:
 
 
 def tanh() -> Setup:
-    """Tanh, a teacher's answers, Adam."""
+    """Tanh, a teacher's outputs, Adam."""
     x, y = data.teacher(202, features=10)
     model = nets.Plain([10, 48, 48, 1], act=nn.Tanh)
     return Setup(model, Data(x, y, seed=22), nn.MSELoss(), adam(2e-3), steps=140)
@@ -96,7 +96,7 @@ def residual() -> Setup:
 
 
 def autoencoder() -> Setup:
-    """ELU, eight of thirty-two numbers."""
+    """ELU, a code of eight numbers for thirty-two features."""
     x, y = data.low_rank(210, features=32, rank=6)
     model = nets.Autoencoder(32, 40, 8, act=nn.ELU)
     return Setup(model, Data(x, y, 48, seed=30), F.mse_loss, adam(4e-3), steps=130)
@@ -119,7 +119,7 @@ def sigmoid() -> Setup:
 
 
 def gan() -> Setup:
-    """Other widths, noise and rate."""
+    """Different widths, noise and rate."""
     return adversarial.setup(adversarial.Pair(size=36, noise=6, seed=212, rate=1.5e-3))
 
 

@@ -1,5 +1,5 @@
-# ruff: noqa: ARG005  (what is called by others takes what they give)
-"""A small training as parts that a bug can change, and the loop that runs it."""
+# ruff: noqa: ARG005  (callbacks take the arguments of their callers)
+"""A small training in parts that a bug can change, and the loop that runs it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass
 class Data:
-    """Samples with their targets, and how they are cut into batches.
+    """Samples with their targets, and how they are divided into batches.
 
     Attributes:
-        x: what the network is given, [n, ...].
-        y: what it should answer, [n, ...].
-        size: samples in a batch.
+        x: inputs, [n, ...].
+        y: targets, [n, ...].
+        size: samples per batch.
         shuffle: whether to shuffle each epoch; otherwise samples keep their order.
-        prepare: what is done to a batch of the training.
-        prepare_validation: what is done to the batch of an evaluation.
+        prepare: transformation of a training batch.
+        prepare_validation: transformation of the evaluation batch.
     """
 
     x: Tensor
@@ -37,7 +37,7 @@ class Data:
     seed: int = 0
 
     def batch(self, number: int) -> Pair:
-        """Returns the batch of a number."""
+        """Return batch `number`, counted over all epochs."""
         count = len(self.x) - self.held_back
         per_epoch = count // self.size
         epoch, at = divmod(number, per_epoch)
@@ -49,31 +49,31 @@ class Data:
         return self.prepare(x, y) if self.prepare else (x, y)
 
     def validation(self) -> Pair:
-        """Returns what is held back."""
+        """Return the held-out samples."""
         x, y = self.x[-self.held_back :], self.y[-self.held_back :]
         return self.prepare_validation(x, y) if self.prepare_validation else (x, y)
 
 
 @dataclass
 class Setup:
-    """A training: `train` runs it.
+    """A training, which `train` runs.
 
     Attributes:
-        model: what is trained.
-        data: what it is trained on.
-        loss: of answers and targets.
-        optimizer: makes one of parameters.
-        steps: optimizer steps.
-        parts: batches of an optimizer step.
+        model: the model.
+        data: the data.
+        loss: computes the loss from outputs and targets.
+        optimizer: creates an optimizer for parameters.
+        steps: number of optimizer steps.
+        parts: batches per optimizer step.
         clip: largest norm of all gradients, None without clipping.
-        clear: at which steps gradients are cleared.
-        cast: what a forward pass runs in.
-        scale: the loss is multiplied by this, and gradients are divided by it.
-        scaler: makes what scales the loss as mixed precision does, and skips steps.
-        rate: multiplies the learning rate, by step.
-        after_evaluation: what is done to the model after an evaluation, beside going on.
-        back_to_training: whether an evaluation switches the model back.
-        run: another loop than the usual one.
+        clear: whether to clear the gradients after a step.
+        cast: creates the context of a forward pass.
+        scale: factor for the loss, by which gradients are divided.
+        scaler: creates a gradient scaler, which may skip steps.
+        rate: factor for the learning rate, by step.
+        handed: selects the parameters for the optimizer; None for all.
+        back_to_training: whether the model returns to training mode after an evaluation.
+        run: replaces the default loop.
     """
 
     model: nn.Module
@@ -93,10 +93,10 @@ class Setup:
     run: Callable[[Setup, Callable[[str, float], None]], list[float]] | None = None
 
 
-def train(setup: Setup, say: Callable[[str, float], None]) -> list[float]:
-    """Trains; returns the losses. `say` gets the validation loss every twenty steps."""
+def train(setup: Setup, log: Callable[[str, float], None]) -> list[float]:
+    """Train and return the losses; `log` receives the validation loss every twenty steps."""
     if setup.run is not None:
-        return setup.run(setup, say)
+        return setup.run(setup, log)
     model = setup.model.train()
     chosen = setup.handed(model) if setup.handed else model.parameters()
     optimizer = setup.optimizer([p for p in chosen if p.requires_grad])
@@ -108,7 +108,7 @@ def train(setup: Setup, say: Callable[[str, float], None]) -> list[float]:
             group["lr"] = rate * (setup.rate(step) if setup.rate else 1.0)
         losses.append(_step(setup, model, optimizer, scaler, step=step))
         if step % 20 == 19:
-            say("val_loss", evaluate(setup))
+            log("val_loss", evaluate(setup))
     return losses
 
 
@@ -142,7 +142,7 @@ def _step(
 
 
 def evaluate(setup: Setup) -> float:
-    """Returns the loss of what is held back."""
+    """Return the loss of the held-out samples."""
     setup.model.eval()
     x, y = setup.data.validation()
     with torch.no_grad(), setup.cast():

@@ -1,6 +1,6 @@
-"""What tracing costs where a device does the work: `python -m benchmarks --device cuda`.
+"""Measure the cost of tracing on a device: `python -m benchmarks --device cuda`.
 
-Nothing is needed but torch and what the tracer itself imports: neither the packages of the viewer
-nor, if need be, those of the store. With `--device cpu --smoke` the same code measures tiny nets on
-the processor, so that nothing but CUDA itself is left to be tried on a machine that has it.
+Requires only torch and the imports of the tracer itself: the packages of the viewer are not needed,
+and those of the store are optional. With `--device cpu --smoke`, the same code measures tiny nets
+on the CPU, so that only CUDA itself remains to be tested on a machine that has it.
 """

@@ -1,4 +1,4 @@
-"""What must hold before a time means anything: neutral, true, no waits, no memory."""
+"""Checks without which timings are meaningless: neutrality, correctness, waits, memory."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ State = dict[str, Tensor]
 
 
 def difference(place: Place, size: GptSize) -> str | None:
-    """Returns in what a traced training differs from a plain one; None if in nothing at all.
+    """Return the first difference between a traced and a plain training; None without any.
 
-    Losses, gradients, parameters, optimizer state and random numbers, bit for bit, of a transformer
-    with dropout of which every other step is recorded.
+    Compares losses, gradients, parameters, optimizer state and random numbers bit for bit, for a
+    transformer with dropout of which every other step is recorded.
 
     Raises:
-        RuntimeError: the plain training does not even repeat itself.
+        RuntimeError: two plain trainings already differ.
     """
     training = gpt(place, size, dropout=0.1)
     with _deterministic():
         plain, again = trained(place, training), trained(place, training)
         unlike = _unlike(plain, again)
         if unlike is not None:
-            raise RuntimeError(f"the plain training does not repeat itself: {unlike}")
+            raise RuntimeError(f"the plain training is not reproducible: {unlike}")
         every_other = Declared(RECORD.source, ("schedule.every=2",))
         with reduced(every_other) as recording:
             traced = trained(place, training)
@@ -53,7 +53,7 @@ def difference(place: Place, size: GptSize) -> str | None:
 
 
 def trained(place: Place, training: Training) -> State:
-    """Returns all that a training leaves behind."""
+    """Train, and return losses, parameters, gradients, states and random numbers by name."""
     training.reset()
     losses = [training.step().detach() for _ in range(_STEPS)]
     left: State = {f"loss {i}": loss.clone() for i, loss in enumerate(losses)}
@@ -79,7 +79,7 @@ def _unlike(one: State, other: State) -> str | None:
 
 
 def farthest(one: State, other: State) -> dict[str, float]:
-    """Returns the largest difference of losses and of parameters."""
+    """Return the largest absolute differences between losses and between parameters."""
     losses = [name for name in one if name.startswith("loss ")]
     weights = [name for name in one if name.endswith((".weight", ".bias"))]
     return {
@@ -100,11 +100,11 @@ def _deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-# -- true ----------------------------------------------------------------------------------------
+# -- correct -------------------------------------------------------------------------------------
 
 
 class _Shown(nn.Module):
-    """Records tensors for whatever watches its children, and has a parameter to train."""
+    """Passes tensors through named children, whose outputs can be recorded; has a parameter."""
 
     def __init__(self, names: list[str]) -> None:
         super().__init__()
@@ -112,21 +112,21 @@ class _Shown(nn.Module):
         self.one = nn.Parameter(torch.ones(1))
 
     def forward(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Passes each tensor through the child of its name."""
+        """Pass each tensor through the child with its name."""
         for name, child in self.shown.items():
             child(tensors[name])
         return self.one * 2
 
 
 def wrong_sums(place: Place, size: int) -> tuple[list[str], int]:
-    """Compares raw sums with those of float64 on the host, for all kinds of tensors.
+    """Compare raw sums of all kinds of tensors with float64 sums computed on the host.
 
     Args:
-        place: where the tensors lie.
-        size: elements of the larger ones, about.
+        place: the device of the tensors.
+        size: approximate number of elements of the larger tensors.
 
     Returns:
-        What is wrong, in words, and how many sums were compared.
+        Descriptions of the wrong sums, and the number of sums compared.
     """
     tensors = _tensors(place, size)
     raw = _raw_of(place, tensors)
@@ -152,19 +152,19 @@ def wrong_sums(place: Place, size: int) -> tuple[list[str], int]:
 
 
 def _aggregates(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns mean, std and abs-max over samples [s, n] of the mean of x and of that of |x|."""
+    """Return mean, std and abs-max over samples [s, n] of the means of x and |x|: [2, 3]."""
     each = np.stack((values.mean(1), np.abs(values).mean(1)))
     return np.stack((each.mean(1), each.std(1), np.abs(each).max(1)), 1)
 
 
 def _raw_of(place: Place, tensors: dict[str, Tensor]) -> RawStep:
-    """Returns the record of a step in which these tensors were the outputs of modules."""
+    """Return the raw record of a step in which modules returned these tensors."""
     model = _Shown([*tensors]).to(place.name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     source = {**RECORD.source} if isinstance(RECORD.source, dict) else {}
     source["nodes"] = {"all": {"select": "shown.*", "capture": ["output"], "batch_dim": 0}}
     with reduced(Declared(source), keep=True) as recording:
-        for _ in range(2):  # the first one discovers the model, the second one knows it
+        for _ in range(2):  # the first step discovers the model
             optimizer.zero_grad()
             model(tensors).sum().backward()
             optimizer.step()
@@ -177,7 +177,7 @@ def _raw_of(place: Place, tensors: dict[str, Tensor]) -> RawStep:
 
 
 def _tensors(place: Place, size: int) -> dict[str, Tensor]:
-    """Returns tensors of every kind that has sums."""
+    """Return tensors of every kind that has raw sums, by name."""
     torch.manual_seed(0)
     device = place.name
     kinds = {
@@ -209,7 +209,7 @@ def _tensors(place: Place, size: int) -> dict[str, Tensor]:
 
 
 def _compared(rows: NDArray[np.float64], values: NDArray[np.float64]) -> list[str]:
-    """Returns which sums of [r, 8] are not those of [r, n]."""
+    """Return descriptions of the raw sums [r, 8] that differ from those of the values [r, n]."""
     with np.errstate(all="ignore"):
         n = values.shape[1]
         finite = np.isfinite(values).all(1)
@@ -233,29 +233,29 @@ def _compared(rows: NDArray[np.float64], values: NDArray[np.float64]) -> list[st
             name: finite & ~(np.abs(mine - true) <= _EXACT * unit + rounding)
             for name, (mine, true, unit) in near.items()
         }
-    said = [
+    described = [
         f"{name} is {_first(mine, true, mine != true)}"
         for name, (mine, true) in exact.items()
         if not np.array_equal(mine, true)
     ]
-    return said + [
+    return described + [
         f"{name} is {_first(*near[name][:2], off)}" for name, off in wrong.items() if off.any()
     ]
 
 
 def _first(mine: NDArray[np.float64], true: NDArray[np.float64], wrong: NDArray[np.bool_]) -> str:
     at = int(np.argmax(wrong))
-    return f"{mine[at]!r} and not {true[at]!r}"
+    return f"{mine[at]!r} instead of {true[at]!r}"
 
 
 # -- no waits ------------------------------------------------------------------------------------
 
 
 def waits(place: Place, training: Training, what: Declared) -> str | None:
-    """Returns which operation of a recorded or idle step waits for the device; None if none does.
+    """Return the error of an operation that waits for the device; None if none does.
 
-    The first steps are let be: what they make is made once. Records are reduced afterwards, so that
-    nothing but the training thread is looked at.
+    Checks recorded and idle steps except for the first three, which make one-time allocations.
+    Records are reduced afterwards, so that only the training thread is checked.
     """
     training.reset()
     with reduced(what, later=True) as recording:
@@ -275,29 +275,29 @@ def waits(place: Place, training: Training, what: Declared) -> str | None:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Most bytes allocated by a training, without and with every step recorded."""
+    """Peak bytes allocated by a training, without and with every step recorded."""
 
     plain: int
     traced: int
 
     @property
     def fine(self) -> bool:
-        """Whether it has grown by 2 % or 64 MB at most, whichever is more."""
+        """Whether tracing adds at most 2 % or 64 MB, whichever is more."""
         return self.within(_MOST_SHARE)
 
     def within(self, share: float) -> bool:
-        """Whether it has grown by this share or 64 MB at most, whichever is more."""
+        """Whether tracing adds at most this share or 64 MB, whichever is more."""
         return self.traced - self.plain <= max(share * self.plain, _MOST_BYTES)
 
     def __str__(self) -> str:
-        """Returns both, and what is between them."""
+        """Return the plain peak and what tracing adds to it."""
         grown = (self.traced - self.plain) / _MIB
         share = (self.traced / max(self.plain, 1)) - 1
         return f"{self.plain / _MIB:,.0f} MiB, {grown:+,.0f} MiB ({share:+.1%})"
 
 
 def peaks(place: Place, training: Training, what: Declared = RECORD) -> Peaks | None:
-    """Returns the peaks of a training; None where memory is not counted."""
+    """Return the peaks of a training; None where the place does not count memory."""
 
     def work() -> None:
         training.reset()
@@ -312,10 +312,10 @@ def peaks(place: Place, training: Training, what: Declared = RECORD) -> Peaks | 
 
 
 def huge_peaks(place: Place, shape: tuple[int, int]) -> Peaks | None:
-    """Returns the peaks of a training whose output has very many samples.
+    """Return the peaks of a training whose output has very many samples.
 
     Raises:
-        RuntimeError: there is not enough memory to try.
+        RuntimeError: not enough memory is free.
     """
     samples, elements = shape
     needed = 8 * samples * elements

@@ -1,4 +1,4 @@
-"""What runs on the device for a record: how many kernels, and for how long."""
+"""Count and time the kernels that a record launches on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_COPIES = 8
 
 
 def launched(place: Place, training: Training) -> tuple[int, int]:
-    """Returns how many kernels a plain step launches, and a recorded one."""
+    """Return the numbers of kernels that a plain and a recorded step launch."""
 
     def work() -> None:
         training.step()
@@ -36,7 +36,7 @@ def launched(place: Place, training: Training) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Sums:
-    """Device seconds of the raw sums of a tensor, and of `x.sum()`."""
+    """Device seconds of the raw sums of a tensor and of `x.sum()`."""
 
     dtype: torch.dtype
     shape: tuple[int, int]
@@ -45,18 +45,17 @@ class Sums:
 
     @property
     def ratio(self) -> float:
-        """How many times longer ours take."""
+        """Time of the raw sums, as a multiple of `x.sum()`."""
         return self.ours / self.torch
 
 
 def sums(
     place: Place, dtype: torch.dtype, shape: tuple[int, int], *, most_bytes: int
 ) -> Sums | None:
-    """Measures the kernels of the eight raw sums; None if the profiler sees no kernel.
+    """Measure the kernels of the eight raw sums; None if the profiler reports no kernel.
 
-    Several tensors in turn, so that neither finds one in a cache because of the one before, and
-    none is recognised as one that has been read. What ends a step, one copy of the results, is
-    among ours, divided by the number of tensors.
+    Uses several tensors in turn, so that none is still in a cache or recognised as already read.
+    The copy of the results that ends a step is included, divided by the number of tensors.
     """
     size = shape[0] * shape[1] * dtype.itemsize
     copies = max(2, min(_MOST_COPIES, most_bytes // size))

@@ -1,4 +1,4 @@
-"""The nets that are trained on a device, in the sizes of the targets and in tiny ones."""
+"""The nets that are trained on a device, in the target sizes and in tiny ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.nets import Gpt, Training, next_token_loss
 
 @dataclass(frozen=True, kw_only=True)
 class GptSize:
-    """A transformer and its batches: `batch` rows of `time` tokens."""
+    """Size of a transformer and its batches: `batch` rows of `time` tokens."""
 
     tokens: int
     width: int
@@ -33,14 +33,14 @@ class Sizes:
     Attributes:
         gpt2: GPT-2 124M.
         medium: GPT-2 350M.
-        narrow: bound by launches.
-        shallow: four layers, of which kernels are counted.
-        mlp: layers, width and rows of a batch.
-        rows: shapes of which the raw sums are taken, by dtype.
-        huge: [samples, elements] of a tensor whose samples are more than anyone records singly.
-        block: steps of a block.
-        many: steps of a training that keeps a budget.
-        copies: bytes of tensors, at most, that raw sums are taken of in turn.
+        narrow: a transformer limited by kernel launches.
+        shallow: four layers, for counting kernels.
+        mlp: number of layers, width, and rows per batch.
+        rows: (dtype, shape) pairs for which raw sums are timed.
+        huge: [samples, elements] of a tensor with too many samples to record individually.
+        block: steps per block.
+        many: steps of the training with a budget.
+        copies: largest total size in bytes of the tensors that are summed in turn.
     """
 
     gpt2: GptSize
@@ -109,7 +109,7 @@ TINY = Sizes(
 
 
 def gpt(place: Place, size: GptSize, *, dropout: float = 0.0) -> Training:
-    """Returns a transformer with AdamW, as most are trained: fused, in mixed precision."""
+    """Return a transformer with fused AdamW and mixed precision, as is usual."""
     torch.manual_seed(0)
     model = Gpt(
         tokens=size.tokens,
@@ -136,7 +136,7 @@ def gpt(place: Place, size: GptSize, *, dropout: float = 0.0) -> Training:
 
 
 def mlp(place: Place, size: tuple[int, int, int]) -> Training:
-    """Returns linear layers with ReLU between them, and Adam."""
+    """Return linear layers with ReLU between them, trained with Adam."""
     layers, width, batch = size
     torch.manual_seed(0)
     parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]

@@ -1,6 +1,6 @@
-"""Where the nets are trained: a CUDA device, or the processor in its place.
+"""Where the nets are trained: on a CUDA device, or on the CPU instead.
 
-Everything that the two do differently is here.
+All differences between the two are in this module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class Place(ABC):
-    """A place to train in.
+    """A place to train.
 
     Attributes:
         name: the type of its torch device.
@@ -29,15 +29,15 @@ class Place(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """The device, and what drives it, in words."""
+        """Description of the device and its driver."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Waits until all that was asked for is done."""
+        """Wait until all queued work is done."""
 
     @abstractmethod
     def forbid_waiting(self) -> Any:
-        """Returns a context within which an operation that waits for the device is an error."""
+        """Return a context in which an operation that waits for the device raises an error."""
 
     @abstractmethod
     def peak(self, work: Callable[[], None]) -> int | None:
@@ -45,18 +45,18 @@ class Place(ABC):
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """Returns how much memory is left."""
+        """Return the free memory in bytes."""
 
     @abstractmethod
     def is_kernel(self, event: Any) -> bool:
-        """Whether an event of the profiler is a kernel that ran here."""
+        """Whether a profiler event is a kernel that ran here."""
 
     @abstractmethod
     def kernel_seconds(self, event: Any) -> float:
-        """Returns how long that kernel ran."""
+        """Return the seconds for which that kernel ran."""
 
     def kernels(self, work: Callable[[], None]) -> list[Any]:
-        """Returns the profiler's events of the kernels that `work` launches."""
+        """Return the profiler events of the kernels that `work` launches."""
         self.finish()
         activities = [ProfilerActivity.CPU]
         if self.name == "cuda":
@@ -67,7 +67,7 @@ class Place(ABC):
         return [event for event in profiled.events() or () if self.is_kernel(event)]
 
     def seconds(self, work: Callable[[], None]) -> float:
-        """Returns the time of `work`, from nothing under way until all of it is done."""
+        """Return the seconds that `work` takes, with no queued work before and after."""
         self.finish()
         began = time.perf_counter()
         work()
@@ -82,7 +82,7 @@ class Cuda(Place):
 
     @property
     def description(self) -> str:
-        """The device, its memory and the version of CUDA."""
+        """The device, its memory and the CUDA version."""
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         gib = properties.total_memory / 2**30
         return f"{properties.name}, {gib:.0f} GiB, CUDA {torch.version.cuda}"
@@ -93,7 +93,7 @@ class Cuda(Place):
 
     @contextmanager
     def forbid_waiting(self) -> Iterator[None]:
-        """Makes torch raise where an operation waits."""
+        """Make torch raise where an operation waits."""
         torch.cuda.set_sync_debug_mode("error")
         try:
             yield
@@ -110,69 +110,71 @@ class Cuda(Place):
         return torch.cuda.max_memory_allocated()
 
     def free_bytes(self) -> int:
-        """Returns the driver's figure, including memory that torch's allocator caches."""
+        """Return the driver's figure plus the memory that torch's allocator caches."""
         kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return torch.cuda.mem_get_info()[0] + kept
 
     def is_kernel(self, event: Any) -> bool:
-        """Whether it ran on the device and is no copy and no filling of memory."""
+        """Whether it ran on the device and is neither a memory copy nor a memset."""
         on_device = str(getattr(event, "device_type", "")).endswith("CUDA")
-        marked = getattr(event, "is_user_annotation", False)  # spans of the host, shown again
+        marked = getattr(
+            event, "is_user_annotation", False
+        )  # host ranges that the profiler repeats
         other = ("Memcpy", "Memset", "ProfilerStep", "Optimizer.")
         return on_device and not marked and not event.name.startswith(other)
 
     def kernel_seconds(self, event: Any) -> float:
-        """Returns how long it ran on the device."""
+        """Return the seconds for which it ran on the device."""
         return float(event.time_range.elapsed_us()) / 1e6
 
 
 class Processor(Place):
-    """The processor, in the place of a device: every operation of torch counts as a kernel."""
+    """The CPU instead of a device: every torch operation counts as a kernel."""
 
     name = "cpu"
 
     @property
     def description(self) -> str:
-        """That there is no device."""
-        return "the processor in the place of a device"
+        """States that there is no device."""
+        return "the CPU instead of a device"
 
     def finish(self) -> None:
-        """Nothing is ever under way."""
+        """Do nothing: operations are synchronous."""
 
     @contextmanager
     def forbid_waiting(self) -> Iterator[None]:
-        """Forbids nothing, as nothing waits."""
+        """Allow everything: no operation waits."""
         yield
 
     def peak(self, work: Callable[[], None]) -> None:
-        """Does the work; torch does not count the processor's memory."""
+        """Run `work` and return None: torch does not count CPU memory."""
         work()
 
     def free_bytes(self) -> int:
-        """Returns enough for the smallest sizes only."""
+        """Return an amount that suffices only for the smallest sizes."""
         return 1 << 30
 
     def is_kernel(self, event: Any) -> bool:
-        """Whether it is an operation of torch."""
+        """Whether it is a torch operation."""
         return bool(event.name.startswith("aten::"))
 
     def kernel_seconds(self, event: Any) -> float:
-        """Returns how long it ran, without the operations that it called."""
+        """Return the seconds for which it ran, excluding the operations that it called."""
         return float(event.self_cpu_time_total) / 1e6
 
 
 def place_of(name: str) -> Place:
-    """Returns the place with that name.
+    """Return the place with that name.
 
     Raises:
-        SystemExit: there is no such device here.
+        SystemExit: the device is not available.
     """
     if name == "cpu":
         return Processor()
     if not torch.cuda.is_available():
         raise SystemExit(
             f"--device cuda: torch {torch.__version__} finds no CUDA device here. Run it where "
-            "`python -c 'import torch; print(torch.cuda.is_available())'` says True, or try the "
-            "same code on the processor: --device cpu --smoke"
+            "`python -c 'import torch; print(torch.cuda.is_available())'` says True, or test the "
+            "same code on the CPU: --device cpu --smoke"
         )
     return Cuda()

@@ -1,7 +1,7 @@
-"""Recording a training: into a store, or, where its packages are absent, into nothing.
+"""Record a training into a store, or drop the records where the store's packages are missing.
 
-Without tensorstore or pandas, records are reduced to statistics on a thread of their own, as the
-writer does, and then dropped. What the training thread and the device do is the same.
+Without tensorstore or pandas, a separate thread reduces records to statistics, as the writer does,
+and then drops them. The work of the training thread and of the device is the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from comgra_decl.records import RawStep, Said
+    from comgra_decl.records import RawStep, ScalarBatch
     from comgra_decl.spec import Spec
 
 _STORE_NEEDS = ("tensorstore", "pandas", "ml_dtypes")
@@ -34,7 +34,7 @@ EVERY: tuple[str, ...] = ("schedule.first=1", "schedule.every=1", "schedule.back
 
 
 def has_store() -> bool:
-    """Whether the packages can be imported that a run on disk needs."""
+    """Whether the packages that a run on disk needs can be imported."""
     try:
         for name in _STORE_NEEDS:
             import_module(name)
@@ -45,9 +45,9 @@ def has_store() -> bool:
 
 @dataclass(frozen=True)
 class Declared:
-    """What is recorded: `source` and `overrides` as `comgra_decl.trace` takes them.
+    """What to record: `source` and `overrides` are arguments of `comgra_decl.trace`.
 
-    `every` selects every step; otherwise the first one.
+    With `every`, every step is recorded, otherwise only the first one.
     """
 
     source: str | Mapping[str, Any]
@@ -55,7 +55,7 @@ class Declared:
     every: bool = True
 
     def with_steps(self, steps: Sequence[int]) -> Declared:
-        """Returns the same for exactly these steps, and the first one."""
+        """Return a copy that records exactly these steps and the first one."""
         return Declared(self.source, (f"schedule.steps={sorted({0, *steps})}",))
 
 
@@ -80,12 +80,12 @@ DEBUG = Declared("debug", EVERY)
 
 @dataclass
 class Recording:
-    """What has come of a recording.
+    """The result of a recording.
 
     Attributes:
-        records: how many records have arrived.
-        faults: errors of ours; there must be none.
-        raw: the records themselves, if they were asked for.
+        records: number of records received.
+        faults: errors of comgra_decl; must be empty.
+        raw: the records themselves, if requested.
     """
 
     records: int = 0
@@ -93,20 +93,20 @@ class Recording:
     raw: list[RawStep] = field(default_factory=list)
 
     def check(self, expected: int | None) -> None:
-        """Makes sure that what was measured has happened.
+        """Check that the recording succeeded, with `expected` records unless that is None.
 
         Raises:
-            RuntimeError: It has not, so the time taken is meaningless.
+            RuntimeError: it did not, so its timings are meaningless.
         """
         if self.faults:
-            raise RuntimeError(f"tracing has failed: {self.faults[0]}")
+            raise RuntimeError(f"tracing failed: {self.faults[0]}")
         if expected is not None and self.records != expected:
-            raise RuntimeError(f"{self.records} records where {expected} were expected")
+            raise RuntimeError(f"expected {expected} records, got {self.records}")
 
 
 @contextmanager
 def recorded(what: Declared, *, store: bool) -> Iterator[Recording]:
-    """Records what is trained in this context; `Recording` is complete when it is left."""
+    """Record the training in this context; `Recording` is complete on exit."""
     with _stored(what) if store else reduced(what) as recording:
         yield recording
 
@@ -129,12 +129,12 @@ def _stored(what: Declared) -> Iterator[Recording]:
 
 @contextmanager
 def reduced(what: Declared, *, keep: bool = False, later: bool = False) -> Iterator[Recording]:
-    """Records into nothing.
+    """Record without a store.
 
     Args:
-        what: is recorded.
-        keep: keep the records, as they leave the training thread, and reduce none of them.
-        later: reduce them only when the context is left.
+        what: what to record.
+        keep: whether to keep the records as they leave the training thread, without reducing them.
+        later: whether to reduce them only on exit.
     """
     from comgra_decl.hooks import HookManager
     from comgra_decl.spec import load_spec
@@ -146,7 +146,7 @@ def reduced(what: Declared, *, keep: bool = False, later: bool = False) -> Itera
         spec,
         recording.raw.append if keep else writer.put,
         on_fault=lambda error: recording.faults.append(f"{type(error).__name__}: {error}"),
-        scalars=lambda said: None if keep else writer.put(said),
+        scalars=lambda item: None if keep else writer.put(item),
     )
     if not (keep or later):
         writer.start()
@@ -162,7 +162,7 @@ def reduced(what: Declared, *, keep: bool = False, later: bool = False) -> Itera
 
 
 class _Writer:
-    """Does what the writer thread does with records, but for storing them."""
+    """Processes records like the writer thread, without storing them."""
 
     def __init__(self, spec: Spec, recording: Recording) -> None:
         from comgra_decl.record.session import Reduction
@@ -170,16 +170,16 @@ class _Writer:
         _stand_in_for_dtypes()
         self._reduce = Reduction(spec)
         self._recording = recording
-        self._queue: queue.SimpleQueue[RawStep | Said | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[RawStep | ScalarBatch | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="benchmark-writer", daemon=True)
-        self.put: Callable[[RawStep | Said], None] = self._queue.put
+        self.put: Callable[[RawStep | ScalarBatch], None] = self._queue.put
 
     def start(self) -> None:
-        """Begins to work."""
+        """Start the thread."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Works off what is left."""
+        """Process the remaining items and join the thread."""
         self._queue.put(None)
         if self._thread.ident is None:
             self._thread.start()
@@ -200,9 +200,9 @@ class _Writer:
 
 
 def _stand_in_for_dtypes() -> None:
-    """Lets bfloat16 values be copied without ml_dtypes; the benchmark never reads them."""
+    """Allow bfloat16 values to be copied without ml_dtypes; the benchmark never reads them."""
     if find_spec("ml_dtypes") is None:
         stand_in = ModuleType("ml_dtypes")
-        stand_in.__spec__ = ModuleSpec("ml_dtypes", None)  # else it could not be looked for
+        stand_in.__spec__ = ModuleSpec("ml_dtypes", None)  # `find_spec` raises without one
         vars(stand_in).update(bfloat16=np.uint16)
         sys.modules["ml_dtypes"] = stand_in

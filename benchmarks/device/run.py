@@ -1,4 +1,4 @@
-"""All checks and measurements in the order of their worth, until the time is over."""
+"""Run all checks and measurements, the most important first, within a time limit."""
 
 from __future__ import annotations
 
@@ -44,42 +44,42 @@ from benchmarks.results import Ratio
 from benchmarks.targets import Verdict
 
 MINUTES = 8.0
-_MARGIN = 15.0  # seconds left for what is written at the end
-_LAST_SECONDS = 3.0  # before it is ended, whatever it does
+_MARGIN = 15.0  # seconds reserved for writing the report
+_LAST_SECONDS = 3.0  # before the deadline, when the process is ended
 _PACKAGES = ("torch", "triton", "numpy", "tensorstore", "comgra-decl")
 
 _SUMS_LIMIT = {torch.float32: 1.3, torch.bfloat16: 1.8}
 _IDLE_LIMIT = 1.02
-_COMPILED_IDLE_LIMIT = 1.05  # measured one after the other, so less sharply
+_COMPILED_IDLE_LIMIT = 1.05  # looser: measured one after the other
 _ROUNDS_COMPILED = 5
 
 BACKEND = "inductor"
-"""What compiles; the tests have something quicker."""
+"""Backend of `torch.compile`; the tests use a faster one."""
 
 TEXT = """\
 # What tracing costs on a device
 
 {machine}
 
-Times are medians over interleaved blocks; the loop never waits for the device. A ratio is that to
-the same step with nothing attached, quartiles of the ratios round by round in brackets. *record*:
-outputs, output gradients and parameter gradients of every module, at every step; *light*, *debug*:
-the presets, at every step; *idle*: attached, no step recorded. {store}
+Times are medians over interleaved blocks; the loop never waits for the device. Ratios are relative
+to the same step with nothing attached, with the quartiles of the per-round ratios in brackets.
+*record*: outputs, output gradients and parameter gradients of every module, at every step;
+*light*, *debug*: the presets, at every step; *idle*: attached, no step recorded. {store}
 """
 _SMOKE = (
-    "**A try of the code, with tiny nets that have the names of the large ones.** No ratio and no "
-    "verdict below holds for a device."
+    "**A smoke test with tiny nets under the names of the large ones.** The ratios and verdicts "
+    "below are not valid for any device."
 )
 _WITH_STORE = "Records are written to a store."
 _WITHOUT_STORE = (
-    "Records are reduced to statistics by a thread of their own and then dropped: the packages of "
-    "the store (tensorstore, pandas, ml_dtypes) are not installed here."
+    "A separate thread reduces records to statistics and drops them: the packages of the store "
+    "(tensorstore, pandas, ml_dtypes) are not installed here."
 )
 
 
 @dataclass
 class Report:
-    """What has come of it until now; the order is that in which lines were announced."""
+    """The results so far, in the order in which their lines were planned."""
 
     facts: dict[str, Any]
     store: bool
@@ -89,18 +89,18 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def expect(self, target: str) -> None:
-        """Announces a line, which is not run so far."""
+        """Add a line without a result."""
         self.verdicts[target] = Verdict(target, None, None)
 
-    def say(self, target: str, measured: str, met: bool | None) -> None:
-        """Logs the result of a line."""
+    def set(self, target: str, measured: str, met: bool | None) -> None:
+        """Store and print the result of a line."""
         assert target in self.verdicts, target
         self.verdicts[target] = Verdict(target, measured, met)
         print(f"{target}: {measured}", file=sys.stderr, flush=True)
 
     @property
     def markdown(self) -> str:
-        """The whole report."""
+        """The report as Markdown."""
         facts, packages = self.facts, self.facts["packages"]
         versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
         described = (
@@ -114,7 +114,7 @@ class Report:
         return "\n\n".join(part.strip() for part in parts) + "\n"
 
     def save(self, folder: Path) -> Path:
-        """Writes `device-DATE.md` and `.json`; returns the former's path."""
+        """Write `device-DATE.md` and `.json`; return the path of the former."""
         folder.mkdir(parents=True, exist_ok=True)
         day = date.today().isoformat()
         document = {
@@ -131,7 +131,7 @@ class Report:
         return path
 
 
-# -- what is measured ----------------------------------------------------------------------------
+# -- measurements ----------------------------------------------------------------------------
 
 
 @dataclass
@@ -139,11 +139,11 @@ class Bench:
     """One run of the benchmark.
 
     Args:
-        place: where it runs.
-        sizes: how large everything is.
+        place: the device.
+        sizes: sizes of nets and tensors.
         store: whether records go into a store.
-        deadline: when it has to be over.
-        report: is filled.
+        deadline: the time limit.
+        report: receives the results.
     """
 
     place: Place
@@ -156,7 +156,7 @@ class Bench:
     )
 
     def plan(self) -> None:
-        """Announces everything, with the seconds that each part may take."""
+        """Add all parts, with the seconds that each may take."""
         sizes, gpt2 = self.sizes, "GPT-2 124M bf16 B8 T1024"
         medium, compiled = "GPT-2 350M bf16 B8 T1024", "compiled GPT-2 124M"
         shown = [f"{_shape(dtype, shape)}" for dtype, shape in sizes.rows]
@@ -234,13 +234,13 @@ class Bench:
             self.report.expect(target)
 
     def run(self, only: Sequence[str] | None = None) -> None:
-        """Measures one part after another; a failing part is reported and the next one runs."""
+        """Measure one part after another; a failing part is reported, and the next one runs."""
         for name, targets, measure, seconds in self._plan:
             if only is not None and name not in only:
                 continue
             left = self.deadline.left
             if left < min(seconds / 3, 20.0):
-                self.report.notes.append(f"Left out, as the time was over: {name}.")
+                self.report.notes.append(f"Left out for lack of time: {name}.")
                 continue
             began = time.monotonic()
             try:
@@ -254,9 +254,9 @@ class Bench:
         text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         for target in targets:
             if self.report.verdicts[target].measured is None:
-                self.report.say(target, f"failed: {text}", None)
+                self.report.set(target, f"failed: {text}", None)
         lines = "".join(traceback.format_exception(error)[-6:])
-        self.report.notes.append(f"{name} has failed:\n\n```\n{lines.rstrip()}\n```")
+        self.report.notes.append(f"{name} failed:\n\n```\n{lines.rstrip()}\n```")
 
     # -- the parts -------------------------------------------------------------------------------
 
@@ -264,15 +264,15 @@ class Bench:
         del deadline
         for target, half in zip(targets, (False, True), strict=True):
             unlike = checks.difference(self.place, replace(self.sizes.shallow, half=half))
-            said = unlike or "losses, gradients, parameters, states, random numbers"
-            self.report.say(target, said, unlike is None)
+            result = unlike or "losses, gradients, parameters, states, random numbers"
+            self.report.set(target, result, unlike is None)
 
     def _true(self, target: str, *, deadline: Deadline) -> None:
         del deadline
         wrong, compared = checks.wrong_sums(self.place, 20_000 if self._tiny else 1_000_000)
         self.report.figures["true"] = {"wrong": wrong, "compared": compared}
-        said = f"{compared:,} sums, {len(wrong)} kinds wrong"
-        self.report.say(target, "; ".join([said, *wrong[:3]]), not wrong and compared > 0)
+        result = f"{compared:,} sums, {len(wrong)} kinds wrong"
+        self.report.set(target, "; ".join([result, *wrong[:3]]), not wrong and compared > 0)
 
     def _waits(self, record: str, debug: str, *, deadline: Deadline) -> None:
         del deadline
@@ -280,17 +280,17 @@ class Bench:
         half_idle = Declared(RECORD.source, ("schedule.first=5", "schedule.every=null"))
         for target, what in ((record, half_idle), (debug, DEBUG)):
             waits = checks.waits(self.place, training, what)
-            self.report.say(target, waits or "none does", waits is None)
+            self.report.set(target, waits or "none", waits is None)
 
     def _kernels(self, target: str, *, deadline: Deadline) -> None:
         del deadline
         plain, traced = kernels.launched(self.place, gpt(self.place, self.sizes.shallow))
         self.report.figures["kernels"] = {"plain": plain, "recorded": traced}
         if not plain:
-            self.report.say(target, "the profiler sees no kernel", None)
+            self.report.set(target, "the profiler reports no kernel", None)
         else:
             beyond = traced - plain
-            self.report.say(target, f"{beyond:,} beyond {plain:,}", beyond <= 150)
+            self.report.set(target, f"{beyond:,} beyond {plain:,}", beyond <= 150)
 
     def _sums(self, *targets: str, deadline: Deadline) -> None:
         found: list[dict[str, Any]] = []
@@ -300,13 +300,13 @@ class Bench:
                 return
             sums = kernels.sums(self.place, dtype, shape, most_bytes=self.sizes.copies)
             if sums is None:
-                self.report.say(target, "the profiler sees no kernel", None)
+                self.report.set(target, "the profiler reports no kernel", None)
                 continue
             found.append(
                 {"dtype": str(dtype), "shape": shape, "ours": sums.ours, "sum": sums.torch}
             )
-            said = f"{sums.ratio:.2f} ({1e6 * sums.ours:,.1f} us, sum {1e6 * sums.torch:,.1f} us)"
-            self.report.say(target, said, sums.ratio <= _SUMS_LIMIT[dtype])
+            result = f"{sums.ratio:.2f} ({1e6 * sums.ours:,.1f} us, sum {1e6 * sums.torch:,.1f} us)"
+            self.report.set(target, result, sums.ratio <= _SUMS_LIMIT[dtype])
 
     def _ratios(
         self,
@@ -336,25 +336,25 @@ class Bench:
         }
         for tool, target in targets.items():
             ratio = times.ratio(tool)
-            said = f"{_text(ratio)} of {1000 * plain:.2f} ms"
+            result = f"{_text(ratio)} of {1000 * plain:.2f} ms"
             met: bool | None = ratio.value <= limits[tool]
-            if tool == "idle" and not met:  # what nothing against itself shows is no cost of ours
-                said += f"; nothing against itself {_text(noise)}"
+            if tool == "idle" and not met:  # within the noise: no cost of tracing
+                result += f"; nothing attached against itself {_text(noise)}"
                 met = ratio.low <= max(noise.high, _IDLE_LIMIT)
-            self.report.say(target, said, met)
+            self.report.set(target, result, met)
 
     def _memory(self, target: str, huge: str, *, deadline: Deadline) -> None:
         del deadline
         peaks = checks.peaks(self.place, gpt(self.place, self.sizes.gpt2))
-        self._say_peaks(target, peaks, 0.02)
+        self._set_peaks(target, peaks, 0.02)
         _clean(self.place)
-        self._say_peaks(huge, checks.huge_peaks(self.place, self.sizes.huge), 0.02)
+        self._set_peaks(huge, checks.huge_peaks(self.place, self.sizes.huge), 0.02)
 
-    def _say_peaks(self, target: str, peaks: checks.Peaks | None, share: float) -> None:
+    def _set_peaks(self, target: str, peaks: checks.Peaks | None, share: float) -> None:
         if peaks is None:
-            self.report.say(target, "memory is not counted here", None)
+            self.report.set(target, "memory is not counted here", None)
         else:
-            self.report.say(target, str(peaks), peaks.within(share))
+            self.report.set(target, str(peaks), peaks.within(share))
 
     def _compiled(
         self, record: str, idle: str, compiling: str, memory: str, *, deadline: Deadline
@@ -365,13 +365,13 @@ class Bench:
         torch.compiler.reset()
         _clean(place)
         if self.deadline.left < plain.first:
-            raise RuntimeError("the time was over when the plain graph had been compiled")
+            raise RuntimeError("no time was left after compiling the plain graph")
         training = _compile(gpt(place, self.sizes.gpt2))
         traced = within_one(
             place, training, OBSERVED, store=self.store, block=block, rounds=_ROUNDS_COMPILED
         )
         if not traced.graphs:
-            raise RuntimeError("recorded steps were not compiled: nothing was compiled for them")
+            raise RuntimeError("recorded steps were not compiled: no graph was compiled for them")
         ratio, idle_step = traced.times.ratio("recorded", "idle"), traced.times.median("idle")
         self.report.figures["compiled"] = {
             "plain": plain.step,
@@ -380,18 +380,20 @@ class Bench:
             "first_idle": traced.first["plain"],
             "ratio": asdict(ratio),
         }
-        said = f"{_text(ratio)} of {1000 * idle_step:.2f} ms"
-        self.report.say(record, said, ratio.value <= 1.35)
+        result = f"{_text(ratio)} of {1000 * idle_step:.2f} ms"
+        self.report.set(record, result, ratio.value <= 1.35)
         share = idle_step / plain.step
-        said = f"{share:.3f} of {1000 * plain.step:.2f} ms, measured one after the other"
-        self.report.say(idle, said, share <= _COMPILED_IDLE_LIMIT)
+        result = f"{share:.3f} of {1000 * plain.step:.2f} ms, measured one after the other"
+        self.report.set(idle, result, share <= _COMPILED_IDLE_LIMIT)
         took = traced.first["recorded"]
-        beside = traced.first["plain"]
-        said = f"{took:.1f} s; plain {beside:.1f} s beside it, {plain.first:.1f} s alone"
-        self.report.say(compiling, said, took <= 1.1 * plain.first + 1.0)
+        idle_first = traced.first["plain"]
+        result = (
+            f"{took:.1f} s; plain {idle_first:.1f} s in the same run, {plain.first:.1f} s alone"
+        )
+        self.report.set(compiling, result, took <= 1.1 * plain.first + 1.0)
         known = plain.peak is not None and traced.peak is not None
         peaks = checks.Peaks(plain.peak or 0, traced.peak or 0) if known else None
-        self._say_peaks(memory, peaks, 0.05)
+        self._set_peaks(memory, peaks, 0.05)
 
     def _budget(self, *targets: str, deadline: Deadline) -> None:
         del deadline
@@ -405,13 +407,13 @@ class Bench:
             after = self._many(training, reads=reads)
             share, noise = 2 * took / (before + after) - 1, abs(after / before - 1)
             figures.append({"share": share, "noise": noise, "records": recording.records})
-            said = f"{share:.1%} with {recording.records:,} records of {steps:,} steps"
+            result = f"{share:.1%} with {recording.records:,} records of {steps:,} steps"
             met = share <= 0.04 and (share >= 0.02 or recording.records >= steps)
-            self.report.say(target, f"{said}; noise {noise:.1%}", met)
+            self.report.set(target, f"{result}; noise {noise:.1%}", met)
         self.report.figures["budget"] = {"loops": figures}
 
     def _many(self, training: Training, *, reads: bool) -> float:
-        """Returns the seconds of many steps, after some that are not timed."""
+        """Return the seconds that many steps take, after an untimed warm-up."""
 
         def work(steps: int = self.sizes.many) -> None:
             for _ in range(steps):
@@ -435,11 +437,11 @@ class Bench:
             recording.check(None)
             far = checks.farthest(plain, traced)
             self.report.figures.setdefault("differences", {})[how] = far
-            said = ", ".join(f"{what} {value:.2g}" for what, value in far.items())
-            self.report.say(target, said, None)
+            result = ", ".join(f"{what} {value:.2g}" for what, value in far.items())
+            self.report.set(target, result, None)
 
     def _compiled_alone(self) -> _Alone:
-        """Measures the compiled training without any tracing."""
+        """Measure the compiled training without tracing."""
         place, block = self.place, self.sizes.block
         training = _compile(gpt(place, self.sizes.gpt2))
         first = place.seconds(lambda: _steps(training, 1))
@@ -464,7 +466,7 @@ class _Alone:
 
 
 def _compile(training: Training) -> Training:
-    # again, because its parameters have other names
+    # compile after building: compiled models have different parameter names
     return replace(
         training, model=cast("nn.Module", torch.compile(training.model, backend=BACKEND))
     )
@@ -484,7 +486,7 @@ def _shape(dtype: torch.dtype, shape: tuple[int, int]) -> str:
 
 
 def _clean(place: Place) -> None:
-    """Gives back what a part has left in memory."""
+    """Free the memory that a part has left allocated."""
     gc.collect()
     if place.name == "cuda":
         torch.cuda.empty_cache()
@@ -502,18 +504,18 @@ def main(
     store: bool | None = None,
     minutes: float = MINUTES,
 ) -> int:
-    """Measures, prints the table, stores it; returns the exit status.
+    """Measure, print and store the table, and return the exit status.
 
     Args:
-        device: "cuda", or "cpu" to try the code.
-        smoke: tiny sizes.
-        save: folder of the results; None for none.
+        device: "cuda", or "cpu" to test the code.
+        smoke: whether to use tiny sizes.
+        save: folder of the results; None to store nothing.
         only: names of parts; None for all.
-        store: whether records go into a store; None: where its packages are installed.
-        minutes: after so many it is over, whatever is missing.
+        store: whether records go into a store; None: if its packages are installed.
+        minutes: time limit; parts that do not fit are left out.
 
     Returns:
-        0; 1 if a target is not met or a part has failed.
+        0, or 1 if a target is missed or a part fails.
     """
     began = time.monotonic()
     place = place_of(device)
@@ -525,27 +527,27 @@ def main(
     bench = Bench(place, TINY if smoke else FULL, stored, deadline, report)
     bench.plan()
 
-    def tell() -> None:
+    def show() -> None:
         facts["seconds"] = time.monotonic() - began
         print(report.markdown, flush=True)
         if save is not None:
             print(f"written to {report.save(save)}", file=sys.stderr, flush=True)
 
-    with _ended_after(60 * minutes, tell, report):
+    with _ended_after(60 * minutes, show, report):
         bench.run(only)
-    tell()
+    show()
     wanted = [verdict for verdict in report.verdicts.values() if verdict.measured is not None]
     failed = any(verdict.measured.startswith("failed") for verdict in wanted if verdict.measured)
     return int(failed or any(verdict.met is False for verdict in wanted))
 
 
 @contextmanager
-def _ended_after(seconds: float, tell: Callable[[], None], report: Report) -> Iterator[None]:
-    """Ends the process when the time is up, after printing the results so far."""
+def _ended_after(seconds: float, show: Callable[[], None], report: Report) -> Iterator[None]:
+    """End the process when the time is up, after printing the results so far."""
 
     def end() -> None:
-        report.notes.append("Ended before all parts were: the time was over.")
-        tell()
+        report.notes.append("Ended at the time limit, before all parts had run.")
+        show()
         os._exit(1)
 
     timer = threading.Timer(max(seconds - _LAST_SECONDS, 0.0), end)

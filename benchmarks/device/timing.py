@@ -1,4 +1,4 @@
-"""Whole steps, timed in interleaved blocks until the time is over."""
+"""Time whole steps in interleaved blocks, within a time limit."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from benchmarks.results import Ratio
 
 _MOST_ROUNDS = 9
 _LEAST_ROUNDS = 3
-_WARMUP = 2  # recorded steps before the clock, of which the first discovers the model
+_WARMUP = 2  # recorded steps before timing; the first one discovers the model
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a step by the name of what was attached, one for each round."""
+    """Seconds per step, by name of what was attached, with one value per round."""
 
     seconds: Mapping[str, Sequence[float]]
     rounds: int
 
     def median(self, name: str) -> float:
-        """Returns the median over all rounds."""
+        """Return the median over all rounds."""
         return float(np.median(self.seconds[name]))
 
     def ratio(self, name: str, to: str = "plain") -> Ratio:
-        """Returns the ratio of two medians, with the quartiles of the ratios round by round."""
+        """Return the ratio of two medians, with the quartiles of the per-round ratios."""
         mine, plain = (np.asarray(self.seconds[which]) for which in (name, to))
         low, high = np.percentile(mine / plain, [25, 75])
         return Ratio(float(np.median(mine) / np.median(plain)), float(low), float(high))
 
 
 class Deadline:
-    """A moment until which something should be done."""
+    """A point in time by which something should be done."""
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -47,7 +47,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until then; negative afterwards."""
+        """Seconds until the deadline; negative after it."""
         return self._end - self._clock()
 
 
@@ -60,19 +60,19 @@ def interleaved(
     block: int,
     deadline: Deadline,
 ) -> Times:
-    """Times blocks of `block` steps with each of `attached` (nothing: None), in turns.
+    """Time blocks of `block` steps alternately with each of `attached` (None: nothing).
 
-    Nothing in the loop waits for the device; a block is timed from and to a moment when nothing is
-    under way. The order is redrawn for each round. There are nine rounds, fewer if the deadline
-    comes sooner, and three at least.
+    Nothing in the loop waits for the device; no work is queued when the timing of a block starts
+    and ends. The order is redrawn for each round. There are nine rounds, fewer if the deadline is
+    reached earlier, but at least three.
 
     Raises:
-        RuntimeError: something was not recorded as it should have been.
+        RuntimeError: a recording failed or is incomplete.
     """
     seconds: dict[str, list[float]] = {name: [] for name in attached}
     order, dice = [*attached], random.Random(0)
     rounds, took = 0, 0.0
-    for name in order:  # what is made once: kernels that are compiled, memory that is kept
+    for name in order:  # one-time work: compiling kernels, allocating memory
         _block(place, training, attached[name], store=store, steps=1)
     while rounds < _MOST_ROUNDS and (rounds < _LEAST_ROUNDS or deadline.left > took):
         began = time.monotonic()
@@ -87,7 +87,7 @@ def interleaved(
 def _block(
     place: Place, training: Training, what: Declared | None, *, store: bool, steps: int
 ) -> float:
-    """Returns the seconds of a step."""
+    """Return the seconds per step."""
     training.reset()
     gc.collect()
 
@@ -112,14 +112,14 @@ def _warm(training: Training) -> None:
 
 @dataclass(frozen=True)
 class Within:
-    """A training that was attached to once.
+    """Measurements of a training with a single attachment.
 
     Attributes:
         times: of "recorded" and "idle" blocks.
-        first: seconds of the first step of each, in which everything is compiled: "plain" without
-            a record, "recorded" with one.
-        graphs: how many graphs the compiler made in the latter.
-        peak: peak of bytes allocated by recorded steps; None if unknown.
+        first: seconds of the first step of each kind, which compiles: "plain" without a record,
+            "recorded" with one.
+        graphs: number of graphs compiled in the first recorded step.
+        peak: peak of the bytes allocated by recorded steps; None if unknown.
     """
 
     times: Times
@@ -131,21 +131,21 @@ class Within:
 def within_one(
     place: Place, training: Training, what: Declared, *, store: bool, block: int, rounds: int
 ) -> Within:
-    """Times blocks with and without records of a training that is attached to once.
+    """Time blocks with and without records within a single attachment.
 
-    For compiled models, whose variants would else be compiled for every block. Step 0 is recorded,
-    eagerly, so that the model is known; step 1 is not: the plain graph is compiled. Idle and
-    recorded blocks follow in turns; the first step of each is not timed, in the first of which the
-    variant with observers is compiled.
+    This is for compiled models, whose variants would otherwise be compiled for every block. Step 0
+    is recorded eagerly and discovers the model; step 1 is not recorded and compiles the plain
+    graph. Then idle and recorded blocks alternate. The first step of each block is not timed; the
+    first recorded one compiles the variant with observers.
 
     Raises:
-        RuntimeError: something was not recorded as it should have been.
+        RuntimeError: the recording failed or is incomplete.
     """
     length = block + 1
     starts = [2 + (2 * i + 1) * length for i in range(rounds)]
     last = starts[-1] + length
     steps = [step for start in starts for step in range(start, start + length)]
-    steps += range(last, last + block)  # whose memory is counted
+    steps += range(last, last + block)  # the steps whose memory is counted
     seconds: dict[str, list[float]] = {"recorded": [], "idle": []}
     first: dict[str, float] = {}
     graphs = 0
@@ -172,7 +172,7 @@ def within_one(
 
 
 def graphs_compiled() -> int:
-    """Returns how many graphs the compiler has made until now."""
+    """Return the number of graphs compiled so far."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])

@@ -1,4 +1,4 @@
-"""Trains a zoo of architectures with and without tracing and compares every bit of the outcome.
+"""Train a zoo of architectures with and without tracing, and compare the results bit by bit.
 
 `python -m benchmarks.neutrality` runs all of it; `zoo/` holds the programs.
 """

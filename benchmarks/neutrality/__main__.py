@@ -1,4 +1,4 @@
-"""`python -m benchmarks.neutrality`: tries every program of the zoo and stores the verdicts."""
+"""`python -m benchmarks.neutrality`: test every program of the zoo and store the verdicts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KIND = "neutrality"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tries the programs that the command line asks for; returns the exit status."""
+    """Test the programs that the command line selects; return the exit status."""
     options = _options(arguments)
     chosen = _chosen(options.only)
     table = verdicts.load(options.save, kind=KIND) if options.resume else verdicts.Table()
@@ -48,8 +48,10 @@ def _chosen(patterns: Sequence[str] | None) -> list[str]:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.neutrality", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="GLOB", help="such as 'torch/*'; default: all")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time (%(default)s)")
-    parser.add_argument("--limit", type=float, default=120, help="seconds each (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel processes (%(default)s)")
+    parser.add_argument(
+        "--limit", type=float, default=120, help="seconds per program (%(default)s)"
+    )
     parser.add_argument("--resume", action="store_true", help="keep the verdicts stored today")
     parser.add_argument("--save", type=Path, default=verdicts.FOLDER, help="folder (%(default)s)")
     parser.add_argument("--no-save", dest="save", action="store_const", const=None)

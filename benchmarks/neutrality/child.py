@@ -1,4 +1,4 @@
-"""What runs in the process of one program."""
+"""Entry point of the process that tests one program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 import torch
-import torch._dynamo  # optimizers import it at their first step
+import torch._dynamo  # imported in advance: optimizers would import it at their first step
 
 from benchmarks.neutrality import trial, zoo
 
@@ -19,7 +19,7 @@ zoo.preload()
 
 
 def work(name: str, answer: str) -> None:
-    """Tries the program `name` and writes the verdict to the file `answer`."""
+    """Test the program `name` and write the verdict to the file `answer`."""
     if not os.environ.get("NEUTRALITY_VERBOSE"):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

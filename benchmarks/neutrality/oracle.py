@@ -1,4 +1,4 @@
-"""What the modules of a program return in its first step, seen without any of our code."""
+"""Observe what a program's modules return in its first step, independently of comgra_decl."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass
 class Seen:
-    """What hooks saw in one step.
+    """What hooks observed in one step.
 
     Attributes:
         called: paths of modules that returned at least one tensor.
-        means: mean of the first tensor that a module returned in its first call, by path; only of
-            finite floating tensors with elements.
+        means: mean of the first tensor returned by a module's first call, by path; only for finite,
+            non-empty floating-point tensors.
     """
 
     called: set[str] = dataclasses.field(default_factory=set)
@@ -32,9 +32,9 @@ class Seen:
 
 
 def first_step(program: Program) -> Seen:
-    """Runs the first step with a global hook of torch, which leaves native kernels alone.
+    """Run the first step with a global torch hook, which does not disable native kernels.
 
-    Modules with hooks of the program's own, which may replace what they return, get one after them.
+    Modules with hooks of the program, which may replace outputs, get a hook that runs after those.
     """
     seen = Seen()
     named = list(program.models[0].named_modules())

@@ -1,4 +1,4 @@
-"""Runs each program in a separate process, a few at a time, with a time limit."""
+"""Run each program in a separate process, a few in parallel, with a time limit."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class _Running:
 
 
 def run_all(names: Sequence[str], *, jobs: int, limit: float) -> Iterator[dict[str, Any]]:
-    """Yields the verdict about each program as it comes.
+    """Yield the verdict about each program as soon as it is available.
 
-    Processes are forked from one server that has imported the libraries, so each starts in no
-    time; a crash, or one that takes longer than `limit` seconds, is a verdict like others.
+    Processes are forked from a server that has already imported the libraries, so they start
+    quickly. A crash, or a program that takes longer than `limit` seconds, also yields a verdict.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.neutrality.child"])
@@ -68,6 +68,6 @@ def _answer(one: _Running, limit: float) -> dict[str, Any] | None:
     if text:
         verdict: dict[str, Any] = json.loads(text)
         return verdict
-    reason = f"no end within {limit:.0f} s" if late else f"ended with {one.process.exitcode}"
+    reason = f"not finished within {limit:.0f} s" if late else f"ended with {one.process.exitcode}"
     sys.stderr.write(f"{one.name}: {reason}\n")
     return {"name": one.name, "status": "crashed", "error": reason, "sound": False}

@@ -1,4 +1,4 @@
-"""A training of the zoo: what is built from a seed and then taken through a few steps."""
+"""A training of the zoo, built from a seed and run for a few steps."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch import Tensor, nn
 
 STEPS = 10
 EVALUATED = (3, 9)
-"""After these steps a program of the usual kind evaluates its model."""
+"""Steps after which a standard program evaluates its model."""
 
 
 @dataclass
 class Program:
-    """A training under way.
+    """A training that has been built.
 
     Attributes:
-        models: what is trained; the first is the one whose modules are looked at.
-        optimizers: of all models.
-        step: does one whole step, given its number, and returns its loss.
-        plain_loss: whether the loss of a step is the only tensor that backward is called on, so
-            that it can be compared with the recorded one.
-        unseen: paths of modules that run inside compiled code when traced, so have no record.
-        held: whatever else the program keeps, of which nothing may change.
-        rounds_differently: whether recorded steps run other kernels than the rest.
-        calls_before: calls of modules while the program was built, at most; they are part of the
-            first record.
+        models: the trained models; the modules of the first one are checked.
+        optimizers: the optimizers of all models.
+        step: runs a complete step, given its number, and returns its loss.
+        plain_loss: whether backward is only called on the loss of a step, so that it can be
+            compared with the recorded one.
+        unseen: paths of modules that run inside compiled code when traced, so they have no record.
+        held: other objects that the program keeps and that tracing must not change.
+        rounds_differently: whether recorded steps run different kernels than other steps.
+        calls_before: largest number of calls of a module while the program was built; these are
+            part of the first record.
     """
 
     models: Sequence[nn.Module]
@@ -44,7 +44,7 @@ class Program:
 
 
 def seed_everything(seed: int = 0) -> None:
-    """Seeds the generators of Python, NumPy and torch."""
+    """Seed the generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -58,14 +58,14 @@ def usual(
     evaluate: bool = True,
     **options: Any,
 ) -> Program:
-    """Returns the training that most scripts do: loss, backward, step; an evaluation now and then.
+    """Return a standard training: loss, backward, step, and occasional evaluations.
 
     Args:
-        model: in training mode from here on.
+        model: the model; put into training mode.
         loss: draws a batch from the global generators and returns the loss of the model on it.
-        optimizer: its class.
+        optimizer: class of the optimizer.
         evaluate: whether the model can be called in evaluation mode without gradients.
-        options: of the optimizer.
+        options: options of the optimizer.
     """
     model.train()
     updates = optimizer(model.parameters(), **{"lr": 1e-3, **options})

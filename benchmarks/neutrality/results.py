@@ -1,4 +1,4 @@
-"""The verdicts as they are stored and printed."""
+"""Format verdicts for printing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.verdicts import Table
 
 
 def line(verdict: dict[str, Any]) -> str:
-    """Returns one verdict as a line."""
+    """Return one verdict as a line."""
     parts = [f"{verdict['name']:48} {verdict['status']:14}"]
     if verdict.get("seconds"):
         parts.append(" + ".join(f"{v:.1f}" for v in verdict["seconds"].values()) + " s")
@@ -19,8 +19,8 @@ def line(verdict: dict[str, Any]) -> str:
 
 
 def summary(table: Table) -> str:
-    """Returns the counts."""
+    """Return the counts of each status."""
     counts = Counter(v["status"] for v in table.verdicts.values())
     sound = sum(v["sound"] for v in table.verdicts.values())
-    told = ", ".join(f"{number} {status}" for status, number in counts.most_common())
-    return f"{len(table.verdicts)} programs: {told}; {sound} with nothing to remark"
+    listed = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+    return f"{len(table.verdicts)} programs: {listed}; {sound} without remarks"

@@ -1,4 +1,4 @@
-"""Everything that a training leaves behind, as plain data that is equal only if every bit is."""
+"""The state of a training as plain data that is equal only if every bit is equal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from benchmarks.neutrality.program import Program
 
 State = dict[str, Any]
-"""Maps names, whose part before the first colon is the kind of thing, to its bits."""
+"""Maps names, which begin with a kind and a colon, to the bits of the item."""
 
 
 def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], str]:
-    """Returns dtype, shape and a digest of the elements of a tensor of any layout."""
+    """Return dtype, shape and a digest of the elements of a tensor of any layout."""
     plain = tensor.detach()
     if plain.layout != torch.strided:
         plain = plain.to_dense()
@@ -30,7 +30,7 @@ def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], str]:
 
 
 def state_of(program: Program) -> State:
-    """Returns all that a program holds: tensors, flags, hooks, optimizers, generators."""
+    """Return the whole state of a program: tensors, flags, hooks, optimizers, generators."""
     state = dict(_generators())
     for number, model in enumerate(program.models):
         state |= {f"{kind}:{number}.{name}": value for kind, name, value in _model(model)}
@@ -41,7 +41,7 @@ def state_of(program: Program) -> State:
 
 
 def gradients_and_parameters(program: Program) -> State:
-    """Returns what changes within a step, to find the step at which two trainings diverge."""
+    """Return the state that changes within a step, to locate the step where trainings diverge."""
     kinds = ("parameter", "gradient", "buffer")
     return {
         f"{kind}:{number}.{name}": value
@@ -52,7 +52,7 @@ def gradients_and_parameters(program: Program) -> State:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (path, leaf) of a nested state; tensors as their bits, numbers as their text."""
+    """Yield (path, leaf) of a nested state: tensors as `bits`, numbers by their `repr`."""
     if isinstance(value, Tensor):
         yield path, bits(value)
     elif isinstance(value, Mapping):
@@ -96,7 +96,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
 
 
 def _hooks(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yields how many hooks of each sort an object has, whatever torch calls the dict of them."""
+    """Yield the number of hooks of each sort of an object, whatever torch calls their dict."""
     for name in dir(type(owner)) if isinstance(owner, Tensor) else vars(owner):
         if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
             held = getattr(owner, name, None)

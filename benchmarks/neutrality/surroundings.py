@@ -1,4 +1,4 @@
-"""What a program shares with others in its process: global hooks, modes, flags, functions."""
+"""Process-wide state of a program: global hooks, modes, flags, functions."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _PATCHABLE = (
 )
 _IGNORED = frozenset({"__warningregistry__", "__annotations__", "__doc__"})
 _COMPILED = ("__compiled_fn_", "__resume_at_", "__builtins_dict__", "__import_")
-"""What Dynamo leaves among the globals of a function that it has compiled, torch's included."""
+"""Names that Dynamo adds to the globals of compiled functions, including torch's."""
 
 
 def surroundings() -> dict[str, Any]:
-    """Returns what must be the same before and after: names, and counts or identities."""
+    """Return the state that tracing must not change: names, with counts or identities."""
     found = {f"global hooks: {name}": value for name, value in _global_hooks()}
     found |= {f"modes: {name}": value for name, value in _modes()}
     found |= {f"torch: {name}": value for name, value in _flags()}
@@ -44,9 +44,9 @@ def surroundings() -> dict[str, Any]:
 
 
 def functions() -> dict[str, int]:
-    """Returns the identity of everything that could have been replaced by a wrapper.
+    """Return the identities of everything that a wrapper could have replaced.
 
-    What torch's modules and classes hold, and what the modules of models hold.
+    These are the members of torch's modules and classes and of the modules that define models.
     """
     found: dict[str, int] = {}
     loaded: list[tuple[str, Any]] = list(sys.modules.items())

@@ -1,4 +1,4 @@
-"""One program, trained without and with full tracing, and the verdict about it."""
+"""Train one program without and with full tracing, and return the verdict."""
 
 from __future__ import annotations
 
@@ -45,20 +45,22 @@ EVERYTHING: dict[str, Any] = {
     "graph": True,
     "schedule": {"first": 1_000_000, "max_iterations": None},
 }
-"""Full tracing: whatever can be captured, of every module, at every step, with graph and values."""
+"""Full tracing: all captures of every module at every step, with graph and values."""
 
 _MOST_LINES = 12
-_TOLERANCE = 2e-4  # of a mean, relative to the mean absolute value: sums of float32 in other orders
+_TOLERANCE = (
+    2e-4  # of a mean, relative to the mean absolute value: float32 sums depend on the order
+)
 
 
 @dataclass
 class Verdict:
-    """What came out for one program.
+    """The verdict about one program.
 
-    `status` is "equal" (every bit), "close" (as close as two kernels for the same, where the
-    program declares that recorded steps compute differently), "different", "irreproducible"
-    (two untraced trainings differ), or "broken" (the program does not train here, traced or not).
-    `faults` are errors of ours.
+    `status` is "equal" (every bit), "close" (equal except for rounding, where the program declares
+    that recorded steps run different kernels), "different", "irreproducible" (two untraced
+    trainings differ), or "broken" (the program does not train here, traced or not). `faults` are
+    errors of comgra_decl.
     """
 
     name: str
@@ -81,7 +83,7 @@ class Verdict:
 
     @property
     def sound(self) -> bool:
-        """Whether training is unchanged, nothing of ours failed and the record is right."""
+        """Whether training is unchanged, the record is correct and tracing had no errors."""
         recorded = not (self.missing or self.wrong or self.faults)
         return self.status in ("equal", "close") and recorded and self.finite
 
@@ -95,47 +97,47 @@ class _Training:
 
     @cached_property
     def final(self) -> State:
-        """What is left when whatever watched the training has gone."""
+        """The final state, taken after tracing has ended."""
         return state_of(self.program)
 
 
 def try_program(name: str, build: Callable[[], Program], folder: Path) -> Verdict:
-    """Trains what `build` returns from the same seed without and with tracing, and compares.
+    """Train a program from the same seed without and with tracing, and return the verdict.
 
     Args:
-        name: of the program.
-        build: makes it; called after seeding.
-        folder: where the run is recorded.
+        name: name of the program.
+        build: builds the program; called after seeding.
+        folder: folder in which the run is recorded.
     """
     verdict = Verdict(name)
     try:
         _try(verdict, build, folder)
-    except Exception as error:  # noqa: BLE001 - a program that fails is a line of the table
+    except Exception as error:  # noqa: BLE001 - a failing program is a line of the table
         text = f"{type(error).__name__}: {error}"
         verdict.error = f"{text} ({traceback.extract_tb(error.__traceback__)[-1].name})"[:400]
     return verdict
 
 
 def to_json(verdict: Verdict) -> dict[str, Any]:
-    """Returns a verdict as it is stored."""
+    """Return a verdict in its stored form."""
     return asdict(verdict) | {"sound": verdict.sound}
 
 
 def _try(verdict: Verdict, build: Callable[[], Program], folder: Path) -> None:
-    build()  # the first time something is imported, which may draw random numbers
+    build()  # triggers imports, which may draw random numbers
     plain = _train(build)
     verdict.compared = len(plain.final)
     verdict.parameters = sum(p.numel() for m in plain.program.models for p in m.parameters())
     verdict.finite = bool(torch.stack([loss.double() for loss in plain.losses]).isfinite().all())
-    verdict.status = "different"  # until shown otherwise, also if the traced training fails
+    verdict.status = "different"  # the default, also if the traced training fails
     before, replaced = surroundings(), functions()
-    with _listening() as said, comgra.trace(EVERYTHING, root=folder, group="zoo") as session:
+    with _logged() as records, comgra.trace(EVERYTHING, root=folder, group="zoo") as session:
         traced = _train(build)
     after, now = surroundings(), functions()
     verdict.seconds = {"plain": plain.seconds, "traced": traced.seconds}
-    verdict.faults = [r.getMessage()[:200] for r in said if "has stopped" in r.getMessage()]
-    verdict.faults += [repr(r.exc_info[1])[:300] for r in said if r.exc_info]
-    verdict.warnings = [r.getMessage()[:200] for r in said if r.levelno == logging.WARNING]
+    verdict.faults = [r.getMessage()[:200] for r in records if "has stopped" in r.getMessage()]
+    verdict.faults += [repr(r.exc_info[1])[:300] for r in records if r.exc_info]
+    verdict.warnings = [r.getMessage()[:200] for r in records if r.levelno == logging.WARNING]
     verdict.compared += STEPS * (1 + len(plain.states[0])) + len(before)
     _compare(verdict, plain, traced)
     verdict.differences += _changed(before, after)
@@ -166,8 +168,8 @@ def _seen(build: Callable[[], Program]) -> Seen:
 
 
 @contextmanager
-def _listening() -> Iterator[list[logging.LogRecord]]:
-    """Collects what comgra_decl logs."""
+def _logged() -> Iterator[list[logging.LogRecord]]:
+    """Collect the log records of comgra_decl."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign,assignment]
@@ -199,14 +201,14 @@ def _compare(verdict: Verdict, plain: _Training, traced: _Training) -> None:
 
 
 def _changed(one: State, other: State, *, present: bool = False) -> list[str]:
-    """Returns the names under which two states differ; `present`: of those that were in `one`."""
+    """Return the names for which two states differ; with `present`, only names in `one`."""
     names = one.keys() if present else one.keys() | other.keys()
     absent = object()
     return sorted(n for n in names if one.get(n, absent) != other.get(n, absent))
 
 
 def _largest(plain: _Training, traced: _Training) -> dict[str, float]:
-    """Returns the largest absolute difference of losses and of parameters after the last step."""
+    """Return the largest absolute differences of losses and of final parameters."""
     losses = max(_distance(a, b) for a, b in zip(plain.losses, traced.losses, strict=True))
     pairs = [
         (a, b)
@@ -224,7 +226,7 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _control(verdict: Verdict, plain: _Training, build: Callable[[], Program]) -> None:
-    """Trains without tracing once more: a program that differs from itself proves nothing."""
+    """Train without tracing once more, to recognise programs that are not reproducible."""
     again = Verdict(verdict.name)
     _compare(again, plain, _train(build))
     if again.differences:
@@ -235,7 +237,7 @@ def _control(verdict: Verdict, plain: _Training, build: Callable[[], Program]) -
 
 
 def _look(verdict: Verdict, path: Location | None, traced: _Training, seen: Seen) -> None:
-    """Compares the records with the program's own numbers and with torch hooks."""
+    """Compare the records with the program's own numbers and with torch hooks."""
     assert path is not None
     run = comgra.open_run(path)
     slots = run.slots
@@ -256,9 +258,9 @@ def _look(verdict: Verdict, path: Location | None, traced: _Training, seen: Seen
 
 
 def _nodes(run: Any, program: Program) -> dict[str, str]:
-    """Returns the node of each module path of the first model.
+    """Return the node of each module path of the first model.
 
-    The run lists modules model by model, each beginning with the whole: its path is empty.
+    The run lists modules model by model, each beginning with the model itself (an empty path).
     """
     model = program.models[0]
     kind = type(getattr(model, "_orig_mod", model)).__name__
@@ -282,7 +284,7 @@ def _check_loss(verdict: Verdict, run: Any, traced: _Training) -> None:
 
 
 def _check_mean(verdict: Verdict, run: Any, node: str, mean: float, *, calls_before: int) -> None:
-    """Compares with the module's first call in the step: the one after those that built it."""
+    """Compare a mean with the module's first call in the step, after calls while building."""
     slots = run.slots
     mine = slots[(slots.node == node) & (slots["pass"] == "forward")]
     role = next(r for r in mine.role if r.startswith("output"))

@@ -1,4 +1,4 @@
-"""Runs public training scripts, unedited, without and with tracing, and judges the records.
+"""Run unmodified public training scripts without and with tracing, and judge the records.
 
 `python -m benchmarks.scripts` runs all of them; `catalogue.yaml` lists them.
 """

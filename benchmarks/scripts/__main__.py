@@ -1,4 +1,4 @@
-"""`python -m benchmarks.scripts [NAME...]`: tries public scripts and stores the verdicts."""
+"""`python -m benchmarks.scripts [NAME...]`: run public scripts and store the verdicts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ KIND = "scripts"
 def try_entry(
     entry: Entry, scratch: Path, *, offline: bool = False, launch: running.Launch | None = None
 ) -> Verdict:
-    """Runs a script three times and returns the verdict.
+    """Run a script three times and return the verdict.
 
     Args:
         entry: the script.
-        scratch: folder for the script's output and its records.
-        offline: whether a repository that is not in the cache is left out instead of fetched.
-        launch: how to start its process; None for a new Python process.
+        scratch: folder for the script's output and records.
+        offline: whether to skip repositories that are not in the cache instead of fetching them.
+        launch: function that starts the process; None for a new Python process.
     """
     reason = running.missing(entry)
     if reason:
@@ -50,22 +50,22 @@ def try_entry(
     if neutral is not None and neutral.wrong:
         again = running.start(entry, tree, scratch, watch="bits", launch=launch)
         if judge(entry, watched, plain, again, runs).promises["neutral"].wrong:
-            neutral.wrong = [f"(so do two plain ones) {text}" for text in neutral.wrong]
+            neutral.wrong = [f"(also between two plain runs) {text}" for text in neutral.wrong]
     return verdict
 
 
 def _broken(entry: Entry, watched: running.Started) -> str:
-    """Returns why a script does not train here without tracing; empty if it does."""
+    """Return why a script does not train here without tracing, or "" if it does."""
     steps = sum(s["optimizer"] is not None for p in watched.processes for s in p["segments"])
     trains = steps or any(s["losses"] for p in watched.processes for s in p["segments"])
     interrupted = entry.stop and watched.code not in entry.ends and steps < entry.stop
     if watched.code in running.ends(entry) and not interrupted and (trains or not entry.runs):
         return ""
-    return f"ends with {watched.code} without tracing: {running.last(watched.said)}"
+    return f"ends with {watched.code} without tracing: {running.last(watched.errors)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tries the scripts that the command line asks for; returns the exit status."""
+    """Run the scripts that the command line selects; return the exit status."""
     options = _options(arguments)
     known = entries()
     chosen = [e for e in known.values() if _wanted(e, options.only)]
@@ -75,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table = verdicts.Table()
     table.machine = machine.machine_facts(("torch", "lightning", "transformers", "accelerate"))
     if options.fork:
-        table.machine["remark"] = ", but not the imports of torch and of ours, made before"
+        table.machine["remark"] = (
+            ", but not the imports of torch and comgra_decl, which take place beforehand"
+        )
     for number, entry in enumerate(chosen, 1):
         if options.resume and entry.name in table.verdicts:
             continue
@@ -102,8 +104,10 @@ def _wanted(entry: Entry, patterns: Sequence[str]) -> bool:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts", description=__doc__)
     parser.add_argument("only", nargs="*", metavar="NAME", help="part of a name, or a glob")
-    parser.add_argument("--offline", action="store_true", help="only what is in the cache")
-    parser.add_argument("--fork", action="store_true", help="quicker: Pythons that know torch")
+    parser.add_argument("--offline", action="store_true", help="only repositories in the cache")
+    parser.add_argument(
+        "--fork", action="store_true", help="faster: fork processes with torch imported"
+    )
     parser.add_argument("--resume", action="store_true", help="keep the verdicts stored today")
     parser.add_argument("--keep", action="store_true", help="keep runs and output in --scratch")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "scripts")

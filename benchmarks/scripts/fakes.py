@@ -1,4 +1,4 @@
-"""Small files in the places where scripts look for data that they would have downloaded."""
+"""Create small files in place of the data that scripts would download."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def make(root: Path, wanted: dict[str, Any]) -> None:
-    """Makes the files that one item of an entry's `data` asks for, below `root`."""
+    """Create the files described by one item of an entry's `data`, below `root`."""
     options = dict(wanted)
     kind = options.pop("kind")
     path = root / options.pop("path")
@@ -24,7 +24,7 @@ def make(root: Path, wanted: dict[str, Any]) -> None:
 def pictures(
     path: Path, *, classes: int = 2, count: int = 8, side: int = 64, folders: bool = True
 ) -> None:
-    """Makes PNG files: in a folder for each class, or all in one."""
+    """Create PNG files, in a folder per class or all in one folder."""
     from PIL import Image
 
     drawn = np.random.default_rng(classes * count)
@@ -41,7 +41,7 @@ def pictures(
 def text(
     path: Path, *, lines: int = 200, words: int = 8, vocabulary: int = 60, beginning: str = ""
 ) -> None:
-    """Makes lines of words, each of which follows few others, after a first line."""
+    """Create lines of words, each with only a few possible successors, after a first line."""
     drawn = random.Random(5)
     known = [
         "".join(drawn.choices("abcdefghijklmnop", k=drawn.randint(2, 6))) for _ in range(vocabulary)
@@ -57,14 +57,14 @@ def text(
 
 
 def tokens(path: Path, *, count: int = 4000, largest: int = 64) -> None:
-    """Makes a file of 16-bit numbers."""
+    """Create a file of 16-bit numbers."""
     drawn = np.random.default_rng(3)
     steps = np.cumsum(drawn.integers(0, 3, count)) % largest
     steps.astype(np.uint16).tofile(path)
 
 
 def cora(path: Path, *, papers: int = 2708, words: int = 64) -> None:
-    """Makes a citation graph in the form of cora.content and cora.cites, plain or packed."""
+    """Create a citation graph as cora.content and cora.cites, plain or in an archive."""
     drawn = np.random.default_rng(11)
     topics = "Case_Based Genetic_Algorithms Neural_Networks Probabilistic_Methods".split()
     topics += "Reinforcement_Learning Rule_Learning Theory".split()
@@ -82,7 +82,7 @@ def cora(path: Path, *, papers: int = 2708, words: int = 64) -> None:
 
 
 def packed(path: Path, *, files: dict[str, str]) -> None:
-    """Makes a tar.gz with these files."""
+    """Create a tar.gz archive with these files."""
     with tarfile.open(path, "w:gz") as archive:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
@@ -91,7 +91,7 @@ def packed(path: Path, *, files: dict[str, str]) -> None:
 
 
 def table(path: Path, *, rows: int = 64) -> None:
-    """Makes a CSV file of sentences with a label."""
+    """Create a CSV file of labelled sentences."""
     drawn = random.Random(9)
     words = "good bad fine poor great dull warm cold".split()
     lines = ["sentence,label"]
@@ -103,7 +103,7 @@ def table(path: Path, *, rows: int = 64) -> None:
 
 
 def written(path: Path, *, text: str) -> None:
-    """Makes a file with this text."""
+    """Create a file with this text."""
     path.write_text(text)
 
 

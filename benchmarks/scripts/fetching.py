@@ -1,7 +1,7 @@
-"""Brings a repository's files at one commit: from a cache, a local mirror, or GitHub.
+"""Fetch a repository's files at one commit from a cache, a local mirror, or GitHub.
 
-Nothing of them is part of this repository. The cache is `~/.cache/comgra_decl/scripts`, or the
-folder that `COMGRA_SCRIPTS` names; a mirror is a folder of git repositories called `owner+name`.
+None of these files is part of this repository. The cache is `~/.cache/comgra_decl/scripts`, or the
+folder given by `COMGRA_SCRIPTS`; a mirror is a folder of git repositories called `owner+name`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ MIRROR = "COMGRA_SCRIPTS_MIRROR"
 
 
 class MissingRepositoryError(Exception):
-    """A repository could not be fetched; the message says why."""
+    """A repository could not be fetched; the message gives the reason."""
 
 
 def cache() -> Path:
-    """Returns the folder that holds what was fetched."""
+    """Return the cache folder."""
     named = os.environ.get(CACHE)
     return Path(named) if named else Path.home() / ".cache" / "comgra_decl" / "scripts"
 
 
 def fetched(repo: str, commit: str, *, offline: bool = False) -> Path:
-    """Returns the folder with all files of a commit; fetches them if they are not there.
+    """Return the folder with all files of a commit, fetching them if necessary.
 
     Raises:
-        MissingRepositoryError: they are not there, and `offline`, or nothing brought them.
+        MissingRepositoryError: they are not in the cache, and `offline` is set or fetching failed.
     """
     folder = cache() / f"{repo.replace('/', '+')}@{commit[:12]}"
     if folder.is_dir():
@@ -46,7 +46,7 @@ def fetched(repo: str, commit: str, *, offline: bool = False) -> Path:
 
 
 def _git_folder(repo: str, commit: str, scratch: Path) -> Path:
-    """Returns a git folder that holds the commit."""
+    """Return a git folder that contains the commit."""
     mirror = os.environ.get(MIRROR)
     if mirror:
         name = Path(mirror) / repo.replace("/", "+")
@@ -61,7 +61,7 @@ def _git_folder(repo: str, commit: str, scratch: Path) -> Path:
 
 
 def _unpack(git: Path, commit: str, into: Path) -> None:
-    """Writes all files of a commit; those that a partial mirror lacks are left out."""
+    """Write all files of a commit, except for those that a partial mirror lacks."""
     listed = _git(f"--git-dir={git}", "ls-tree", "-r", "-z", commit).split("\0")
     files = [line.split("\t", 1) for line in listed if line]
     plain = [(facts.split()[2], name) for facts, name in files if facts.split()[1] == "blob"]
@@ -90,6 +90,6 @@ def _git(*arguments: str) -> str:
     except FileNotFoundError as error:
         raise MissingRepositoryError("git is not installed") from error
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise MissingRepositoryError(said[-1] if said else f"git ended with {done.returncode}")
+        errors = done.stderr.strip().splitlines()
+        raise MissingRepositoryError(errors[-1] if errors else f"git ended with {done.returncode}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""Compares what was recorded of a script with what an untraced process saw it do."""
+"""Compare the records of a script with what an untraced process observed."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from benchmarks.scripts.catalogue import Entry
 from benchmarks.scripts.running import Started, ends, last
 from comgra_decl.rules import diagnose
 
-_TOLERANCE = 2e-4  # relative: sums of float32 in other orders
+_TOLERANCE = 2e-4  # relative: float32 sums depend on the order
 _FIRST, _BACKOFF = 10, 1.1  # of the preset `debug`, as in its file
 _TAKEN = ("NonDynamicallyQuantizableLinear",)
-"""Modules whose weights their parent uses itself, as torch's attention does: nothing calls them."""
+"""Modules that are never called, since their parent uses their weights (torch's attention)."""
 
 _MOST_ITERATIONS = 256  # schedule.max_iterations
 
 _CALLS = ("forward", "no_grad")
-"""Passes of calls, without and with gradients switched off: teachers, target networks."""
+"""Passes of calls with gradients enabled and disabled (teachers, target networks)."""
 
 _MOST = 8
 
 
 @dataclass
 class Promise:
-    """One promise for one script: what was compared, and what is not as it should be."""
+    """One promise for one script: the number of comparisons, and the failures."""
 
     compared: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def check(self, right: bool, text: str) -> None:
-        """Counts one comparison, and notes it if it failed."""
+        """Count one comparison, and add `text` to the failures unless `right`."""
         self.compared += 1
         if not right:
             self.wrong.append(text)
@@ -46,7 +46,7 @@ class Promise:
 
 @dataclass
 class Verdict:
-    """Result for one script; `skipped` or `broken` is the reason if there is no verdict."""
+    """Result for one script; without a verdict, `skipped` or `broken` is the reason."""
 
     name: str
     commit: str = ""
@@ -69,13 +69,13 @@ class Verdict:
 
 
 def neutral(entry: Entry, plain: Started, traced: Started) -> Promise:
-    """Compares two starts: digests after each step, exit codes, lines and files."""
+    """Compare two starts: digests after each step, exit codes, lines and files."""
     found = Promise()
     found.check(plain.code == traced.code, f"exit code {plain.code}, traced {traced.code}")
     if entry.bits:
         ones = sorted(p["steps"] for p in plain.processes if p["steps"])
         others = sorted(p["steps"] for p in traced.processes if p["steps"])
-        if entry.runs > 1:  # which process takes which training is left to chance
+        if entry.runs > 1:  # the assignment of trainings to processes is random
             ones, others = ([sorted(s[1:] for p in o for s in p)] for o in (ones, others))
         lengths = [len(steps) for steps in ones], [len(steps) for steps in others]
         found.check(lengths[0] == lengths[1], f"optimizer steps: {lengths[0]}, traced {lengths[1]}")
@@ -115,7 +115,7 @@ def _same_files(found: Promise, one: dict[str, str], other: dict[str, str]) -> N
 
 @dataclass
 class _Step:
-    """What happens in one step, however many optimizer steps it takes."""
+    """What happens in one step, which may contain several optimizer steps."""
 
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     losses: list[float | None] = field(default_factory=list)
@@ -125,11 +125,11 @@ class _Step:
 
 
 class Oracle:
-    """What an untraced process saw, step by step.
+    """What an untraced process observed, step by step.
 
     Args:
-        answer: of the watcher.
-        entry: catalogue entry, which defines what a step is.
+        answer: output of the watcher.
+        entry: catalogue entry, which defines what counts as a step.
     """
 
     def __init__(self, answer: dict[str, Any], entry: Entry) -> None:
@@ -144,14 +144,14 @@ class Oracle:
         self.steps, self.rest = self._grouped(entry)
 
     def follow(self, losses: Sequence[int]) -> int:
-        """Uses the run's steps, for a program whose steps are not defined otherwise.
+        """Use the run's steps, for a program whose steps are not defined otherwise.
 
         Args:
-            losses: how many each step of the run has. It ends where an optimizer has stepped after
-                as many.
+            losses: number of losses of each step of the run. A step ends with the first optimizer
+                step after that many losses.
 
         Returns:
-            How many steps of optimizers belong to no step of the run.
+            Number of optimizer steps that do not belong to any step of the run.
         """
         self.steps, self.rest = [], _Step()
         left = 0
@@ -166,7 +166,7 @@ class Oracle:
         return left
 
     def _grouped(self, entry: Entry) -> tuple[list[_Step], _Step]:
-        """Returns the steps, and what came after the last."""
+        """Return the steps, and what follows the last one."""
         groups: list[_Step] = []
         current, stepped, last = _Step(), set[int](), -1
         for number, segment in enumerate(self.segments):
@@ -188,12 +188,12 @@ class Oracle:
 
     @property
     def updates(self) -> int:
-        """How many backward passes there were: the steps of a script without an optimizer."""
+        """Number of backward passes, which are the steps of a script without an optimizer."""
         return sum(len(segment["losses"]) for segment in self.segments)
 
     @cached_property
     def trained(self) -> set[int]:
-        """Modules with a parameter that has a gradient, or that hold such a module."""
+        """Modules that have a parameter with a gradient, or contain such a module."""
         owned = {p for s in self.segments for p in (*map(int, s["grads"]), *s["leaves"])}
         found: set[int] = set()
         for number in owned:
@@ -203,7 +203,7 @@ class Oracle:
         return found
 
     def evaluated(self) -> list[int]:
-        """Returns the steps before which a model that is trained was called in evaluation mode."""
+        """Return the steps before which a trained model was called in evaluation mode."""
         found = []
         for number, step in enumerate([*self.steps, self.rest]):
             for module, ways in step.roots.items():
@@ -213,13 +213,13 @@ class Oracle:
         return found
 
     def evaluations_possible(self) -> set[int]:
-        """Returns the steps before which anything at all was called in evaluation mode.
+        """Return the steps before which any module was called in evaluation mode.
 
-        Or, after the last step, without gradients.
+        After the last step, calls without gradients count as well.
         """
         every = enumerate([*self.steps, self.rest])
         found = {n for n, s in every if any(c["eval"] for c in s.calls.values())}
-        without = any(said["plain"] for said in self.rest.calls.values())
+        without = any(call["plain"] for call in self.rest.calls.values())
         return found | ({len(self.steps)} if without else set())
 
 
@@ -230,20 +230,20 @@ def _add(step: _Step, segment: dict[str, Any], *, detailed: bool) -> None:
         step.grads[int(number)].append(norm)
     for number, ways in segment["roots"].items():
         step.roots[int(number)] += ways
-    for key, said in segment["calls"].items():
+    for key, call in segment["calls"].items():
         number = int(key)
         if number not in step.calls:
-            step.calls[number] = dict(said)
+            step.calls[number] = dict(call)
             continue
         mine = step.calls[number]
         for count in ("grad", "plain", "eval", "fed"):
-            mine[count] += said[count]
+            mine[count] += call[count]
         for which in ("mean", "trained"):
-            mine[which] = said[which] if mine[which] is None else mine[which]
+            mine[which] = call[which] if mine[which] is None else mine[which]
 
 
 def scheduled(steps: int) -> list[int]:
-    """Returns which of so many steps `debug` records: ten, then ever rarer."""
+    """Return the indices of the steps that `debug` records: ten, then increasingly rare ones."""
     found = list(range(min(_FIRST, steps)))
     at, gap = _FIRST, 0
     while at < steps:
@@ -253,14 +253,14 @@ def scheduled(steps: int) -> list[int]:
     return found
 
 
-# -- what was recorded -----------------------------------------------------------------------------
+# -- the record ------------------------------------------------------------------------------------
 
 
 class Names:
-    """Finds the node of each module that the untraced process saw.
+    """Finds the node of each module that the untraced process observed.
 
-    A run lists its modules model by model, each beginning with the whole. Of several models of one
-    class, the first one called is the first in the run.
+    A run lists its modules model by model, each beginning with the model itself. Several models of
+    one class appear in the order of their first calls.
     """
 
     def __init__(self, run: Any, oracle: Oracle) -> None:
@@ -273,14 +273,14 @@ class Names:
         self._match()
 
     def _match(self) -> None:
-        """Gives each model of the run to the module of that class that was called first."""
+        """Assign each model of the run to the module of its class that was called first."""
         for step in [*self._oracle.steps, self._oracle.rest]:
             for number in step.calls:
                 for above, path in reversed(self._oracle.modules[number]["above"]):
                     self._take(above, path, self._oracle.modules[number]["class"])
 
     def _take(self, above: int, path: str, kind: str) -> None:
-        """Gives a model its group: the first free one of its class that has such a part."""
+        """Assign a model to the first free group of its class that has such a part."""
         if above in self._taken:
             return
         free = self._free.get(self._oracle.modules[above]["class"], [])
@@ -290,7 +290,7 @@ class Names:
                 self._taken[above] = group
                 free.remove(group)
                 return
-        if above not in self._oracle.trained:  # loaded for a test, in place of another
+        if above not in self._oracle.trained:  # a model loaded for a test instead of another
             kind = self._oracle.modules[above]["class"]
             known = self._taken.items()
             alike = [group for o, group in known if self._oracle.modules[o]["class"] == kind]
@@ -298,7 +298,7 @@ class Names:
                 self._taken[above] = alike[-1]
 
     def of(self, number: int) -> dict[str, Any] | None:
-        """Returns the run's entry for a module; None if it has none."""
+        """Return the run's entry for a module, or None."""
         mine = self._oracle.modules[number]
         for above, path in mine["above"] or [(number, "")]:
             group = self._taken.get(above)
@@ -310,7 +310,7 @@ class Names:
         return self._only(mine)
 
     def _only(self, mine: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns the one part of that class and path, where a wrapper is made for each call."""
+        """Return the only part of that class and path, where each call creates a new wrapper."""
         parts = [
             group[path]
             for above, path in mine["above"]
@@ -320,7 +320,7 @@ class Names:
         return parts[0] if len(parts) == 1 and parts[0]["class"] == mine["class"] else None
 
     def made(self, number: int) -> dict[str, Any] | None:
-        """Returns any module of the class, for one that is made within a call and held by none."""
+        """Return any module of the class, for one created within a call and kept nowhere."""
         mine = self._oracle.modules[number]
         if len(mine["above"]) > 1 or number in self._oracle.trained:
             return None
@@ -328,15 +328,15 @@ class Names:
         return alike[0] if alike else None
 
     def is_below(self, number: int, paths: Sequence[str]) -> bool:
-        """Whether a module is one of these parts of a model, or in one."""
+        """Whether a module is, or is inside, one of these parts of a model."""
         known = (path for _, path in self._oracle.modules[number]["above"])
         return any(f"{path}.".startswith(f"{part}.") for path in known for part in paths)
 
     def title(self, number: int) -> str:
-        """Returns how a module is called here: its longest path, and its class."""
+        """Return the title of a module: its longest path, and its class."""
         mine = self._oracle.modules[number]
         paths = [path for _, path in mine["above"]]
-        return f"{max(paths, key=len, default='') or '(whole)'} ({mine['class']})"
+        return f"{max(paths, key=len, default='') or '(model)'} ({mine['class']})"
 
 
 def _models(modules: list[dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
@@ -352,23 +352,23 @@ def _models(modules: list[dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
         for path, module in group.items():
             taken[module["node"]] += 1
             turn = taken[module["node"]]
-            if turn > 1:  # a second module of that name: its slots are numbered, it is not
+            if turn > 1:  # the slots of a second module of that name are numbered, its entry is not
                 group[path] = {**module, "node": f"{module['node']}#{turn}"}
     return groups
 
 
-# -- true ------------------------------------------------------------------------------------------
+# -- correctness -----------------------------------------------------------------------------------
 
 
 def complete(verdict: Verdict, entry: Entry, run: Any, oracle: Oracle) -> None:
-    """Judges records, modules, numbers, gradients, losses and graph of one run."""
+    """Judge records, modules, numbers, gradients, losses and graph of one run."""
     names = Names(run, oracle)
     records = verdict.promises.setdefault("records", Promise())
     if entry.steps == "seen":
         losses = _losses_of(run)
         left = oracle.follow([len(losses[step]) for step in range(max(losses, default=-1) + 1)])
-        broken = left >= max(len(oracle.optimizers), 1)  # else the last round was interrupted
-        records.check(not broken, f"{left} steps of optimizers belong to no step of the run")
+        broken = left >= max(len(oracle.optimizers), 1)  # otherwise the last round was interrupted
+        records.check(not broken, f"{left} optimizer steps do not belong to any step of the run")
     steps = len(oracle.steps) if entry.steps != "backward" else oracle.updates
     trained = sorted(set(run.steps.tolist()))
     verdict.facts |= {"steps": steps, "records": len(trained), "series": len(run.slots)}
@@ -389,7 +389,7 @@ def _sequence(what: str, seen: list[int], wanted: list[int]) -> str:
     missing, extra = sorted(set(wanted) - set(seen)), sorted(set(seen) - set(wanted))
     text = f"{what}: {len(seen)} instead of {len(wanted)}"
     text += f"; missing {_some(missing)}" if missing else ""
-    return text + (f"; too many {_some(extra)}" if extra else "")
+    return text + (f"; unexpected {_some(extra)}" if extra else "")
 
 
 def _some(values: Iterable[Any], most: int = _MOST) -> str:
@@ -406,7 +406,7 @@ def _evaluations(
     verdict.facts["evaluations"] = len(seen)
     wanted = oracle.evaluated()
     verdict.facts["evaluations wanted"] = len(wanted)
-    if entry.steps == "backward":  # the untraced process does not distinguish their steps
+    if entry.steps == "backward":  # the untraced process cannot tell their steps apart
         records.check(bool(seen) == bool(wanted), f"eval records: {seen}")
         return
     missing = [step for step in wanted if step not in seen]
@@ -416,9 +416,9 @@ def _evaluations(
 
 
 def _modules(verdict: Verdict, entry: Entry, run: Any, names: Names, oracle: Oracle) -> None:
-    """Each module with parameters that the script calls must have an output.
+    """Check that each module with parameters that the script calls has an output.
 
-    Except for what it calls only when training is over, a model that was loaded for a test.
+    Modules called only after the training (a model loaded for a test) are excepted.
     """
     found = verdict.promises.setdefault("modules", Promise())
     slots, modules = run.slots, run.modules
@@ -434,10 +434,10 @@ def _modules(verdict: Verdict, entry: Entry, run: Any, names: Names, oracle: Ora
             node = names.of(number) or names.made(number)
             title = names.title(number)
             if node is None:
-                said = any(_is_stray(oracle, number, text) for text in run.report["warnings"])
-                found.check(said, f"{title} is called and not in the record")
+                reported = any(_is_stray(oracle, number, text) for text in run.report["warnings"])
+                found.check(reported, f"{title} is called but not in the record")
             else:
-                found.check(node["node"] in recorded, f"{title} is called and has no output")
+                found.check(node["node"] in recorded, f"{title} is called but has no output")
     verdict.facts["modules"] = found.compared
     listed = Counter(module["node"] for module in modules)
     twice = [node for node, number in listed.items() if number > 1]
@@ -445,26 +445,26 @@ def _modules(verdict: Verdict, entry: Entry, run: Any, names: Names, oracle: Ora
 
 
 def _is_stray(oracle: Oracle, number: int, warning: str) -> bool:
-    """Whether a warning reports that a module belongs to no model."""
+    """Whether a warning reports that a module does not belong to any model."""
     facts = oracle.modules[number]
     names = warning.partition("not registered in it: ")[2].partition(".")[0].split(", ")
     return len(facts["above"]) <= 1 and facts["class"] in names
 
 
 def _numbers(verdict: Verdict, entry: Entry, run: Any, oracle: Oracle, names: Names) -> None:
-    """The mean of what each module first returns in a step, or first in a call that is trained."""
+    """Compare the mean of each module's first output in a step, or in a call with gradients."""
     found = verdict.promises.setdefault("numbers", Promise())
     slots = run.slots
     outputs = slots[slots["pass"].isin(_CALLS) & slots.role.str.startswith("output")]
     role_of = outputs.drop_duplicates("node").set_index("node").role
     wrong: Counter[str] = Counter()
     table: dict[tuple[str, str], Any] = {}
-    for number, module, said in _measured(run, oracle, entry):
+    for number, module, seen in _measured(run, oracle, entry):
         place = names.of(module)
         if place is None or place["node"] not in role_of:
             continue
         node = place["node"]
-        means = [said["mean"], *([said["trained"]] if said["trained"] else [])]
+        means = [seen["mean"], *([seen["trained"]] if seen["trained"] else [])]
         for pass_ in _CALLS:
             if (node, pass_) not in table:
                 table[node, pass_] = _series(run, node, "mean", role_of[node], pass_)
@@ -481,31 +481,31 @@ def _numbers(verdict: Verdict, entry: Entry, run: Any, oracle: Oracle, names: Na
 
 
 def _measured(run: Any, oracle: Oracle, entry: Entry) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yields (step, module, what was seen) for each mean that a record can be compared with.
+    """Yield (step, module, observation) for each mean that can be compared with the record.
 
-    Not of what is called more often than is recorded, of a loss that evaluations compute as well,
-    and of classes whose `forward` is called directly, which is not seen.
+    Excludes modules called more often than is recorded, losses that evaluations also compute, and
+    classes whose `forward` is called directly, which hooks do not observe.
     """
     evaluated = set(oracle.evaluated())
     for number, step in enumerate(oracle.steps):
         if number not in run.steps or not step.detailed:
             continue
-        for module, said in step.calls.items():
+        for module, seen in step.calls.items():
             facts = oracle.modules[module]
             loss = not facts["parameters"] and len(facts["above"]) <= 1
             beside = (loss and number in evaluated) or facts["class"] in entry.forward
-            if said["mean"] is not None and said["grad"] <= _MOST_ITERATIONS and not beside:
-                yield number, module, said
+            if seen["mean"] is not None and seen["grad"] <= _MOST_ITERATIONS and not beside:
+                yield number, module, seen
 
 
 def _is_mean(value: float, mean: float, size: float) -> bool:
-    """Whether a recorded mean is what it should be, of values that are so large on average."""
+    """Whether a recorded mean is correct, for values with mean magnitude `size`."""
     close = abs(value - mean) <= _TOLERANCE * max(size, abs(mean)) + 1e-12
     return close or (math.isnan(mean) and math.isnan(value)) or mean == value
 
 
 def _series(run: Any, node: str, statistic: str, role: str, pass_: str) -> dict[int, float]:
-    """Returns one statistic of the first call in a step, by step; empty if there is none."""
+    """Return one statistic of the first call in each step, by step; empty without a series."""
     try:
         series = run.slot(node, role=role, of=pass_).series(statistic)
     except KeyError:
@@ -514,7 +514,7 @@ def _series(run: Any, node: str, statistic: str, role: str, pass_: str) -> dict[
 
 
 def _gradients(verdict: Verdict, run: Any, oracle: Oracle, names: Names) -> None:
-    """Each parameter that has a gradient when its optimizer steps, and the gradient's norm."""
+    """Compare the gradient norm of each parameter that has a gradient when its optimizer steps."""
     found = verdict.promises.setdefault("gradients", Promise())
     tables: dict[tuple[str, str], dict[int, float]] = {}
     wrong: dict[int, str] = {}
@@ -523,7 +523,7 @@ def _gradients(verdict: Verdict, run: Any, oracle: Oracle, names: Names) -> None
             continue
         for parameter, norms in step.grads.items():
             if not oracle.parameters.get(parameter):
-                continue  # a tensor of no module is nothing that the preset records
+                continue  # the preset does not record tensors outside modules
             found.compared += 1
             if parameter not in wrong:
                 exact = [norm for norm in norms if norm is not None] if step.detailed else []
@@ -543,7 +543,7 @@ def _gradient(
     owners: list[list[Any]],
     seen: tuple[int, list[float]],
 ) -> str:
-    """Returns what is wrong with the gradient of one parameter at one step; empty if nothing is."""
+    """Return what is wrong with the gradient of a parameter at one step, or "" if correct."""
     number, exact = seen
     places = [(names.of(module), name) for module, name in owners]
     known = [(place["node"], name) for place, name in places if place is not None]
@@ -570,7 +570,7 @@ def _any_close(values: list[float], exact: list[float]) -> bool:
 
 
 def _gradients_of_all(verdict: Verdict, run: Any, oracle: Oracle, names: Names) -> None:
-    """Without an optimizer: each parameter that backward reached must have a gradient."""
+    """Check that each parameter reached by backward has a gradient, without an optimizer."""
     found = verdict.promises.setdefault("gradients", Promise())
     slots = run.slots
     graded = slots[(slots["pass"].str.startswith("grad")) & (slots.kind == "parameter")]
@@ -585,14 +585,14 @@ def _gradients_of_all(verdict: Verdict, run: Any, oracle: Oracle, names: Names) 
 
 
 def _losses(verdict: Verdict, run: Any, oracle: Oracle) -> None:
-    """What backward was called on, of every step, recorded or not."""
+    """Compare the losses that backward was called on, for every step, recorded or not."""
     found = verdict.promises.setdefault("losses", Promise())
     recorded = _losses_of(run)
     for number, step in enumerate(oracle.steps):
         wanted = [loss for loss in step.losses if loss is not None]
         seen = recorded.get(number, [])
         every = all(any(_equal(loss, value) for value in seen) for loss in wanted[:200])
-        found.check(every, f"step {number}: losses {_said(seen)} instead of {_said(wanted)}")
+        found.check(every, f"step {number}: losses {_listed(seen)} instead of {_listed(wanted)}")
     _shorten(found, most=2)
 
 
@@ -613,7 +613,7 @@ def _equal(a: float, b: float) -> bool:
     return a == b or abs(a - b) <= 1e-5 * max(abs(a), abs(b))
 
 
-def _said(values: list[float]) -> str:
+def _listed(values: list[float]) -> str:
     return _some([f"{value:.6g}" for value in values], 3) or "none"
 
 
@@ -626,7 +626,7 @@ def _shorten(found: Promise, most: int = 12) -> None:
 
 
 def _graph(verdict: Verdict, entry: Entry, run: Any, oracle: Oracle, names: Names) -> None:
-    """What autograd connects must be connected, and nothing may be an island."""
+    """Check that everything autograd connects is connected, and that no node is isolated."""
     found = verdict.promises.setdefault("graph", Promise())
     structures = [run.structure(int(step)) for step in run.steps[:3]]
     edges: set[tuple[str, str]] = set()
@@ -651,13 +651,13 @@ def _graph(verdict: Verdict, entry: Entry, run: Any, oracle: Oracle, names: Name
     _fed(found, graph, oracle, names)
     _autograd(found, graph, oracle, names)
     for island in nx.weakly_connected_components(graph):
-        found.check(bool(island & losses), f"an island: {_some(sorted(island), 4)}")
+        found.check(bool(island & losses), f"isolated nodes: {_some(sorted(island), 4)}")
     _shorten(found)
 
 
 def _fed(found: Promise, graph: Any, oracle: Oracle, names: Names) -> None:
-    """What the program itself calls with tensors must get them from a node outside of it."""
-    for number in {n for s in oracle.steps[:3] for n, said in s.calls.items() if said["fed"]}:
+    """Check that models called by the program with tensors receive them from other nodes."""
+    for number in {n for s in oracle.steps[:3] for n, call in s.calls.items() if call["fed"]}:
         parts = {
             node["node"]
             for other, module in enumerate(oracle.modules)
@@ -678,7 +678,7 @@ def _autograd(found: Promise, graph: Any, oracle: Oracle, names: Names) -> None:
             continue
         a, b = source["node"], sink["node"]
         if a not in graph or b not in graph:
-            continue  # missing modules are counted as such
+            continue  # `_modules` reports missing modules
         if a not in below:
             below[a] = nx.descendants(graph, a)
         joined = b in below[a] or (_same(oracle, one, other) and a in nx.descendants(graph, b))
@@ -686,16 +686,16 @@ def _autograd(found: Promise, graph: Any, oracle: Oracle, names: Names) -> None:
 
 
 def _same(oracle: Oracle, one: int, other: int) -> bool:
-    """Whether one holds the other: a container returns what its last child does."""
+    """Whether one module contains the other: a container returns its last child's output."""
     held = {m for m, _ in oracle.modules[one]["above"]}
     return other in held or one in {m for m, _ in oracle.modules[other]["above"]}
 
 
-# -- said ------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
-def said(verdict: Verdict, run: Any, oracle: Oracle, traced: Started) -> None:
-    """Notes messages and findings; a module that was called must not be called absent."""
+def messages(verdict: Verdict, run: Any, oracle: Oracle, traced: Started) -> None:
+    """Store messages and findings; check that no called module is reported as never called."""
     found = verdict.promises.setdefault("said", Promise())
     times = Counter(n for step in oracle.steps for n in step.calls)
     usual = [n for n, number in times.items() if 2 * number > len(oracle.steps)]
@@ -721,7 +721,7 @@ def said(verdict: Verdict, run: Any, oracle: Oracle, traced: Started) -> None:
 
 
 def _several(verdict: Verdict, runs: list[Any], oracles: list[Oracle]) -> None:
-    """For several trainings in one process, each with its own optimizer: checks the steps only."""
+    """Check only the steps, for several trainings in one process with separate optimizers."""
     records = verdict.promises["records"]
     steps = [
         number
@@ -736,11 +736,11 @@ def _several(verdict: Verdict, runs: list[Any], oracles: list[Oracle]) -> None:
 
 
 def judge(entry: Entry, watched: Started, plain: Started, traced: Started, runs: Path) -> Verdict:
-    """Returns the verdict about three starts of a script."""
+    """Return the verdict about three starts of a script."""
     verdict = Verdict(entry.name, commit=entry.commit)
     verdict.seconds = {"plain": round(plain.seconds, 1), "traced": round(traced.seconds, 1)}
     if plain.code not in ends(entry):
-        verdict.broken = f"ends with {plain.code} without tracing: {last(plain.said)}"
+        verdict.broken = f"ends with {plain.code} without tracing: {last(plain.errors)}"
         return verdict
     verdict.promises["neutral"] = neutral(entry, plain, traced)
     verdict.facts["optimizer steps"] = sum(len(p["steps"]) for p in plain.processes)
@@ -750,7 +750,7 @@ def judge(entry: Entry, watched: Started, plain: Started, traced: Started, runs:
     oracles = [Oracle(answer, entry) for answer in watched.processes]
     oracles = [one for one in oracles if one.steps or one.updates]
     if traced.code not in ends(entry):
-        verdict.messages.append(last(traced.said))
+        verdict.messages.append(last(traced.errors))
     if not folders or not oracles:
         return verdict
     opened = [comgra.open_run(folder) for folder in folders]
@@ -761,5 +761,5 @@ def judge(entry: Entry, watched: Started, plain: Started, traced: Started, runs:
     oracles.sort(key=lambda oracle: -len(oracle.steps))
     for run, oracle in zip(opened[: len(oracles)], oracles, strict=False):
         complete(verdict, entry, run, oracle)
-        said(verdict, run, oracle, traced)
+        messages(verdict, run, oracle, traced)
     return verdict

@@ -1,4 +1,4 @@
-"""The verdicts as they are stored, printed, and written into the documentation."""
+"""Format verdicts for storage, the terminal and the documentation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PROMISES = ("neutral", "records", "modules", "numbers", "gradients", "losses", "
 
 
 def stored(verdict: Any) -> dict[str, Any]:
-    """Returns a verdict as it is stored."""
+    """Return a verdict in its stored form."""
     return asdict(verdict) | {"sound": verdict.sound}
 
 
 def line(verdict: dict[str, Any]) -> str:
-    """Returns one verdict as lines for a terminal: what is not as it should be, each on its own."""
+    """Return one verdict as lines for a terminal, with a line per broken promise."""
     if verdict["skipped"] or verdict["broken"]:
         why = f"skipped: {verdict['skipped']}" if verdict["skipped"] else verdict["broken"]
         return f"{verdict['name']:44} {why}"
@@ -32,8 +32,8 @@ def line(verdict: dict[str, Any]) -> str:
     found = [
         f"        {f['severity']} {f['rule']}: {f['message'][:160]}" for f in verdict["findings"]
     ]
-    told = [f"        message: {text[:200]}" for text in verdict["messages"][:6]]
-    return "\n".join([head, *wrong, *found, *told])
+    messages = [f"        message: {text[:200]}" for text in verdict["messages"][:6]]
+    return "\n".join([head, *wrong, *found, *messages])
 
 
 def _facts(verdict: dict[str, Any]) -> str:
@@ -42,7 +42,7 @@ def _facts(verdict: dict[str, Any]) -> str:
 
 
 def summary(table: Table) -> str:
-    """Returns the counts."""
+    """Return the counts of verdicts and of broken promises."""
     counts: Counter[str] = Counter()
     for verdict in table.verdicts.values():
         counts["skipped" if verdict["skipped"] else "broken" if verdict["broken"] else "tried"] += 1
@@ -57,65 +57,67 @@ def summary(table: Table) -> str:
 _PAGE = """\
 # Public scripts, judged
 
-Training scripts of {repositories} public repositories, run as they are (`make scripts`): {tried} of
-them, of which {sound} keep every promise. Nothing of them is part of this repository: each is
-fetched at the commit below. Downloads are stood in for by small data in memory or in the places
-where a script looks; numbers are made small by the script's own arguments, or Ctrl-C ends it after
-so many steps. {machine}. Measured on {date}; everything is in
+Training scripts of {repositories} public repositories, run unmodified (`make scripts`): {tried} of
+them, of which {sound} keep every promise. None of their code is part of this repository: it is
+fetched at the commits below. Small generated data, in memory or in the files that a script reads,
+replaces downloads. The scripts' own arguments keep runs short, or Ctrl-C ends them after the given
+number of steps. {machine}. Measured on {date}; all results are in
 [scripts-{date}.json](../../benchmarks/results/scripts-{date}.json).
 
 Each script runs three times:
 
-1. **Watched**, without tracing, by global hooks of torch: how many steps its optimizers take, which
-   modules it calls in which mode, what they return, which parameters have gradients and how large,
-   what it calls `backward` on, and what autograd connects.
-2. **Plain**: after each step of an optimizer, digests of all its parameters, gradients and states
-   and of the random generators of torch, NumPy and Python.
+1. **Watched**, without tracing, by global torch hooks: how many steps its optimizers take, which
+   modules it calls in which mode, what they return, which parameters have gradients and with which
+   norms, what it calls `backward` on, and what autograd connects.
+2. **Plain**: after each optimizer step, digests of all its parameters, gradients and states and of
+   the random generators of torch, NumPy and Python.
 3. **Traced** with `COMGRA=debug` (or `+comgra=debug`), with the same digests.
 
-| column | is as it should be if |
+| column | the promise is kept if |
 | --- | --- |
-| neutral | both runs have the same digests after every step, print the same lines (but for \
-times) and write the same files |
+| neutral | plain and traced runs have the same digests after every step, print the same lines \
+(except for times) and write the same files |
 | records | there is one run, with exactly the steps that `debug` declares, and a record of each \
 evaluation of a model that is trained |
 | modules | each module with parameters that the script calls has an output, or the report says \
-that it is no part of a model |
-| numbers | at each recorded step, the mean of what each module first returned in training is that \
-which was watched |
-| gradients | each parameter that had a gradient when its optimizer stepped has it in the record, \
+that it is not part of a model |
+| numbers | at each recorded step, the mean of each module's first output in training equals the \
+one observed in the watched run |
+| gradients | each parameter that had a gradient when its optimizer stepped has one in the record, \
 with the same norm |
-| losses | every step, recorded or not, has what `backward` was called on |
-| graph | what autograd connects is connected, inputs and targets reach a loss, no node is alone |
-| said | nothing that was called is said to be never called, and nothing failed |
+| losses | every step, recorded or not, has the values that `backward` was called on |
+| graph | everything that autograd connects is connected, inputs and targets reach a loss, and no \
+node is isolated |
+| messages | nothing that was called is reported as never called, and nothing failed |
 
-What a step is, and which class's `forward` a script calls directly, is read from the script and
-stands in [catalogue.yaml](../../benchmarks/scripts/catalogue.yaml). Where rounds of several
-optimizers differ (`steps: seen`), the steps are those that the run has counted: each loss must then
-be in exactly one of them, in order, and each step must hold what was watched between its losses.
-Left out: means of more calls than are recorded, of modules that are called before any that has
-parameters, and in the call that makes them; parts that are only evaluated, after another model in
-the same phase (`evaluated`).
+What counts as a step, and the classes whose `forward` a script calls directly, were determined by
+reading the script and are listed in [catalogue.yaml](../../benchmarks/scripts/catalogue.yaml).
+Where rounds of several optimizers differ (`steps: seen`), the steps are those that the run has
+counted: each loss must then be in exactly one of them, in order, and each step must contain what
+was observed between its losses. Not compared: means of more calls than are recorded, of modules
+called before any module that has parameters, and of modules in the call that creates them; parts
+that are only evaluated, after another model in the same phase (`evaluated`).
 
-A number is how many comparisons held; **bold** is how many of how many did not. Findings are
-counted as errors / warnings / hints; whether they are right is not judged here. CPU is processor
-time of the whole program, in seconds, which includes the start of tracing{forked}.
+Each number counts the comparisons that succeeded; **bold** numbers count those that failed, and
+the total. Findings are counted as errors / warnings / hints; whether they are correct is not judged
+here. CPU is the processor time of the whole program in seconds, including the start of
+tracing{forked}. Findings and messages are quoted as emitted on that date.
 
 {table}
 
-## What is not as it should be
+## Broken promises
 
 {wrong}
 
-## What was found
+## Findings
 
 {findings}
 
-## What was said
+## Messages
 
 {messages}
 
-## What could not be run
+## Scripts that could not be run
 
 {skipped}
 
@@ -124,11 +126,14 @@ time of the whole program, in seconds, which includes the start of tracing{forke
 {scripts}
 """
 
+_COLUMNS = {"said": "messages"}
+"""Column headings that differ from the stored name of the promise."""
+
 _ORDER = {"error": 0, "warning": 1, "hint": 2}
 
 
 def documentation(table: Table, known: dict[str, Any]) -> str:
-    """Returns the page about this table.
+    """Return the page for this table.
 
     Args:
         table: all verdicts.
@@ -158,8 +163,9 @@ def _machine(machine: dict[str, Any]) -> str:
 
 
 def _table(tried: dict[str, dict[str, Any]]) -> str:
+    promises = " | ".join(_COLUMNS.get(promise, promise) for promise in PROMISES)
     lines = [
-        f"| script | {' | '.join(PROMISES)} | steps | train + eval | graph | findings | CPU |",
+        f"| script | {promises} | steps | train + eval | graph | findings | CPU |",
         "| --- |" + " ---: |" * (len(PROMISES) + 5),
     ]
     for name, verdict in tried.items():
@@ -187,14 +193,14 @@ def _cell(promise: dict[str, Any] | None) -> str:
 def _wrong(tried: dict[str, dict[str, Any]]) -> str:
     lines = []
     for name, verdict in tried.items():
-        said = [
+        broken = [
             f"  - {promise}: {_escaped(text)}"
             for promise, content in verdict["promises"].items()
             for text in content["wrong"][:5]
         ]
-        if said:
-            lines += [f"- **{name}**", *said]
-    return "\n".join(lines) or "Nothing."
+        if broken:
+            lines += [f"- **{name}**", *broken]
+    return "\n".join(lines) or "None."
 
 
 def _escaped(text: str) -> str:
@@ -216,9 +222,9 @@ def _messages(tried: dict[str, dict[str, Any]]) -> str:
     lines = []
     for name, verdict in tried.items():
         rules = {finding["rule"] for finding in verdict["findings"]}
-        said = [m for m in verdict["messages"] if not any(f" {rule}: " in m for rule in rules)]
-        lines += [f"- **{name}**: {_escaped(text[:300])}" for text in said[:3]]
-    return "\n".join(lines) or "Nothing."
+        shown = [m for m in verdict["messages"] if not any(f" {rule}: " in m for rule in rules)]
+        lines += [f"- **{name}**: {_escaped(text[:300])}" for text in shown[:3]]
+    return "\n".join(lines) or "None."
 
 
 def _skipped(table: Table, known: dict[str, Any]) -> str:
@@ -226,14 +232,14 @@ def _skipped(table: Table, known: dict[str, Any]) -> str:
     for name in known:
         verdict = table.verdicts.get(name)
         if verdict is None:
-            lines.append(f"- **{name}**: not tried for this table")
+            lines.append(f"- **{name}**: not run for this table")
         elif verdict["skipped"] or verdict["broken"]:
             lines.append(f"- **{name}**: {_escaped(verdict['skipped'] or verdict['broken'])}")
-    return "\n".join(lines) or "Nothing."
+    return "\n".join(lines) or "None."
 
 
 def _scripts(known: dict[str, Any]) -> str:
-    lines = ["| script | repository | command | its loop |", "| --- | --- | --- | --- |"]
+    lines = ["| script | repository | command | training loop |", "| --- | --- | --- | --- |"]
     for name, entry in known.items():
         address = f"https://github.com/{entry.repo}/tree/{entry.commit}"
         where = f"{entry.folder}/{entry.at}".replace("./", "").replace("/.", "").strip(".")

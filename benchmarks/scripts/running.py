@@ -1,4 +1,4 @@
-"""Starts a script three times: watched for what it does, plain, and traced."""
+"""Start scripts: watched, plain, and traced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INSIDE = Path(__file__).with_name("inside")
 BESIDE = Path(sys.prefix) / "scripts"
 """Packages that only scripts need (`make scripts` installs them)."""
 ZOO = Path(sys.prefix) / "zoo"
-"""torchvision and timm: other libraries must not find torchvision unless a script needs it."""
+"""torchvision and timm; separate, as other libraries use torchvision if they find it."""
 
 _IN_ZOO = ("timm", "torchvision")
 _INTERRUPTED = (-signal.SIGINT, 130, 1)
@@ -43,45 +43,45 @@ _TIMES = re.compile(
 Kind = Literal["calls", "bits"]
 
 Launch = Callable[[list[str], Path, dict[str, str]], "Launched"]
-"""What starts `python ARGUMENTS` in a folder, with these variables, and waits for its end."""
+"""Runs `python ARGUMENTS` in a folder with these environment variables, and waits for it."""
 
 
 @dataclass
 class Launched:
-    """The end of a process; `seconds` of the processor, if they were measured."""
+    """The result of a process; `seconds` is its processor time, if measured."""
 
     code: int
     output: str
-    said: str
+    errors: str
     seconds: float | None = None
 
 
 @dataclass
 class Started:
-    """What one start of a script came to."""
+    """The result of one start of a script."""
 
     code: int
     output: list[str]
-    said: str
+    errors: str
     processes: list[dict[str, Any]]
     seconds: float
     files: dict[str, str] = field(default_factory=dict)
 
     @property
     def ours(self) -> list[str]:
-        """Lines that tracing wrote."""
-        lines = [line.strip() for line in self.said.splitlines()]
+        """Lines that tracing wrote to standard error."""
+        lines = [line.strip() for line in self.errors.splitlines()]
         return [re.sub(r"/\S*/(?=comgra_decl/)", "", line) for line in lines if "comgra" in line]
 
 
 def missing(entry: Entry) -> str:
-    """Returns why an entry cannot be run in this environment; empty if it can."""
+    """Return why an entry cannot be run in this environment, or "" if it can."""
     for package in entry.needs:
         folders = [ZOO] if package in _IN_ZOO else [BESIDE]
         if any((folder / package).exists() for folder in folders):
             continue
         if importlib.util.find_spec(package) is None:
-            return f"needs the package {package}: make scripts installs it"
+            return f"needs the package {package}; `make scripts` installs it"
     return ""
 
 
@@ -94,16 +94,16 @@ def start(
     runs: Path | None = None,
     launch: Launch | None = None,
 ) -> Started:
-    """Starts the script once, in a fresh copy of its part of the repository.
+    """Start the script once, in a fresh copy of its part of the repository.
 
     Args:
         entry: the script.
         tree: the repository's files.
-        scratch: a folder of the entry's own. All starts take place in the same folder of it, since
-            scripts print and store paths.
-        watch: "calls" to record what the script does, "bits" for digests.
-        runs: where tracing records; None for no tracing.
-        launch: None for a new Python process.
+        scratch: a folder for this entry only. All starts use the same subfolder, because scripts
+            print and store paths.
+        watch: "calls" to observe what the script does, "bits" for digests.
+        runs: root folder of the runs; None for no tracing.
+        launch: function that starts the process; None for a new Python process.
     """
     launch = launch or started
     work, answer = scratch / "work", scratch / "answer"
@@ -151,11 +151,11 @@ def start(
         if before.get(name) != digest and not any(fnmatch(name, g) for g in _globs(entry))
     }
     lines = _lines(entry, ended.output)
-    return Started(ended.code, lines, ended.said, processes, seconds, left)
+    return Started(ended.code, lines, ended.errors, processes, seconds, left)
 
 
 def _example(tree: Path, block: Block) -> str:
-    """Returns an example that a page shows, in Markdown or reStructuredText."""
+    """Return an example from a page in Markdown or reStructuredText."""
     page = (tree / block.file).read_text()
     fenced = r"```python\n(.*?)```|\.\. code-block:: python\n\n((?:(?: +.*)?\n)+)"
     found = re.findall(fenced, page, flags=re.DOTALL if block.file.endswith(".md") else 0)
@@ -167,12 +167,12 @@ def _example(tree: Path, block: Block) -> str:
 
 
 def ends(entry: Entry) -> tuple[int, ...]:
-    """Returns the exit codes with which the script may end."""
+    """Return the valid exit codes of the script."""
     return (*entry.ends, *_INTERRUPTED) if entry.stop else entry.ends
 
 
 def last(text: str) -> str:
-    """Returns the last line of output."""
+    """Return the last line of output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "no output"
 
@@ -204,7 +204,7 @@ def _environment(entry: Entry, work: Path, scratch: Path) -> dict[str, str]:
 
 
 def started(arguments: list[str], folder: Path, environment: dict[str, str]) -> Launched:
-    """Starts a new Python process, as a user would."""
+    """Start a new Python process, as a user would."""
     limit = int(environment["SCRIPTS_LIMIT"])
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -233,7 +233,7 @@ def started(arguments: list[str], folder: Path, environment: dict[str, str]) -> 
 
 
 def forked(arguments: list[str], folder: Path, environment: dict[str, str]) -> Launched:
-    """Forks a process that has imported torch, which spares seconds of each start."""
+    """Fork a process that has imported torch, which saves seconds per start."""
     from tests.support import forked
 
     begin = str(INSIDE / "begin.py")
@@ -241,7 +241,7 @@ def forked(arguments: list[str], folder: Path, environment: dict[str, str]) -> L
     return Launched(done.returncode, done.stdout, done.stderr)
 
 
-# -- what a start left -----------------------------------------------------------------------------
+# -- results of a start --------------------------------------------------------------------------
 
 _ALWAYS_DIFFERENT = ("*.pyc", "*tfevents*", "*.log", "*/.hydra/*", "runs/*", "*.lock")
 
@@ -251,7 +251,7 @@ def _globs(entry: Entry) -> list[str]:
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """Returns a digest of each file; of an archive, as checkpoints are, of what is in it."""
+    """Return a digest of each file; for archives such as checkpoints, of their contents."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink():
@@ -272,7 +272,7 @@ def _file_digest(path: Path) -> str:
 
 
 def _lines(entry: Entry, output: str) -> list[str]:
-    """Returns what was printed, without times; of a line that overwrites itself, the last state."""
+    """Return the printed lines without times; for lines that overwrite themselves, the last."""
     dropped = [g.removeprefix("line:") for g in entry.ignore if g.startswith("line:")]
     kept = []
     for line in output.split("\n"):

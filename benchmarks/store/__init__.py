@@ -1,1 +1,1 @@
-"""How the store behaves at scale: `python -m benchmarks.store`."""
+"""Measure the store at scale: `python -m benchmarks.store`."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.store`: size and speed of long runs, beside other containers."""
+"""`python -m benchmarks.store`: size and speed of long runs, compared with other formats."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PARTS = ("handover", "large", "peers", "write", "read", "compact")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures what the command line asks for, and writes results and page."""
+    """Measure what the command line selects, and write results and page."""
     options = _options(arguments)
     figures = {**_figures(options), "alone": options.alone}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as made:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for size in _sizes(options):
             print(size.name, file=sys.stderr)
             _run(root / f"{size.records}x{size.slots}", size, options.parts, figures["runs"])
-            if options.save:  # the long ones take minutes
+            if options.save:  # saved after each size, as long runs take minutes
                 _save(figures)
     if options.save:
         _save(figures)
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns what is known already: some of it if only some parts are measured now."""
+    """Return the initial figures: the newest stored ones if only some parts are measured."""
     new: dict[str, Any] = {"date": date.today().isoformat(), "machine": machine_facts()}
     known: dict[str, Any] = {"runs": [], "peers": []}
     if set(options.parts) != set(PARTS) or options.only:
@@ -91,7 +91,7 @@ def _sizes(options: argparse.Namespace) -> list[Size]:
 
 
 def _run(folder: Path, size: Size, parts: Sequence[str], runs: list[dict[str, Any]]) -> None:
-    """Writes and reads a run, compacts and reads it again; changes its line of `runs`."""
+    """Write and read a run, compact it and read it again; update its line in `runs`."""
     line = next((run for run in runs if run["name"] == size.name), None)
     if line is None:
         line = {}
@@ -147,12 +147,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         choices=PARTS,
         default=list(PARTS),
-        help="measure some of it now, and keep the other figures of the newest results",
+        help="measure only these parts, and keep the other figures of the newest results",
     )
     parser.add_argument(
-        "--alone", action="store_true", help="nothing else runs, whatever the last minute's load"
+        "--alone",
+        action="store_true",
+        help="state that nothing else runs, regardless of the last minute's load",
     )
-    parser.add_argument("--only", help="of the runs only this one: RECORDSxSLOTS")
+    parser.add_argument("--only", help="measure only this run: RECORDSxSLOTS")
     parser.add_argument("--folder", help="keep runs here between the parts write, read, compact")
     return parser.parse_args(arguments)
 

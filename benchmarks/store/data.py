@@ -1,6 +1,6 @@
-"""Runs whose numbers look like a training's: a level of their own, a drift, and noise.
+"""Runs with numbers similar to a training's: individual levels, a drift, and noise.
 
-The noise fills the mantissa, so nothing here compresses better than recorded statistics do.
+The noise fills the mantissa, so the numbers do not compress better than recorded statistics.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHUNK = 128  # records generated at once
 
 @dataclass(frozen=True)
 class Size:
-    """A run to be made: recorded steps, slots, and how many records share a commit."""
+    """Size of a run: recorded steps, slots, and records per commit."""
 
     records: int
     slots: int
@@ -61,7 +61,7 @@ def meta() -> RunMeta:
 
 
 class Numbers:
-    """The statistics of all records; the same ones however they are cut into batches."""
+    """The statistics of all records, independent of how they are divided into batches."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -72,7 +72,7 @@ class Numbers:
         self._chunk: tuple[int, NDArray[np.float32]] | None = None
 
     def take(self, first: int, count: int) -> NDArray[np.float32]:
-        """Returns float32 [count, slots, statistics x (aggregates + samples)]."""
+        """Return float32 [count, slots, statistics x (aggregates + samples)]."""
         parts = []
         while count:
             at = first % _CHUNK
@@ -94,7 +94,7 @@ class Numbers:
 
 
 def batch(numbers: Numbers, first: int, count: int) -> StepBatch:
-    """Makes the records from `first` on as the writer thread would hand them over."""
+    """Create the records from `first` on as the writer thread would pass them on."""
     data, slots = numbers.take(first, count), numbers.slots
     split = len(STATISTICS) * len(AGGREGATES)
     return StepBatch(
@@ -115,14 +115,14 @@ def batch(numbers: Numbers, first: int, count: int) -> StepBatch:
 
 
 def batches(size: Size) -> Iterator[StepBatch]:
-    """Yields the run, commit by commit."""
+    """Yield the run, commit by commit."""
     numbers = Numbers(size.slots)
     for first in range(0, size.records, size.commit):
         yield batch(numbers, first, min(size.commit, size.records - first))
 
 
 def write(folder: Path, size: Size) -> dict[str, Any]:
-    """Writes the run; returns what that took, leaving out how the numbers were made."""
+    """Write the run and return the cost, excluding the generation of the numbers."""
     writer = RunWriter.create(folder, meta())
     seconds, cpu, commits, held = 0.0, 0.0, [], []
     for made in batches(size):
@@ -143,7 +143,7 @@ def write(folder: Path, size: Size) -> dict[str, Any]:
 
 
 def memory(which: str) -> float:
-    """Returns a line of /proc/self/status in MB: VmRSS now, VmHWM at most; 0 without one."""
+    """Return a line of /proc/self/status in MB (VmRSS: current, VmHWM: peak), or 0 without it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

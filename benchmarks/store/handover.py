@@ -1,4 +1,4 @@
-"""What handing a step to the writer costs the training, and what the writer takes."""
+"""Measure the cost of handing steps to the writer, for the training and for the writer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOTS = 300
 
 
 def measure(folder: Path, *, steps: int = 2000, pause: float = 0.005) -> dict[str, Any]:
-    """Hands over a step every few milliseconds; returns microseconds per `put`, and the share."""
+    """Hand over a step every few milliseconds; return microseconds per `put` and CPU usage."""
     numbers = Numbers(SLOTS)
     errors: list[BaseException] = []
     made = batch(numbers, 0, 128)

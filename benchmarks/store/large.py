@@ -1,4 +1,4 @@
-"""What a part of a large tensor takes: how long, and how much of the disk is read."""
+"""Measure reading parts of a large tensor: the time, and the bytes read from disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS: dict[str, Any] = {
 
 
 def measure(folder: Path) -> dict[str, dict[str, float]]:
-    """Writes a record with such a tensor; returns milliseconds and megabytes read of its parts."""
+    """Write a record with such a tensor; return milliseconds and megabytes read for its parts."""
     rng = np.random.default_rng(0)
     value = rng.standard_normal(SHAPE, np.float32)
     record = batch(Numbers(2), 0, 1)
@@ -36,7 +36,7 @@ def measure(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def _read(run: Path, value: Any, part: Any) -> dict[str, float]:
-    """Returns the median of five reads, each past all caches of ours."""
+    """Return the median of five reads, each bypassing all caches of comgra_decl."""
     spent, size = [], 0.0
     for _ in range(5):
         view = Reader(run, context=new_context(cache_bytes=0, copy_threads=2)).view

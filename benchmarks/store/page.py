@@ -1,4 +1,4 @@
-"""Writes the figures into `docs/store.md`, between two marks."""
+"""Write the figures into `docs/store.md`, between two markers."""
 
 from __future__ import annotations
 
@@ -12,60 +12,61 @@ BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 
 
 def write(figures: dict[str, Any]) -> None:
-    """Replaces the figures of the page."""
+    """Replace the figures of the page."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(before + BEGIN + "\n" + tables(figures) + "\n" + END + after)
 
 
 def tables(figures: dict[str, Any]) -> str:
-    """Returns all tables as Markdown."""
+    """Return all tables as Markdown."""
     machine, hand = figures["machine"], figures["handover"]
-    said = ""
+    load = ""
     if figures.get("alone"):
-        said = " Nothing else ran meanwhile."
+        load = " Nothing else was running."
     elif machine["load_before"] > _QUIET:
-        said = " **The machine was busy: times are upper bounds, sizes and counts exact.**"
+        load = " **The machine was busy: times are upper bounds, sizes and counts are exact.**"
     usage, peers_size = hand["usage"], figures["peers_size"]
     return f"""\
 Measured on {figures["date"]} by `python -m benchmarks.store`: {machine["processor"]},
-{machine["cores"]} cores, load before {machine["load_before"]}.{said} Times in ms. A run holds nine
-statistics, aggregated in three ways and of two samples; eight records share a commit. Reads: first
-(of a fresh process, from the page cache) / median / 95th percentile of several, other columns each
-time; of opening (20 times, each past all caches but the page cache) the median / 95th percentile.
+{machine["cores"]} cores, load before {machine["load_before"]}.{load} Times in ms. A run holds nine
+statistics, aggregated in three ways and for two samples; eight records share a commit. Reads:
+first (in a new process, from the page cache) / median / 95th percentile of several, with different
+columns each time; for opening (20 times, each bypassing all caches except the page cache), the
+median / 95th percentile.
 
 {_table(_run_lines(figures["runs"]))}
 
-*raw*: bytes on disk over bytes of the statistics as float32. *reader MB*: resident memory before
-all those reads / after them and the heat maps of all 27 columns twice / four times more. 128 MB of
-it are the cache of chunks.
+*raw*: bytes on disk divided by bytes of the statistics as float32. *reader MB*: resident memory
+before all these reads / after them and reading the heat maps of all 27 columns twice / after four
+more times. The chunk cache accounts for 128 MB of it.
 
-Writing them as fast as it goes, which no training does:
+Writing as fast as possible, which no training does:
 
 {_table(_writer_lines(figures["runs"]))}
 
-A tensor of 10 million float32 (40 MB), of which a part is asked for:
+Reading a part of a tensor of 10 million float32 values (40 MB):
 
 {_table(_large_lines(figures["large"]))}
 
-Handing over {hand["steps"]:,} steps of {handover_slots()} slots, one each 5 ms:
+Handing over {hand["steps"]:,} steps of {handover_slots()} slots, one every 5 ms:
 {hand["median"]:.0f} µs
-per step at the median, {hand["p99"]:.0f} µs at the 99th percentile; {hand["files"]} files,
+per step (median), {hand["p99"]:.0f} µs (99th percentile); {hand["files"]} files,
 {hand["bytes_per_step"] / hand["raw_bytes_per_step"]:.2f} times the raw bytes. The writer took
 {usage["share"]:.0%} of a core; the training waited {usage["waited"]:.2f} s.
 
 The same statistics, {peers_size["records"]:,} steps of {peers_size["slots"]} slots, one step at a
-time (the writer thread puts several into a commit when they come fast; here it may not):
+time (the writer thread combines fast steps into one commit, which is disabled here):
 
 {_table(_peer_lines(figures["peers"]))}
 
-`~`: extrapolated from every fiftieth file. comgra's own rows are imitated: a msgpack file per
-step, nine fields per number. HDF5 and comgra do not wait for the disk; comgra_decl and SQLite do.
+`~`: extrapolated from every fiftieth file. comgra's rows are emulated by a msgpack file per step
+with nine fields per number. HDF5 and comgra do not wait for the disk; comgra_decl and SQLite do.
 """
 
 
 def handover_slots() -> int:
-    """Returns the slots of the steps that are handed over."""
+    """Return the number of slots of the steps that are handed over."""
     from benchmarks.store.handover import SLOTS
 
     return SLOTS

@@ -1,4 +1,4 @@
-"""The same statistics in other containers: float32 [slots, columns] per recorded step."""
+"""The same statistics in other formats: float32 [slots, columns] per recorded step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from comgra_decl.store import Reader
 
 Table = NDArray[np.float32]
 BLOCK = 64
-_SHARE = 50  # formats with a file per step: a series reads every fiftieth, times fifty
+_SHARE = 50  # formats with a file per step: a series reads every fiftieth file, times fifty
 
 
 @dataclass
 class Peer:
-    """A written store: how to read one step, and one column of one slot over some steps."""
+    """Readers of a written store: one step, and one column of one slot over some steps."""
 
     step: Callable[[int], Any]
     series: Callable[[int, int], Any]
@@ -30,14 +30,14 @@ class Peer:
 
 
 def ours(folder: Path, size: Size) -> Peer:
-    """A run of comgra_decl; how many records share a commit is the size's."""
+    """A run of comgra_decl; the size determines the records per commit."""
     write(folder / "run", size)
     view = Reader(folder / "run").view
     return Peer(lambda r: view.row("agg", r), lambda s, c: view.series("agg", s, c))
 
 
 def msgpack_files(folder: Path, size: Size) -> Peer:
-    """What comgra writes: a msgpack file per step, one row of nine fields per number."""
+    """The format of comgra: a msgpack file per step, one row of nine fields per number."""
     import msgpack  # type: ignore[import-untyped,unused-ignore]
 
     names = [f"node__blocks.{slot}" for slot in range(size.slots)]
@@ -56,7 +56,7 @@ def msgpack_files(folder: Path, size: Size) -> Peer:
 
 
 def torch_files(folder: Path, size: Size) -> Peer:
-    """A dictionary of tensors per step, by `torch.save`."""
+    """A dictionary of tensors per step, saved by `torch.save`."""
     import torch
 
     for record, table in _steps(size):
@@ -70,7 +70,7 @@ def torch_files(folder: Path, size: Size) -> Peer:
 
 
 def zarr_append(folder: Path, size: Size) -> Peer:
-    """zarr-python, an array that grows, chunks of 64 steps."""
+    """zarr-python: a growing array with chunks of 64 steps."""
     import zarr
 
     first = next(_steps(size))[1]
@@ -83,7 +83,7 @@ def zarr_append(folder: Path, size: Size) -> Peer:
 
 
 def hdf5(folder: Path, size: Size) -> Peer:
-    """h5py in its mode for readers meanwhile, flushed after every step."""
+    """h5py in single-writer multiple-reader mode, flushed after every step."""
     import h5py  # type: ignore[import-untyped,unused-ignore]
 
     first = next(_steps(size))[1]
@@ -100,7 +100,7 @@ def hdf5(folder: Path, size: Size) -> Peer:
 
 
 def sqlite(folder: Path, size: Size) -> Peer:
-    """SQLite, durable, a transaction per step: the step as a blob, blocks of columns as blobs."""
+    """SQLite, durable, a transaction per step; blobs for the step and for blocks of columns."""
     base = sqlite3.connect(folder / "a.db")
     base.executescript(
         "pragma journal_mode=wal; pragma synchronous=full;"
@@ -141,14 +141,14 @@ PEERS: dict[str, Callable[[Path, Size], Peer]] = {
 
 
 def measure(name: str, folder: Path, size: Size) -> dict[str, Any]:
-    """Writes one of them and reads it; milliseconds per step written, and per read."""
+    """Write and read one format; return milliseconds per written step and per read."""
     folder.mkdir(parents=True)
     for _ in _steps(size):
         pass
     start = time.perf_counter()
     for _ in _steps(size):
         pass
-    making = time.perf_counter() - start  # the numbers themselves, not part of writing
+    making = time.perf_counter() - start  # generates the numbers; not part of writing
     start = time.perf_counter()
     peer = PEERS[name](folder, size)
     writing = max(0.0, time.perf_counter() - start - making)
@@ -182,7 +182,7 @@ class _Part:
 
 
 def _sampled(step: Callable[[int], Any], size: Size) -> Callable[[int, int], _Part]:
-    """A series from one file per step: reads some of them and extrapolates."""
+    """Read a series from one file per step: reads some files and extrapolates."""
 
     def series(_slot: int, _column: int) -> _Part:
         for record in range(0, size.records, _SHARE):

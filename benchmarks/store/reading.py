@@ -1,4 +1,4 @@
-"""Times the reads of a run, in the process that is started for it: `python -m ...reading RUN`."""
+"""Time the reads of a run in a separate process: `python -m ...reading RUN`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def in_fresh_process(run: Path) -> dict[str, Any]:
-    """Returns what `measure` finds in a process that has read nothing yet."""
+    """Return the result of `measure` in a new process, with empty caches."""
     command = [sys.executable, "-m", "benchmarks.store.reading", str(run)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -27,16 +27,16 @@ def in_fresh_process(run: Path) -> dict[str, Any]:
 
 
 def measure(run: Path) -> dict[str, Any]:
-    """Returns milliseconds, first and others, of every kind of read; and the memory it took."""
+    """Return milliseconds of the first and the later reads of every kind, and the memory used."""
     from comgra_decl.store import Reader
     from comgra_decl.store.database import new_context
     from comgra_decl.store.reader import CACHE_BYTES
 
     def cold(_: int) -> View:
-        """Opens the run as a process does that has read nothing of it."""
+        """Open the run like a process that has read nothing of it."""
         return Reader(run, context=new_context(cache_bytes=CACHE_BYTES, copy_threads=2)).view
 
-    Reader(run).poll()  # imports and TensorStore's threads are not what is measured
+    Reader(run).poll()  # excludes imports and the start of TensorStore's threads
     opened = _times(20, cold)
     view = Reader(run).view
     before = memory("VmRSS")

@@ -1,4 +1,4 @@
-"""The tools that are compared, one small class each."""
+"""The tools to compare, each a small class."""
 
 from benchmarks.tools.base import CommitClock, Step, Tool
 from benchmarks.tools.comgra_peer import COMGRA
@@ -13,4 +13,4 @@ TOOLS: tuple[Tool, ...] = (
     *OURS,
     *COMGRA,
 )
-"""Every tool, the baseline first, in the order in which it is reported."""
+"""All tools in the order in which they are reported, the baseline first."""

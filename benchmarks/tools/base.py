@@ -1,4 +1,4 @@
-"""What a tool must offer to be measured."""
+"""The interface of a tool that can be measured."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Step = Callable[[], Tensor]
 
 
 class Tool(ABC):
-    """Something that is attached to a training, one class or instance per line of the table.
+    """A tool that is attached to a training; one instance per line of the table.
 
     Attributes:
         name: short key, used on the command line and in the JSON.
         label: name in the table.
-        most_records: how many records at most are needed to know the bytes of one; 0 if the tool
+        most_records: largest number of records needed to determine the bytes of one; 0 if the tool
             records nothing.
         requires: modules that must be importable.
-        warmup_fraction: steps before the measured ones, as a share of them.
+        warmup_fraction: number of warm-up steps, as a share of the measured ones.
     """
 
     name: str
@@ -38,45 +38,45 @@ class Tool(ABC):
 
     @abstractmethod
     def attach(self, training: Training, folder: Path) -> AbstractContextManager[Step]:
-        """Yields the step function to measure; everything is on disk when the context is left."""
+        """Yield the step function to measure; everything is on disk when the context exits."""
 
     def refuses(self, training: Training) -> str | None:
-        """Returns why this tool cannot be measured on `training`, or None."""
+        """Return why this tool cannot be measured on `training`, or None."""
         del training
         return None
 
     def records(self, folder: Path) -> int | None:
-        """Returns how many steps were recorded in `folder`, None for a tool that never records."""
+        """Return the number of steps recorded in `folder`; None for a tool that never records."""
         del folder
         return None
 
     def expected(self, steps: int) -> int | None:
-        """Returns how many of `steps` steps should be recorded: all, unless overridden."""
+        """Return how many of `steps` steps should be recorded: all, unless overridden."""
         return steps if self.most_records else None
 
     def check(self, folder: Path, steps: int) -> None:
-        """Makes sure that what was measured was really recorded.
+        """Check that the measured steps were recorded.
 
         Raises:
-            RuntimeError: It was not, so the time taken is meaningless.
+            RuntimeError: they were not, so their timings are meaningless.
         """
         found, expected = self.records(folder), self.expected(steps)
         if found != expected:
-            raise RuntimeError(f"{self.label}: {found} records where {expected} were expected")
+            raise RuntimeError(f"{self.label}: expected {expected} records, got {found}")
 
     def series(self, folder: Path) -> int | None:
-        """Returns how many series (tensor, pass) the newest record in `folder` holds."""
+        """Return the number of series (tensor, pass) in the newest record in `folder`."""
         del folder
         return None
 
     def commits(self) -> AbstractContextManager[CommitClock]:
-        """Times what writes the records while the context is open."""
+        """Time the function that writes the records while the context is open."""
         return _nothing_committed()
 
 
 @dataclass
 class CommitClock:
-    """Seconds spent in a tool's writing function, and how often it was called."""
+    """Seconds spent in a tool's writing function, and the number of its calls."""
 
     seconds: float = 0.0
     calls: int = 0
@@ -89,7 +89,7 @@ def _nothing_committed() -> Iterator[CommitClock]:
 
 @contextmanager
 def timed_method(owner: type, method: str) -> Iterator[CommitClock]:
-    """Times every call of `owner.method` until the context is left."""
+    """Time every call of `owner.method` until the context exits."""
     clock = CommitClock()
     original: Callable[..., Any] = getattr(owner, method)
 

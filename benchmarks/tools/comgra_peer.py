@@ -1,7 +1,7 @@
 """comgra 0.11.5 recording the same tensors, with the calls a user would write by hand.
 
-comgra wants seven kinds of calls in the training loop. They are made from forward hooks and around
-the step, so that the loop itself stays the one every tool is measured on.
+comgra requires seven kinds of calls in the training loop. Forward hooks and a wrapper around the
+step make them, so that the loop itself is the same for every tool.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ GROUP, TRIAL = "benchmark", "trial"
 GRADIENTS = "gradients"
 CARRIED_OVER = "*old"  # a reference from an earlier iteration, not a record of its own
 SAMPLES = 8
-MOST_VALUES = 4_000_000  # per step; comgra needs about 20 us and 40 bytes for each
+MOST_VALUES = 4_000_000  # per step; each costs comgra about 20 us and 40 bytes
 
 
 class ComgraPeer(Tool):
     """comgra recording every step with one of its recording types, `kpis` or `neuron`.
 
-    Its optional singular values are off: no other tool computes them.
+    Its optional singular values are disabled, as no other tool computes them.
     """
 
-    most_records = 2  # all its records are of one size
+    most_records = 2  # all its records have the same size
     requires = ("comgra",)
-    warmup_fraction = 0.0  # its steps are long; the first one is warm-up all the same
+    warmup_fraction = 0.0  # its steps are long, and the first one serves as warm-up
 
     def __init__(self, name: str, label: str, *, recording_type: str) -> None:
         self.name, self.label = name, label
         self._type = recording_type
 
     def refuses(self, training: Training) -> str | None:
-        """Refuses what would take minutes for a single step."""
+        """Refuse trainings for which a single step would take minutes."""
         values = self._values_per_step(training)
         if values <= MOST_VALUES:
             return None
         return f"{values / 1e6:.0f} million values per step: minutes and gigabytes for each step"
 
     def _values_per_step(self, training: Training) -> int:
-        """Returns how many output values (and as many gradients) would be written one by one."""
+        """Return the number of output values (and gradients) that would be written one by one."""
         if self._type != "neuron":
             return 0
         counts: list[int] = []
@@ -64,7 +64,7 @@ class ComgraPeer(Tool):
 
     @contextmanager
     def attach(self, training: Training, folder: Path) -> Iterator[Step]:
-        """Yields a step with comgra's calls around it."""
+        """Yield a step with comgra's calls around it."""
         recorder = _new_recorder(folder, training.model)
         calls = _Calls(recorder, training, recording_type=self._type)
         with ExitStack() as hooks:
@@ -74,7 +74,7 @@ class ComgraPeer(Tool):
         recorder.finalize()
 
     def records(self, folder: Path) -> int:
-        """Returns the recorded steps: one folder each."""
+        """Return the number of recorded steps, each of which has a folder."""
         return len(list(_recordings(folder).iterdir()))
 
     def series(self, folder: Path) -> int:
@@ -82,12 +82,12 @@ class ComgraPeer(Tool):
         return len({key[:4] for key, _ in _entries(folder) if not key[2].endswith(CARRIED_OVER)})
 
     def commits(self) -> AbstractContextManager[CommitClock]:
-        """Times `finish_batch`, which turns tensors into records and writes them."""
+        """Time `finish_batch`, which turns tensors into records and writes them."""
         return timed_method(import_module("comgra.recorder").ComgraRecorder, "finish_batch")
 
 
 class _Calls:
-    """The calls of comgra's protocol, in the order it asserts."""
+    """The calls of comgra's protocol, in the order that it requires."""
 
     def __init__(self, recorder: Any, training: Training, *, recording_type: str) -> None:
         self._recorder = recorder
@@ -98,7 +98,7 @@ class _Calls:
         self._count = 0
 
     def step(self) -> Tensor:
-        """Runs one recorded training step."""
+        """Run one recorded training step."""
         recorder = self._recorder
         recorder.start_batch(self._count, self._training.batch_size)
         self._seen.clear()
@@ -112,7 +112,7 @@ class _Calls:
         return loss
 
     def on_forward(self, path: str) -> Any:
-        """Returns a forward hook that registers the outputs of the module at `path`."""
+        """Return a forward hook that registers the outputs of the module at `path`."""
         node = path or self._root
 
         def register(module: nn.Module, args: object, output: object) -> None:
@@ -124,7 +124,7 @@ class _Calls:
         return register
 
     def _iteration_of(self, node: str) -> None:
-        """Starts comgra's next iteration when a module is called again within the step."""
+        """Start comgra's next iteration when a module is called again within the step."""
         if node in self._seen:
             self._recorder.finish_iteration()
             self._recorder.start_iteration()
@@ -149,7 +149,7 @@ def _new_recorder(folder: Path, model: nn.Module) -> Any:
 
 
 def tensors(role: str, output: object) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of a module's output with their roles: `output`, `output[1]`, ..."""
+    """Yield the tensors of a module's output with their roles: `output`, `output[1]`, ..."""
     if isinstance(output, Tensor):
         yield role, output
     elif isinstance(output, (tuple, list)):
@@ -158,11 +158,11 @@ def tensors(role: str, output: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_records(folder: Path, step: int | None = None) -> dict[tuple[Any, ...], float]:
-    """Reads one recorded step as comgra stored it, the newest by default.
+    """Read one recorded step as comgra stored it, the newest by default.
 
     Returns:
-        (pass, iteration, node, role, batch aggregation, item, neuron) to value; a tensor that
-        was registered under several names appears under the first only.
+        A dict from (pass, iteration, node, role, batch aggregation, item, neuron) to value; a
+        tensor that was registered under several names appears only under the first.
     """
     return {key: entry["val"] for key, entry in _entries(folder, step) if "val" in entry}
 
@@ -174,7 +174,7 @@ def _recordings(folder: Path) -> Path:
 def _entries(
     folder: Path, step: int | None = None
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Yields every record, those included that only refer to another one."""
+    """Yield every record, including those that only refer to another one."""
     unpack = import_module("msgpack").unpackb
     recordings = _recordings(folder)
     newest = max(int(path.name.split("__")[0]) for path in recordings.iterdir())

@@ -1,4 +1,4 @@
-"""Nothing attached: the training alone."""
+"""The training without a tool."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.tools.base import Step, Tool
 
 
 class Nothing(Tool):
-    """The plain training; a second one in the table shows the noise of the measurement."""
+    """The plain training; a second instance in the table shows the noise of the measurement."""
 
     def __init__(self, name: str, label: str) -> None:
         self.name, self.label = name, label
 
     @contextmanager
     def attach(self, training: Training, folder: Path) -> Iterator[Step]:
-        """Yields the training's own step."""
+        """Yield the training's own step."""
         del folder
         yield training.step

@@ -1,4 +1,4 @@
-"""This package, attached through its public face only."""
+"""This package, attached through its public API only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST_STEP_ONLY: Mapping[str, Any] = {"steps": [0, 10**9]}
 
 
 class Ours(Tool):
-    """comgra_decl with one spec; `source` and `overrides` as `comgra_decl.trace` takes them."""
+    """comgra_decl with one spec; `source` and `overrides` are arguments of `comgra_decl.trace`."""
 
     most_records = 1024  # several column blocks of 256 steps
 
@@ -32,73 +32,73 @@ class Ours(Tool):
 
     @contextmanager
     def attach(self, training: Training, folder: Path) -> Iterator[Step]:
-        """Yields the training's own step: nothing in the loop knows that it is watched."""
+        """Yield the training's own step; the loop is unaware of tracing."""
         import comgra_decl
 
         with comgra_decl.trace(self._source, root=folder, overrides=self._overrides):
             yield training.step
 
     def records(self, folder: Path) -> int:
-        """Returns the recorded steps."""
+        """Return the number of recorded steps."""
         from comgra_decl import open_run
 
         return len(open_run(folder).steps)
 
     def series(self, folder: Path) -> int | None:
-        """Returns the slots of the newest record."""
+        """Return the number of slots of the newest record."""
         from comgra_decl import open_run
 
         run = open_run(folder)
         return len(run.row(int(run.steps[-1])))
 
     def commits(self) -> AbstractContextManager[CommitClock]:
-        """Times the store's commits on the writer thread."""
+        """Time the store's commits on the writer thread."""
         from comgra_decl.store import RunWriter
 
         return timed_method(RunWriter, "commit")
 
 
 class Idle(Ours):
-    """Attached, but only the very first step was recorded: what an unrecorded step costs."""
+    """Attached with only the very first step recorded, to measure unrecorded steps."""
 
     most_records = 0
 
     def expected(self, steps: int) -> int:
-        """Returns 1: the step that the warm-up began with."""
+        """Return 1, for the first step of the warm-up."""
         del steps
         return 1
 
     def series(self, folder: Path) -> None:
-        """Returns None: no measured step was recorded."""
+        """Return None, as no measured step was recorded."""
 
 
 class OfAttention(Ours):
-    """A spec that is about attention, and measured where there is some."""
+    """A spec about attention, measured only on nets that have some."""
 
     def refuses(self, training: Training) -> str | None:
-        """Returns that a net has no attention, if so."""
+        """Refuse nets without attention."""
         found = any(isinstance(module, Attention) for module in training.model.modules())
         return None if found else "the net has no attention"
 
 
 class Armed(Ours):
-    """Every step is captured and looked at, but none is kept: what `keep` costs until it fires."""
+    """Every step is captured and checked but none is kept, to measure `keep` until it fires."""
 
     most_records = 0
 
     def expected(self, steps: int) -> int:
-        """Returns 1: the step that the warm-up began with."""
+        """Return 1, for the first step of the warm-up."""
         del steps
         return 1
 
     def series(self, folder: Path) -> None:
-        """Returns None: no measured step was recorded."""
+        """Return None, as no measured step was recorded."""
 
 
 def spec(capture: Sequence[str], **fields: Any) -> dict[str, Any]:
-    """Returns a spec that captures `capture` of every module; `fields` are its other fields.
+    """Return a spec that captures `capture` of every module; `fields` are its other fields.
 
-    Rules are off, as no peer has any; the presets are measured with theirs.
+    Rules are off, as other tools have none; the presets are measured with their rules.
     """
     nodes = {"all": {"select": "**", "capture": list(capture)}}
     return {"nodes": nodes, "rules": "off", **fields}

@@ -1,1 +1,1 @@
-"""How fast the viewer is, in a real browser: `python -m benchmarks.viewer`."""
+"""Measure the speed of the viewer in a real browser: `python -m benchmarks.viewer`."""

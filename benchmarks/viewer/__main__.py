@@ -1,4 +1,4 @@
-"""`python -m benchmarks.viewer`: from a click to the painted page, in a real browser."""
+"""`python -m benchmarks.viewer`: time from a click to the painted page, in a real browser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEASURES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures what the command line asks for, and writes results and page."""
+    """Measure what the command line selects, and write results and page."""
     options = _options(arguments)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
         folder = Path(options.data or temporary)
@@ -64,7 +64,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.viewer", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=MEASURES, default=list(MEASURES))
     parser.add_argument("--data", help="keep the synthetic runs (4 GB) in this folder")
-    parser.add_argument("--make", action="store_true", help="only make the runs")
+    parser.add_argument("--make", action="store_true", help="only create the runs")
     parser.add_argument("--no-save", dest="save", action="store_false")
     return parser.parse_args(arguments)
 

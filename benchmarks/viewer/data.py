@@ -1,6 +1,6 @@
-"""Runs to look at: a transformer's nodes, slots and graph, with drawn numbers.
+"""Runs to view: a transformer's nodes, slots and graph, with random numbers.
 
-Written through the real writer; only the tensors are left out, which no pane of the viewer sees.
+Written by the real writer, without tensors, which no pane of the viewer shows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EXTENT = (-3.0, 3.0)  # of every histogram
 
 @dataclass(frozen=True)
 class Shape:
-    """A run to be made: its name, transformer blocks, recorded steps, and whether with bins."""
+    """A run to create: name, transformer blocks, recorded steps, and whether it has histograms."""
 
     name: str
     layers: int
@@ -46,11 +46,11 @@ SHAPES = (
     Shape("nodes-1000", layers=38, steps=100),
     Shape("steps-100000", layers=2, steps=100_000, histograms=False),
 )
-"""What is measured: 308 nodes, 1,009 boxes when all scopes are opened, 134 slots."""
+"""The shapes: 308 nodes, 1,009 boxes when all scopes are open, 134 slots."""
 
 
 def made(folder: Path, shape: Shape) -> Path:
-    """Returns the root that holds the run of that shape alone; writes it if it is not there."""
+    """Return the root that contains only the run of that shape, written if necessary."""
     root = folder / shape.name
     done = root / "done"
     if not done.exists():
@@ -88,7 +88,7 @@ def _write(path: Path, shape: Shape) -> None:
 
 
 class _Numbers:
-    """Statistics with a level of their own, a slow drift, and noise."""
+    """Statistics with individual levels, a slow drift, and noise."""
 
     def __init__(self, slots: list[SlotInfo]) -> None:
         self._rng = np.random.default_rng(0)
@@ -99,7 +99,7 @@ class _Numbers:
         self._valued = [s for s in slots if s.key.pass_ == "forward" and s.kind == "computed"]
 
     def batch(self, first: int, count: int, *, started: float, histograms: bool) -> StepBatch:
-        """Returns `count` records from step `first` on."""
+        """Return `count` records from step `first` on."""
         noise = self._rng.standard_normal((count, *self._level.shape), np.float32)
         drift = 1 + np.sin(np.arange(first, first + count, dtype=np.float32) / 40) / 4
         numbers = self._level * (drift[:, None, None, None] + noise / 20)

@@ -1,4 +1,4 @@
-"""What is measured, run by run. All times are milliseconds."""
+"""The measurements of each run. All times are in milliseconds."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LOADS = 5
 _TABS = 5
 _MEMORY_CHANGES = 500
 _REST = 2000  # ms
-_FILLING = 450  # changes before: by then most of what the caches may hold is in them
+_FILLING = 450  # changes before measuring, which fill most of the caches
 
 Times = dict[str, list[float]]
 
 
 def everyday(chromium: Any, server: Served) -> dict[str, Any]:
-    """Loads, all kinds of change, and painting: what a person does all day."""
+    """Measure common actions: loading, all kinds of changes, and painting."""
     figures: dict[str, Any] = {"first load": [_load(chromium, server.url)]}
     figures["usable"] = [_load(chromium, server.url) for _ in range(LOADS)]
     screen = Screen(chromium, server.url)
@@ -48,26 +48,28 @@ def _load(chromium: Any, url: str) -> float:
 
 
 def nothing(screen: Screen, count: int) -> Iterator[float]:
-    """Chooses the section that is on screen: a message, an answer, and a frame; the least."""
+    """Select the section that is already shown: the minimum of a message, a reply, and a frame."""
     tab = screen.page.locator('[role="tab"][aria-selected="true"]')
     for _ in range(count):
         yield screen.change("click", tab.click, ANSWERED)["all"]
 
 
 def steps(screen: Screen, count: int) -> Iterator[float]:
-    """Walks through the steps by key: back from the last one."""
+    """Step backwards from the last step by key."""
     for _ in range(count):
         wanted = f'article[data-step="{int(screen.at["step"]) - 1}"]', ANSWERED
         yield screen.change("keydown", lambda: screen.page.keyboard.press(","), *wanted)["all"]
 
 
 def clicks(screen: Screen, count: int) -> Times:
-    """Clicks on boxes in view: until it is highlighted, and until all panes show it."""
+    """Click on visible boxes; measure until one is highlighted and until all panes show it."""
     times: Times = {"highlight": [], "node": []}
     nodes = _clickable(screen)
-    for node, (x, y) in islice(cycle(nodes.items()), 1, count + 1):  # the first is selected
+    for node, (x, y) in islice(
+        cycle(nodes.items()), 1, count + 1
+    ):  # the first one is already selected
         highlight = f'.node.selected[data-id="{node}"]'
-        screen.page.mouse.move(x, y)  # a hand gets there a moment before it clicks
+        screen.page.mouse.move(x, y)  # a real pointer arrives before it clicks
         took = screen.change(
             "pointerdown",
             lambda x=x, y=y: screen.page.mouse.click(x, y),  # type: ignore[misc]
@@ -82,10 +84,10 @@ def clicks(screen: Screen, count: int) -> Times:
 
 
 def _clickable(screen: Screen) -> dict[str, tuple[float, float]]:
-    """Returns the middles of boxes in view that are nodes of their own."""
+    """Return the centres of visible boxes that are single nodes."""
     boxes = screen.page.evaluate(_IN_VIEW)
     found = {name: (x, y) for name, x, y in boxes[:12]}
-    assert len(found) > 1, "no two nodes in view"
+    assert len(found) > 1, "fewer than two nodes are visible"
     return found
 
 
@@ -96,7 +98,7 @@ _IN_VIEW = """() => {
   const inside = ([x, y]) => x > stage.x + 20 && x < stage.right - 200
     && y > stage.y + 40 && y < stage.bottom - 80;
   const boxes = [...root.querySelectorAll(".node.kind-computed:not(:has(.stack))")];
-  const reached = ([id, ...at]) => // bands and buttons lie above some
+  const reached = ([id, ...at]) => // bands and buttons cover some
     root.elementFromPoint(...at)?.closest(".node")?.dataset.id === id;
   return boxes.map((box) => [box.dataset.id, ...middle(box.getBoundingClientRect())])
     .filter(([id, ...at]) => inside(at) && reached([id, ...at]));
@@ -104,7 +106,7 @@ _IN_VIEW = """() => {
 
 
 def painting(screen: Screen, count: int) -> Times:
-    """Paints the graph by one statistic after another, then walks while it is painted."""
+    """Paint the graph by one statistic after another, then step while it is painted."""
     screen.page.locator('[data-field="colour"] select').select_option("forward")
     screen.page.locator('.legend[data-painted^="forward"]').wait_for()
     painted = [
@@ -115,7 +117,7 @@ def painting(screen: Screen, count: int) -> Times:
 
 
 def large(chromium: Any, server: Served) -> dict[str, Any]:
-    """A graph with every scope opened: first render, clicks, painting."""
+    """Measure a graph with every scope open: first render, clicks, painting."""
     url = f"{server.url}?{_all_open(chromium, server.url)}"
     figures: dict[str, Any] = {"first render, all open": [_load(chromium, url) for _ in range(3)]}
     figures["first render, folded"] = [_load(chromium, server.url) for _ in range(3)]
@@ -129,7 +131,7 @@ def large(chromium: Any, server: Served) -> dict[str, Any]:
 
 
 def _all_open(chromium: Any, url: str) -> str:
-    """Returns the query that opens every scope, found by opening what is folded, level by level."""
+    """Return the query that opens every scope, found by opening folded boxes level by level."""
     screen = Screen(chromium, url)
     opened: set[str] = set()
     while True:
@@ -154,7 +156,7 @@ _FOLDED = """() => {
 
 
 def long(chromium: Any, server: Served) -> dict[str, Any]:
-    """A very long run: load, single steps, and dragging along the bar."""
+    """Measure a very long run: loading, single steps, and dragging along the slider."""
     figures: dict[str, Any] = {"first load": [_load(chromium, server.url)]}
     figures["usable"] = [_load(chromium, server.url) for _ in range(LOADS)]
     screen = Screen(chromium, server.url)
@@ -166,7 +168,7 @@ def long(chromium: Any, server: Served) -> dict[str, Any]:
 
 
 def _drag(screen: Screen) -> Times:
-    """Drags the handle along the bar for a while, as fast as a hand does."""
+    """Drag the handle along the slider for a while, at the speed of a user."""
     track = screen.page.locator(".track").bounding_box()
     y = track["y"] + track["height"] / 2
     at = [track["x"] + 40 + (track["width"] - 80) * i / 120 for i in range(120)]
@@ -183,7 +185,7 @@ def _drag(screen: Screen) -> Times:
 
 
 def memory(chromium: Any, server: Served) -> dict[str, Any]:
-    """The server's memory over many changes, then with more and more sessions, all stepping."""
+    """Measure the server's memory over many changes, then with a growing number of sessions."""
     screen = Screen(chromium, server.url)
     screen.page.evaluate("probe.drive(20, 0)")
     figures: dict[str, Any] = {"memory at first": [server.memory()]}
@@ -206,13 +208,13 @@ def memory(chromium: Any, server: Served) -> dict[str, Any]:
 
 
 def _at_rest(screen: Screen, server: Served) -> float:
-    """Returns the server's memory in MB after a moment without requests."""
+    """Return the server's memory in MB after a moment without requests."""
     screen.page.wait_for_timeout(_REST)
     return server.memory()
 
 
 def steps_quickly(screen: Screen, count: int) -> Iterator[None]:
-    """Goes back step by step without timing anything; nothing is looked at twice."""
+    """Step backwards without timing, showing no step twice."""
     for _ in range(count):
         wanted = int(screen.at["step"]) - 1
         screen.page.keyboard.press(",")

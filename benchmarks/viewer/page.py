@@ -1,4 +1,4 @@
-"""Writes the figures into `docs/viewer.md`, between two marks."""
+"""Write the figures into `docs/viewer.md`, between two markers."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _TARGETS = {
 
 
 def write(figures: dict[str, Any]) -> None:
-    """Replaces the figures of the page."""
+    """Replace the figures of the page."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(before + BEGIN + "\n" + tables(figures) + "\n" + END + after)
 
 
 def tables(figures: dict[str, Any]) -> str:
-    """Returns the figures as Markdown."""
+    """Return the figures as Markdown."""
     machine = figures["machine"]
     busy = " **The machine was busy: the times are upper bounds.**"
-    said = busy * (machine["load_before"] > _QUIET)
+    load = busy * (machine["load_before"] > _QUIET)
     lines = ["| | | median | p95 | target | of |", "|---|---|---:|---:|---:|---:|"]
     for name in _TITLES:
         lines += _lines(name, figures["measures"].get(name, {}))
     notes = _memory(figures["measures"].get("memory", {}))
     return f"""\
 Measured on {figures["date"]} by `python -m benchmarks.viewer`: {machine["processor"]},
-{machine["cores"]} cores shared by server and browser, no graphics processor (the browser draws in
-software), load before {machine["load_before"]}.{said} Times in ms.
+{machine["cores"]} cores shared by server and browser, no GPU (the browser renders in
+software), load before {machine["load_before"]}.{load} Times in ms.
 
 {chr(10).join(lines)}
 {notes}"""
@@ -73,6 +73,6 @@ def _memory(measured: dict[str, Any]) -> str:
     each = measured["memory per session"]
     return f"""
 The server held {first:.0f} MB at first, {held[0]:.0f} MB after 450 changes of the step and
-{held[-1]:.0f} MB after 500 more, all to records that it had not read before; each further session
-took {np.median(each):.0f} MB.
+{held[-1]:.0f} MB after 500 more, all to records that it had not read before; each additional
+session took {np.median(each):.0f} MB.
 """

@@ -15,14 +15,14 @@ FLAGS = (
 SIZE = {"width": 1600, "height": 960}
 _PROBE = Path(__file__).with_name("probe.js")
 ANSWERED = "answered"
-"""What is wanted of every change that asks the server: all of its answer, whatever comes first."""
+"""Condition for changes that query the server: its reply is complete."""
 
 _READY = ("article[data-step]", ".node")
 
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """Starts a headless Chromium: the one of `CHROMIUM`, or /usr/bin/chromium."""
+    """Start a headless Chromium: `$CHROMIUM`, or /usr/bin/chromium."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
@@ -33,10 +33,10 @@ def browser() -> Iterator[Any]:
 
 
 class Screen:
-    """One tab with nothing in its cache, in the section Inspect, which has most to draw.
+    """A tab with an empty cache in the section Inspect, which has the most to draw.
 
     Attributes:
-        usable: Milliseconds from the request to a page that is drawn and takes input.
+        usable: milliseconds from the request until the page is drawn and accepts input.
     """
 
     def __init__(self, chromium: Any, url: str, *, ready: Sequence[str] = _READY) -> None:
@@ -49,19 +49,19 @@ class Screen:
         self.usable: float = self.page.evaluate("(wanted) => probe.usable(wanted)", list(ready))
 
     def close(self) -> None:
-        """Closes the tab."""
+        """Close the tab."""
         self._context.close()
 
     @property
     def at(self) -> dict[str, str]:
-        """What the table shows: node, step, batch and statistic."""
+        """The selection that the table shows: node, step, batch and statistic."""
         marks: dict[str, str] = self.page.locator("article").evaluate("(e) => ({...e.dataset})")
         return marks
 
     def change(
         self, event: str, act: Callable[[], None], *wanted: str, first: str = ""
     ) -> dict[str, float]:
-        """Returns ms from an input event to `wanted` (CSS) painted; `first` may come earlier."""
+        """Return ms from an event until `wanted` (CSS) is painted ("all"), and until `first` is."""
         self.page.wait_for_timeout(150)
         self.page.evaluate(
             "([event, wanted, first]) => { probe.expect(event, wanted, first); }",
@@ -72,6 +72,6 @@ class Screen:
         return times
 
     def choose(self, field: str, value: str, *wanted: str) -> float:
-        """Chooses in a menu of the side bar."""
+        """Select a value in a menu of the sidebar, and return the time of the change."""
         menu = self.page.locator(f'[data-field="{field}"] select')
         return self.change("input", lambda: menu.select_option(value), *wanted, ANSWERED)["all"]

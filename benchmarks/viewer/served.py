@@ -24,14 +24,14 @@ class Served:
     pid: int
 
     def memory(self) -> float:
-        """Returns the resident memory of the server in MB."""
+        """Return the resident memory of the server in MB."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
 @contextmanager
 def served(root: Path) -> Iterator[Served]:
-    """Serves the runs below `root` until the block is left."""
+    """Serve the runs below `root` until the context exits."""
     process = subprocess.Popen(
         [sys.executable, "-c", _SERVE, str(root)], stdout=subprocess.PIPE, text=True
     )

@@ -1,8 +1,8 @@
-"""What a program may say about itself: optional words that cost nothing while nobody listens."""
+"""Optional annotations for a program; they cost next to nothing while no session is active."""
 
 from __future__ import annotations
 
 from .marks import Mark, node
-from .words import connect, kpi, note, step, tag
+from .step_annotations import connect, kpi, note, step, tag
 
 __all__ = ["Mark", "connect", "kpi", "node", "note", "step", "tag"]

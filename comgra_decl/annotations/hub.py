@@ -1,7 +1,7 @@
-"""Where annotations meet whoever listens to them: module globals and nothing else.
+"""The link between annotations and the session that receives them, made of module globals only.
 
-The functions that a program calls test these globals; the tracer sets them. Neither side imports
-the other, so a program that says `comgra.node` needs no torch and no session.
+The annotation functions test these globals, and the tracer sets them. Neither side imports the
+other, so a program can call `comgra.node` without torch and without a session.
 """
 
 from __future__ import annotations
@@ -12,57 +12,58 @@ from typing import Any, Protocol
 
 
 class Listener(Protocol):
-    """Hears what the program says; never raises into it."""
+    """Receives the annotations of a program; its methods never raise into the program."""
 
     def node(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
-        """A tensor, or a structure of some, was given a name; heard only while recording."""
+        """Name a tensor or a nested structure of tensors; called only while recording."""
 
     def connect(self, source: Any, sink: Any) -> None:
-        """`sink` depends on `source` in a way that cannot be seen; heard only while recording."""
+        """Declare that `sink` was computed from `source`; called only while recording."""
 
     def tag(self, *names: str) -> None:
-        """The step in progress has these labels."""
+        """Add labels to the step in progress."""
 
     def note(self, text: str) -> None:
-        """The person behind the program wants this said beside the step in progress."""
+        """Add a note to the step in progress."""
 
     def kpi(self, name: str, value: Any) -> None:
-        """A number of the step in progress: a float, or a tensor of one element."""
+        """Log a float or a one-element tensor for the step in progress."""
 
     def step(self) -> None:
-        """A step ends here."""
+        """End the step in progress."""
 
 
 listener: Listener | None = None
-"""Whoever listens; None outside any session."""
+"""The active listener; None outside any session."""
 
 recording: bool = False
-"""Whether a step is being recorded right now."""
+"""Whether a step is being recorded."""
 
 switches: list[Callable[[bool], None]] = []
-"""Told whenever `recording` changes: a function that tests a global of its own module is faster."""
+"""Callbacks for changes of `recording`, so that a module can test a global of its own, which is
+faster."""
 
-_fork_seen_to = False
+_fork_hook_registered = False
 
 
 def listen(to: Listener) -> None:
-    """Makes `to` the listener; the one before it hears nothing more."""
-    global listener, _fork_seen_to
+    """Make `to` the active listener, replacing the previous one."""
+    global listener, _fork_hook_registered
     listener = to
     _record(False)
-    if not _fork_seen_to and hasattr(os, "register_at_fork"):
+    if not _fork_hook_registered and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forget)  # a data loader's worker has no session
-        _fork_seen_to = True
+        _fork_hook_registered = True
 
 
 def unlisten(to: Listener) -> None:
-    """Ends the listening of `to`; harmless if another listens by now."""
+    """Remove `to` as the listener; does nothing if another listener has replaced it."""
     if listener is to:
         _forget()
 
 
 def set_recording(of: Listener, value: bool) -> None:
-    """Says whether a step is being recorded; only the present listener is believed."""
+    """Set whether a step is being recorded; ignored unless `of` is the active listener."""
     if listener is of:
         _record(value)
 

@@ -1,4 +1,4 @@
-"""`comgra.node`: a name for a tensor, for what a function returns, or for a module."""
+"""`comgra.node`, which names a tensor, the results of a function, or a module."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 KINDS = ("input", "parameter", "buffer", "computed", "target", "loss")
-"""Kinds of tensors, which are the colours of nodes."""
+"""The kinds of tensors; a node's kind sets its colour."""
 
 
 class Mark(NamedTuple):
-    """What a marked function says of itself, as `function.__comgra_node__`."""
+    """The arguments of a `@comgra.node` decorator, stored as `function.__comgra_node__`."""
 
     name: str
     role: str | None = None
@@ -34,41 +34,41 @@ def node(value: T, name: str, role: str | None = None, kind: str | None = None) 
 def node(
     value: Any, name: str | None = None, role: str | None = None, kind: str | None = None
 ) -> Any:
-    """Names a tensor, or everything that a function or module computes, as a node of the graph.
+    """Name a tensor, or the results of a function or module, as a node of the graph.
 
     Inline, `x = comgra.node(x, "name")` returns `x` itself. As a decorator, `@comgra.node("name")`
-    stands above
+    applies to
 
-    - `forward` of a module, or the module's class: nothing is wrapped. Every such module is shown
-      under this name, and the spec can select it: `select: {annotation: name}`.
-    - any other function or method: its results are seen as if named inline.
+    - the `forward` of a module, or the module's class. Nothing is wrapped; every such module is
+      shown under this name, and the spec can select it: `select: {annotation: name}`.
+    - any other function or method. Its results are recorded as if they were named inline.
 
-    Values may be nested (lists, dicts, named tuples, dataclasses); what is no tensor is passed by.
-    A name that occurs again within a step is a further iteration of the same node. Nothing is read
-    or kept except in steps that are recorded; then, too, the value is returned untouched.
+    Values may be nested (lists, dicts, named tuples, dataclasses); anything but tensors is ignored.
+    Using a name again within a step adds an iteration to the same node. Values are read only in
+    recorded steps, and are always returned unchanged.
 
-    In code for `torch.jit.script` use a decorator: TorchScript does not know the inline form.
+    In code for `torch.jit.script`, use the decorator: TorchScript does not support the inline form.
 
     Args:
-        value: what to name; for a decorator, the name.
+        value: the value to name; for a decorator, the name.
         name: the node's name.
-        role: which of the node's tensors this is; otherwise "output".
-        kind: input, parameter, buffer, computed, target or loss; otherwise "computed".
+        role: which of the node's tensors this is; "output" by default.
+        kind: input, parameter, buffer, computed, target or loss; "computed" by default.
 
     Returns:
-        `value` itself; as a decorator, the function that decorates.
+        `value` itself, or the decorator.
 
     Raises:
-        AnnotationError: there is no name, or no such kind. It is raised whether or not anything
-            is recorded.
+        AnnotationError: the name is missing or empty, or the kind is unknown; raised whether or not
+            a step is being recorded.
     """
     if _recording or kind is not None or not name:
-        return _told(value, name, role, kind)
+        return _annotated(value, name, role, kind)
     return value
 
 
 _recording = False
-"""Whether a step is being recorded: all that is tested of a `node` nobody needs."""
+"""Whether a step is being recorded. In other steps, testing it is the only cost of `node`."""
 
 
 def _switch(value: bool) -> None:
@@ -79,25 +79,26 @@ def _switch(value: bool) -> None:
 hub.switches.append(_switch)
 
 
-def _told(value: Any, name: str | None, role: str | None, kind: str | None) -> Any:
+def _annotated(value: Any, name: str | None, role: str | None, kind: str | None) -> Any:
     if name is None:
         if not isinstance(value, str):
             _refuse("a node needs a name: `comgra.node(x, 'name')` or `@comgra.node('name')`.")
         return functools.partial(_marked, Mark(_checked(value, kind), role, kind))
     if not name:
-        _refuse(_NO_TEXT.format(name))
+        _refuse(_INVALID_NAME.format(name))
     _check(kind)
     if _recording and hub.listener is not None:
-        hub.listener.node(value, str(name), role, kind)  # what a quiet step takes, this one does
+        # steps that are not recorded accept any name, so this one must too
+        hub.listener.node(value, str(name), role, kind)
     return value
 
 
-_NO_TEXT = "the name of a node must be a text that is not empty, not {!r}."
+_INVALID_NAME = "the name of a node must be a non-empty string, got {!r}."
 
 
 def _checked(name: Any, kind: str | None) -> str:
     if not isinstance(name, str) or not name.strip():
-        _refuse(_NO_TEXT.format(name))
+        _refuse(_INVALID_NAME.format(name))
     _check(kind)
     return str(name)
 
@@ -107,18 +108,18 @@ def _check(kind: str | None) -> None:
         from comgra_decl.errors import did_you_mean
 
         near = did_you_mean(str(kind), KINDS) or "."
-        _refuse(f"{kind!r} is no kind of a node{near} There are {', '.join(KINDS)}.")
+        _refuse(f"unknown node kind {kind!r}{near} Valid kinds: {', '.join(KINDS)}.")
 
 
 def _marked(mark: Mark, what: Any) -> Any:
-    """Marks or wraps what a decorator stands above."""
+    """Mark or wrap the decorated object, and return it."""
     if isinstance(what, type):
         _mark(_own_forward(what), mark)
         return what
     if isinstance(what, (staticmethod, classmethod)):
         return type(what)(_marked(mark, what.__func__))
     if not callable(what):
-        _refuse(f"@comgra.node({mark.name!r}) stands above {what!r}, which cannot be called.")
+        _refuse(f"@comgra.node({mark.name!r}) was applied to {what!r}, which is not callable.")
     if _is_forward(what):
         return _mark(what, mark)
     return _wrapped(mark, what)
@@ -130,7 +131,7 @@ def _mark(function: F, mark: Mark) -> F:
 
 
 def _is_forward(function: Any) -> bool:
-    """Whether this is written as a method called `forward` in the body of a class."""
+    """Return whether a function was defined as `forward` in the body of a class."""
     inside = getattr(function, "__qualname__", "").rpartition(".")[0]
     return getattr(function, "__name__", "") == "forward" and bool(inside) and inside[-1] != ">"
 
@@ -139,8 +140,8 @@ def _own_forward(class_: type) -> Any:
     forward = vars(class_).get("forward")
     if not callable(forward):
         _refuse(
-            f"@comgra.node stands above the class {class_.__name__!r}, which has no `forward` of "
-            f"its own to mark; put it above the `forward` that the class inherits."
+            f"@comgra.node was applied to the class {class_.__name__!r}, which does not define "
+            f"`forward` itself; decorate the inherited `forward` instead."
         )
     return forward
 
@@ -151,7 +152,7 @@ def _wrapped(mark: Mark, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def named(*args: Any, **kwargs: Any) -> Any:
         if _recording:
-            return _told(function(*args, **kwargs), name, role, kind)
+            return _annotated(function(*args, **kwargs), name, role, kind)
         return function(*args, **kwargs)
 
     return _mark(named, mark)

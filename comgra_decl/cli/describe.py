@@ -1,4 +1,4 @@
-"""What the command line says of runs, as plain data that JSON can hold."""
+"""Describe runs as plain data for the command line's JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def describe_summary(summary: RunSummary) -> dict[str, Any]:
-    """Returns a line of `ls`; `started` in Unix seconds, `error` is why a run cannot be read."""
+    """Return a row of `ls`; `started` is in Unix seconds, `error` says why a run is unreadable."""
     return {
         "path": str(summary.path),
         "group": summary.group,
@@ -26,7 +26,7 @@ def describe_summary(summary: RunSummary) -> dict[str, Any]:
 
 
 def describe_run(run: Run) -> dict[str, Any]:
-    """Returns all that `show` says of a run; tables are lists of rows."""
+    """Return everything that `show` prints about a run; tables are lists of rows."""
     steps = run.steps
     return {
         "path": str(run.path),
@@ -62,7 +62,7 @@ def describe_run(run: Run) -> dict[str, Any]:
 
 
 def _latest_kpis(kpis: pd.DataFrame) -> list[dict[str, Any]]:
-    """Returns the newest value of every KPI and type of execution."""
+    """Return the latest value of every KPI, for each type of execution."""
     if kpis.empty:
         return []
     return _rows(kpis.sort_values("step", kind="stable").groupby(["type", "name"]).tail(1))
@@ -73,12 +73,12 @@ def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns `value` as JSON can hold it; what is not a number there becomes None."""
+    """Return `value` as plain JSON data; non-finite numbers become None."""
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
-    if hasattr(value, "tolist"):  # arrays and scalars of numpy
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars
         return _plain(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None

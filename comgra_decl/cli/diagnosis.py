@@ -1,4 +1,4 @@
-"""What `comgra-decl diagnose` says, as data; and which rules a spec asks for."""
+"""The output of `comgra-decl diagnose`, as text and as data, and the rules that a spec declares."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def rules_of(text: str | None) -> Rules | None:
-    """Returns the rules that a YAML file declares, at its top or under `rules`.
+    """Return the rules declared in a YAML file, at its top level or under `rules`.
 
     Raises:
-        SpecError: there is no such file, or it declares something else.
+        SpecError: the file does not exist or does not declare rules.
     """
     if text is None or text == "default":
         return None if text is None else "default"
@@ -46,14 +46,14 @@ def rules_of(text: str | None) -> Rules | None:
     try:
         found: Rules = TypeAdapter(declared.Rules).validate_python(content)
     except ValidationError:
-        raise SpecError([f"--rules: {text} is no mapping of rules to parameters"]) from None
+        raise SpecError([f"--rules: {text} must be a mapping of rules to parameters"]) from None
     return found
 
 
 def described(
     run: Run, diagnosis: Diagnosis, together: Sequence[Correlation] = ()
 ) -> dict[str, Any]:
-    """Returns a diagnosis as JSON can hold it."""
+    """Return a diagnosis as plain JSON data."""
     from comgra_decl.rules import health
 
     return {
@@ -95,7 +95,7 @@ def print_diagnosis(
     together: Sequence[Correlation] = (),
     everything: bool = False,
 ) -> None:
-    """Prints findings, best first, then what could not be looked at."""
+    """Print the findings, most important first, then the rules that could not be checked."""
     out = console()
     first = [f for f in diagnosis.findings if f.because is None]
     explained = [f for f in diagnosis.findings if f.because is not None]
@@ -108,31 +108,31 @@ def print_diagnosis(
         names = ", ".join(f"{f.rule} ({f.because})" for f in explained)
         out.print("", Text(f"Explained by the above: {names}; see --all", style="dim"), sep="\n")
     if together:
-        out.print("", Text("What goes together", style="bold"), sep="\n")
+        out.print("", Text("Correlations", style="bold"), sep="\n")
         for correlation in together:
             out.print(Padding(Text(f"- {correlation.sentence}"), (0, 0, 0, 3)))
     if diagnosis.unchecked:
         out.print("", _unchecked(diagnosis), sep="\n")
     if diagnosis.damage:
-        out.print("", Text("Left out because it is damaged", style="bold red"), sep="\n")
+        out.print("", Text("Left out because of damage", style="bold red"), sep="\n")
         for loss in diagnosis.damage:
             out.print(Padding(Text(f"- {loss}"), (0, 0, 0, 3)))
 
 
 def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
     text = Text(f"{run.group}/{run.name}", style="bold")
-    text.append(f"  {diagnosis.records} records of training steps looked at, ", style="not bold")
+    text.append(f"  {diagnosis.records} records of training steps checked, ", style="not bold")
     if not count:
         text.append("nothing found", style="bold green")
         return text
     text.append(f"{count} finding{'s' * (count != 1)}", style="bold red")
     if explained:
-        text.append(f" and {explained} that follow from them", style="not bold")
+        text.append(f" and {explained} explained by them", style="not bold")
     return text
 
 
 def _health(diagnosis: Diagnosis) -> Columns:
-    """Returns the checklist, a column for each part of it."""
+    """Return the checklist, with one column for each part."""
     from comgra_decl.rules import health
 
     parts: dict[str, Text] = {}
@@ -159,7 +159,7 @@ def _lines(finding: Finding) -> Iterator[Text]:
     if finding.also:
         names = ", ".join(str(place) for place in finding.others[:4])
         more = ", ..." if finding.also > 4 else ""
-        yield Text(f"so do {finding.also} more: {names}{more}", style="dim")
+        yield Text(f"same in {finding.also} more: {names}{more}", style="dim")
     if finding.chain:
         yield Text("begins: " + " → ".join(str(link.place) for link in finding.chain), style="cyan")
     if finding.because:
@@ -177,7 +177,7 @@ def _unchecked(diagnosis: Diagnosis) -> Table:
         box=None,
         pad_edge=False,
         padding=(0, 2, 0, 0),
-        title=f"{len(diagnosis.checked)} rules looked; these could not",
+        title=f"{len(diagnosis.checked)} rules checked; these could not be",
         title_justify="left",
         title_style="bold",
         show_header=False,

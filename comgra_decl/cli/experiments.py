@@ -1,4 +1,4 @@
-"""What commands have in common that try something with a script: their options, their end."""
+"""Options, verdicts and exit codes shared by the commands that run an experiment on a script."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class NumberOption(NamedTuple):
-    """The option with a whole number that an experiment has beside `--json` and `--for`."""
+    """The integer option that an experiment takes in addition to `--json` and `--for`."""
 
     name: str
     default: int
@@ -36,15 +36,15 @@ class NumberOption(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment with a script, as the command line asks for it.
+    """An experiment on a script, as requested on the command line.
 
     Attributes:
         command: its name on the command line.
-        arguments: what follows that.
-        number: the value of its option.
+        arguments: everything after the command's name.
+        number: the value of its integer option.
         call: the script.
-        run: beside which the verdict is noted; None: beside none.
-        as_json: whether the verdict is printed for other programs.
+        run: the run that the verdict is stored with; None if it is not stored.
+        as_json: whether the verdict is printed as JSON.
     """
 
     command: str
@@ -57,13 +57,13 @@ class Experiment:
     def conclude(
         self, meaning: Meaning, reason: str, *, content: dict[str, Any], show: Callable[[], None]
     ) -> NoReturn:
-        """Prints the verdict, notes it beside the run, and ends with its exit code.
+        """Print the verdict, store it with the run, and exit with its exit code.
 
         Args:
-            meaning: what the verdict says of the script.
-            reason: in a sentence.
-            content: the verdict as JSON can hold it.
-            show: prints it for people.
+            meaning: what the verdict means for the script.
+            reason: the reason, as a sentence.
+            content: the verdict as plain JSON data.
+            show: prints the verdict for human readers.
         """
         if self.as_json:
             sys.stdout.write(json.dumps(content, indent=2) + "\n")
@@ -77,9 +77,9 @@ class Experiment:
 def experiment(
     command: str, arguments: Sequence[str], *, usage: str, option: NumberOption
 ) -> Experiment | None:
-    """Returns what a command line asks for; None where it asks for help, which is then printed.
+    """Return the experiment that a command line requests; None after printing the help.
 
-    Ends the program where it makes no sense.
+    Exits if the command line is invalid.
     """
     rest = [*arguments]
     if rest and rest[0] in ("-h", "--help"):
@@ -95,17 +95,17 @@ def experiment(
 
 
 Meaning = Literal["good", "bad", "unclear"]
-"""What the verdict of an experiment says of the script."""
+"""What the verdict of an experiment means for the script."""
 
 CODES: dict[Meaning, Exit] = {"good": Exit.DONE, "bad": Exit.WANTING, "unclear": Exit.UNCLEAR}
-"""With which code the command ends."""
+"""The exit code of the command."""
 
 
 def run_named(options: dict[str, str]) -> Run | None:
-    """Returns the run that `--for` names, before anything is run; None without that option.
+    """Return the run named by `--for`, before the script runs; None without that option.
 
     Raises:
-        UsageError: there is no such run.
+        UsageError: the run does not exist.
     """
     from comgra_decl.errors import ComgraError
     from comgra_decl.query import open_run
@@ -126,14 +126,14 @@ def note_verdict(
     reason: str,
     arguments: Sequence[str],
 ) -> None:
-    """Notes a verdict beside a run, where one is named, and says so.
+    """Store a verdict with a run, if one is named, and print where.
 
     Args:
-        run: of the script; None: nothing is noted.
-        name: of the experiment, as the checklist knows it.
-        outcome: what it means for the checklist.
-        reason: in a sentence.
-        arguments: the command line behind the command's name.
+        run: a run of the script; None to store nothing.
+        name: name of the experiment in the checklist.
+        outcome: the colour it gives the checklist.
+        reason: the reason, as a sentence.
+        arguments: everything after the command's name.
     """
     from comgra_decl.store.checks import NotedCheck, note_check
 
@@ -141,26 +141,26 @@ def note_verdict(
         return
     command = shlex.join(["comgra-decl", name.replace("_", "-"), *arguments])
     note_check(run.path, NotedCheck(name, outcome, reason, command, time.time()))
-    sys.stderr.write(f"noted beside {run.path}: comgra-decl diagnose {run.path}\n")
+    sys.stderr.write(f"verdict stored in {run.path}; see comgra-decl diagnose {run.path}\n")
 
 
 _WORDS = {
-    "can": ("It can learn one batch by heart", "bold green"),
-    "cannot": ("It cannot learn one batch by heart", "bold red"),
-    "unclear": ("Not conclusive", "bold yellow"),
+    "can": ("The network can fit one batch", "bold green"),
+    "cannot": ("The network cannot fit one batch", "bold red"),
+    "unclear": ("Inconclusive", "bold yellow"),
 }
 _MIXING = {
-    "apart": ("Samples are kept apart", "bold green"),
-    "norm": ("Samples are kept apart, but for BatchNorm", "bold green"),
+    "apart": ("Samples are independent", "bold green"),
+    "norm": ("Samples are independent, except through BatchNorm", "bold green"),
     "mixed": ("Samples are mixed", "bold red"),
-    "unclear": ("Not conclusive", "bold yellow"),
+    "unclear": ("Inconclusive", "bold yellow"),
 }
 _BANDS = ((0.1, "blue"), (0.5, "cyan"), (2.0, "green"), (10.0, "yellow"), (math.inf, "red"))
-"""Upper ends of the spread: 0.5 to 2 is what TheDeepChecker takes for healthy activations."""
+"""Upper limits of the std for each colour; TheDeepChecker considers 0.5 to 2 healthy."""
 
 
 def print_verdict(verdict: Verdict, losses: Sequence[float]) -> None:
-    """Prints the verdict, and the loss at some of the steps."""
+    """Print the verdict, and the loss at up to six steps."""
     words, style = _WORDS[verdict.outcome]
     out = console()
     out.print(Text.assemble((f"{words}: ", style), verdict.reason, "."))
@@ -168,16 +168,16 @@ def print_verdict(verdict: Verdict, losses: Sequence[float]) -> None:
         return
     at = sorted({round(i * (len(losses) - 1) / 5) for i in range(6)})
     line = ", ".join(f"{losses[i]:.4g} (step {i})" for i in at)
-    out.print(Text(f"loss of the held batch: {line}", style="dim"))
+    out.print(Text(f"loss on the batch: {line}", style="dim"))
     if verdict.outcome == "cannot":
         out.print(
-            "What to do: check that the loss meets the right targets, that gradients reach every "
-            "parameter, and the learning rate; comgra-decl diagnose on a recorded run tells more."
+            "What to do: check that the loss uses the right targets, that gradients reach every "
+            "parameter, and the learning rate; comgra-decl diagnose shows more for a recorded run."
         )
 
 
 def print_mixing(worst: Mixing, found: Sequence[Mixing]) -> None:
-    """Prints the verdict on a program, and that on each of its networks if there are several."""
+    """Print the verdict on a program, and those on its networks if there are several."""
     out = console()
     words, style = _MIXING[worst.outcome]
     out.print(Text.assemble((f"{words}: ", style), worst.reason, "."))
@@ -185,16 +185,16 @@ def print_mixing(worst: Mixing, found: Sequence[Mixing]) -> None:
         out.print(Text(f"{mixing.model}: {mixing.reason}", style="dim"))
     if worst.outcome == "mixed":
         out.print(
-            "What to do: look there for a view, reshape or transpose that moves the samples' "
-            "dimension, and for a softmax, mean or norm over it. If samples are meant to meet "
-            "(contrastive losses, graphs, time in the first dimension: --batch-dim 1), all is well."
+            "What to do: look for a view, reshape or transpose that moves the batch dimension, and "
+            "for a softmax, mean or norm over it. If samples are supposed to interact (contrastive "
+            "losses, graphs), or time is the first dimension (use --batch-dim 1), nothing is wrong."
         )
 
 
 def print_readings(readings: Sequence[Reading]) -> None:
-    """Prints a line for each call of a layer."""
+    """Print one line per call of a layer."""
     if not readings:
-        console().print("No layer was called before an optimizer stepped.")
+        console().print("No layer was called before the first optimizer step.")
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("layer", "class", "in mean", "in std", "out mean", "out std", "shape"):

@@ -1,4 +1,4 @@
-"""The command `comgra-decl`; what it can do lies in `commands/`, one file per command."""
+"""The entry point of `comgra-decl`; its commands are in `commands/`, one per file."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line; ends with exit code 2 if what it asks for cannot be done."""
+    """Run the command line; exit with code 2 if it cannot be carried out."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    environment.taken()  # COMGRA is meant for programs that train
+    environment.taken()  # COMGRA applies to training programs only
     try:
         if arguments and arguments[0] in _passed_on:
             _passed_on[arguments[0]](arguments[1:])
@@ -38,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _require_paths(arguments: Sequence[str]) -> None:
-    """Raises StoreError for an empty argument, which pathlib would take for the current folder.
+    """Raise StoreError for an empty argument, which pathlib would take for the current folder.
 
-    What Typer parses are paths, all of them, but for values of options.
+    All arguments that Typer parses are paths, except for values of options.
     """
     if "" not in arguments[1:]:
         return
@@ -63,7 +63,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _comgra_decl(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show version."),
     ] = False,
 ) -> None:
     """See inside a PyTorch network while it trains."""

@@ -1,4 +1,4 @@
-"""What the commands share: arguments that mean the same everywhere, and how they print."""
+"""Arguments and output functions that the commands share."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from comgra_decl.visible import visible
 if TYPE_CHECKING:
     from comgra_decl.store.location import Location
 
-# Paths, so that a shell completes them; `location` knows a URL that has become one.
-Root = Annotated[Path, typer.Argument(help="Folder of all runs, or of a group; or s3://, gs://.")]
+# Path, so that shells complete it; `location` recognises a URL that was converted to a Path.
+Root = Annotated[Path, typer.Argument(help="Root folder, or folder of a group; or s3://, gs://.")]
 RunPath = Annotated[
     Path,
-    typer.Argument(help="A run, or a group or root for its newest run; or s3://, gs://."),
+    typer.Argument(help="A run, or a group or root to use its newest run; or s3://, gs://."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def say(text: str) -> None:
-    """Prints a line: to a terminal with what it would obey spelt out, to a program as it is."""
+def print_line(text: str) -> None:
+    """Print a line; on a terminal, escape control characters."""
     sys.stdout.write(f"{visible(text) if sys.stdout.isatty() else text}\n")
 
 
 def print_json(content: Any) -> None:
-    """Prints what JSON can hold; what it cannot (a NaN) is a mistake of ours."""
+    """Print `content` as JSON; a NaN raises ValueError, since it indicates a bug."""
     sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def run_folder(path: Path) -> Location:
-    """Returns the run that a path means, whatever state it is in; of a folder the newest.
+    """Return the run at `path` in any state, or the newest run in that folder.
 
     Raises:
         RunNotFoundError: there is none.
@@ -44,11 +44,11 @@ def run_folder(path: Path) -> Location:
     from comgra_decl.query import list_runs, open_run
 
     runs = list_runs(path)
-    return runs[-1].path if runs else open_run(path).path  # which says what is there instead
+    return runs[-1].path if runs else open_run(path).path  # raises an error that explains why
 
 
 def bytes_text(number: int) -> str:
-    """Returns a number of bytes with its unit, in thousands."""
+    """Return a number of bytes as text with a decimal unit (kB, MB, GB)."""
     size = float(number)
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
@@ -57,15 +57,15 @@ def bytes_text(number: int) -> str:
     return f"{size:.1f} GB"
 
 
-Tell = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
+OnProgress = Callable[[str, int, int], None]
+"""Receives the task's description, the amount done, and the total."""
 
 
 @contextmanager
-def bar() -> Iterator[Tell]:
-    """Yields what is to be told of the work; its bar goes away with it."""
+def bar() -> Iterator[OnProgress]:
+    """Yield a callback that updates a progress bar; the bar disappears at the end."""
     if not sys.stderr.isatty():
-        yield _nobody
+        yield _ignore
         return
     from rich.console import Console
     from rich.progress import Progress, TaskID
@@ -73,13 +73,13 @@ def bar() -> Iterator[Tell]:
     tasks: dict[str, TaskID] = {}
     with Progress(console=Console(stderr=True), transient=True) as progress:
 
-        def tell(what: str, done: int, total: int) -> None:
+        def on_progress(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = progress.add_task(what)
             progress.update(tasks[what], completed=done, total=total)
 
-        yield tell
+        yield on_progress
 
 
-def _nobody(what: str, done: int, total: int) -> None:
-    """Hears of the work where nobody looks."""
+def _ignore(what: str, done: int, total: int) -> None:
+    """Ignore progress when standard error is not a terminal."""

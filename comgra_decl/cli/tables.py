@@ -1,4 +1,4 @@
-"""What the command line says of runs, for people."""
+"""Format runs as tables for the command line."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _STYLES = {
     "damaged": "red",
     "unreadable": "red",
 }
-"""How the state of a run is written; a finished one is nothing special."""
+"""Colour of each state of a run; a finished run has none."""
 
 
 class _Table(Table):
-    """Spells out what cannot be seen before it is laid out, which would drop some of it."""
+    """A table that escapes control characters before layout, which would drop some of them."""
 
     def add_row(self, *cells: RenderableType | None, **how: Any) -> None:
         super().add_row(*(visible(c) if isinstance(c, str) else c for c in cells), **how)
 
 
 def _name(text: str) -> str:
-    """Returns a name in one line: one with a line break could pass for two lines of a table."""
+    """Return a name on one line; a line break in it could pass for another row."""
     return text.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def runs_table(runs: Sequence[dict[str, Any]]) -> Table:
-    """Returns the table of `ls`, one run per line."""
+    """Return the table of `ls`, one run per row."""
     table = _Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("run", overflow="fold")
     table.add_column("state", no_wrap=True)
@@ -61,7 +61,7 @@ def runs_table(runs: Sequence[dict[str, Any]]) -> Table:
 
 
 def run_table(run: dict[str, Any]) -> Table:
-    """Returns what `show` says of a run, one fact per line."""
+    """Return the table of facts that `show` prints, one fact per row."""
     table = _Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -71,7 +71,7 @@ def run_table(run: dict[str, Any]) -> Table:
 
 
 def slots_table(slots: Sequence[dict[str, Any]]) -> Table:
-    """Returns what was recorded, one node and role per line with all its passes."""
+    """Return the recorded slots, one node and role per row with all its passes."""
     table = _Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("node", "role", "passes", "kind", "type", "shape"):
         table.add_column(heading, overflow="fold")
@@ -87,12 +87,12 @@ def slots_table(slots: Sequence[dict[str, Any]]) -> Table:
 
 
 def state_text(state: str) -> Text:
-    """Returns the state of a run in its colour."""
+    """Return the state of a run, coloured."""
     return Text(state, style=_STYLES.get(state, ""))
 
 
 def time_text(seconds: float | None) -> str:
-    """Returns a time in Unix seconds as local time."""
+    """Return Unix seconds as local time."""
     return "-" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
 
 
@@ -116,9 +116,9 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
         yield kpi["name"], f"{_number(kpi['value'])} ({kpi['type']}, step {kpi['step']})"
     if writer := run["report"].get("writer"):
         share = f"{writer['share']:.1%} of a core ({writer['cpu']:.1f} s)"
-        yield "writing took", f"{share}; the training waited {writer['waited']:.1f} s for it"
+        yield "cost of writing", f"{share}; the training waited {writer['waited']:.1f} s for it"
     if price := price_text(run["report"]):
-        yield "price", price
+        yield "cost", price
     for loss in run["damage"]:
         yield "lost", Text(str(loss), style="red")
     for remark in remarks(run["report"]):
@@ -126,12 +126,12 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
 
 
 def _writers(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
-    """Yields who wrote the run, where that is more than one process."""
+    """Yield ranks and resumed sessions, if more than one process wrote the run."""
     if len(run["ranks"]) > 1 or run["missing_ranks"]:
         yield "ranks", ", ".join(map(str, run["ranks"]))
     if run["missing_ranks"]:
         missing = ", ".join(map(str, run["missing_ranks"]))
-        yield "missing", Text(f"nothing of rank {missing}", style="yellow")
+        yield "missing", Text(f"no data of rank {missing}", style="yellow")
     for session in run["sessions"][1:]:
         step = "no step yet" if session["step"] is None else f"from step {session['step']}"
         yield "resumed", f"{time_text(session['started'])}, {step}"
@@ -140,7 +140,7 @@ def _writers(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
 def _git_text(git: dict[str, Any] | None) -> str:
     if not git:
         return "-"
-    changed = ", with changes that are not committed" if git.get("dirty") else ""
+    changed = ", with uncommitted changes" if git.get("dirty") else ""
     return f"{str(git.get('commit'))[:12]} on {git.get('branch') or 'no branch'}{changed}"
 
 
@@ -153,7 +153,7 @@ def _or_dash(value: Any) -> str:
 
 
 def print_verdict(verdict: Verdict) -> None:
-    """Prints what a check has found, and what to do about it."""
+    """Print what `verify` has found, and what to do about it."""
     out, facts = console(), Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
@@ -165,11 +165,11 @@ def print_verdict(verdict: Verdict) -> None:
 
 
 def print_beside(damages: Sequence[Damage]) -> None:
-    """Prints what is damaged beside the databases of a run, which no version of them holds."""
+    """Print damage in files next to the databases of a run, which are not versioned."""
     out = console()
-    out.print("", Text("damaged beside the trace", style="red"), sep="\n")
+    out.print("", Text("damaged files next to the trace", style="red"), sep="\n")
     out.print(_damages(damages))
-    out.print("Repeat the experiment with --for RUN: it notes its verdict anew.")
+    out.print("Repeat the experiment with --for RUN to store its verdict again.")
 
 
 def _checked_facts(verdict: Verdict) -> Iterator[tuple[str, str | Text]]:
@@ -178,29 +178,29 @@ def _checked_facts(verdict: Verdict) -> Iterator[tuple[str, str | Text]]:
         yield "state", verdict.state
     yield "checked", f"{verdict.checked} chunks and keys, {verdict.records} records"
     if verdict.whole:
-        yield "whole", Text("yes, everything can be read", style="green")
+        yield "intact", Text("yes, everything can be read", style="green")
         return
     more = " or more" if verdict.more else ""
     yield "damaged", Text(f"in {len(verdict.damages)} places{more}", style="red")
     if all(damage.heals for damage in verdict.damages) and not verdict.more:
-        yield "what to do", f"nothing is lost: comgra-decl compact {verdict.path}"
+        yield "what to do", f"no data is lost; to repair: comgra-decl compact {verdict.path}"
     elif verdict.whole_version is None:
-        yield "what to do", "there is no earlier version that is whole"
+        yield "what to do", "no earlier version is intact"
     else:
         upto = "" if verdict.whole_step is None else f", up to step {verdict.whole_step}"
         yield (
-            "whole until",
+            "intact up to",
             f"version {verdict.whole_version}: {verdict.whole_records} records{upto}",
         )
         yield (
             "what to do",
-            f"rescue that: comgra-decl cp --version {verdict.whole_version} {verdict.path} TARGET",
+            f"to rescue it: comgra-decl cp --version {verdict.whole_version} {verdict.path} TARGET",
         )
 
 
 def _damages(damages: Sequence[Damage]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("where", "steps", "what cannot be seen", "because"):
+    for heading in ("where", "steps", "what is lost", "reason"):
         table.add_column(heading, overflow="fold")
     for damage in damages:
         table.add_row(damage.where, _steps(damage), damage.lost, damage.reason)

@@ -1,4 +1,4 @@
-"""Runs a script that is to be looked at, not recorded: it ends where enough has been seen."""
+"""Run a script to observe its first steps, without recording, and end it when they are done."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from comgra_decl.errors import Exit
 
 
 class Enough(SystemExit):
-    """Ends a program whose steps have been seen."""
+    """Ends a program once enough of its steps have been observed."""
 
 
 def called(arguments: Sequence[str]) -> Call:
-    """Returns the script that follows the options, after `--` or without it.
+    """Return the script on the command line, which may follow `--`.
 
     Raises:
-        UsageError: there is none, or none that Python could run.
+        UsageError: the script is missing, or Python cannot run it.
     """
     rest = [*arguments]
     if rest[:1] == ["--"]:
@@ -29,9 +29,9 @@ def called(arguments: Sequence[str]) -> Call:
 
 
 def run_watched(call: Call, watching: AbstractContextManager[None]) -> None:
-    """Runs the script inside `watching`; what it prints goes to the standard error output.
+    """Run the script inside `watching`, with its standard output redirected to standard error.
 
-    What it raises passes through, but for `Enough` and an end without an error.
+    Exceptions propagate, except for `Enough` and an exit without an error.
     """
     with redirect_stdout(sys.stderr), watching:
         try:
@@ -47,21 +47,21 @@ def run_watched(call: Call, watching: AbstractContextManager[None]) -> None:
 
 
 def refuse(command: str, problem: object, usage: str) -> None:
-    """Says why a command line makes no sense, and ends."""
+    """Report what is wrong with a command line, and exit."""
     sys.stderr.write(f"comgra-decl {command}: {problem}\n\n{usage}")
     sys.exit(Exit.WRONG)
 
 
 def options_of(rest: list[str], *, flags: Sequence[str], values: Sequence[str]) -> dict[str, str]:
-    """Takes our options from the front of `rest`, in any order; what follows is the script's.
+    """Remove comgra's options, in any order, from the front of `rest`, leaving the script's.
 
     Args:
         rest: the command line.
-        flags: options without a value, such as "--json"; each that is there has the value "".
-        values: options with one, as `--steps 10` or `--steps=10`.
+        flags: options without a value, such as "--json"; those given get the value "".
+        values: options with a value, as `--steps 10` or `--steps=10`.
 
     Raises:
-        UsageError: a value is missing.
+        UsageError: a value is missing, or a flag was given a value.
     """
     found: dict[str, str] = {}
     while rest:
@@ -72,18 +72,18 @@ def options_of(rest: list[str], *, flags: Sequence[str], values: Sequence[str]) 
         if name in values and not equals:
             text = rest.pop(0) if rest else ""
         if (name in values) != bool(text):
-            raise UsageError(f"{name} needs a value" if name in values else f"{name} takes none")
+            raise UsageError(f"{name} {'needs a' if name in values else 'takes no'} value")
         found[name] = text
     return found
 
 
 def number_of(option: str, options: dict[str, str], default: int, least: int = 1) -> int:
-    """Returns the value of an option as a whole number.
+    """Return the value of an option as an integer.
 
     Raises:
-        UsageError: it is none, or smaller than `least`.
+        UsageError: it is not an integer of at least `least`.
     """
     text = options.get(option, str(default))
     if not text.isdecimal() or int(text) < least:
-        raise UsageError(f"{option} needs a whole number from {least} on, not {text!r}")
+        raise UsageError(f"{option} must be an integer of at least {least}, got {text!r}")
     return int(text)

@@ -1,7 +1,7 @@
-"""What a program declares, checked as a whole before it trains: form, rules, and its own functions.
+"""Check what a program declares before it trains: the spec's form, its rules, and its functions.
 
-What a spec says is checked where it belongs: its form in `spec`, rules in `rules`. Here everything
-that is wrong comes together, so that it can be said at once.
+The form is checked in `spec` and the rules in `rules`; this module collects all problems, so that
+they can be reported together.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
 
 Place = Mapping[str, str | Path | None]
-"""What is stated of a run's root, group and name beside the spec."""
+"""Root, group and name of the run, as given outside the spec."""
 
 
 def load_spec(source: str | Path | Mapping[str, Any] | Spec, overrides: Sequence[str] = ()) -> Spec:
-    """Returns the spec that `source` declares.
+    """Return the spec that `source` declares.
 
-    It imports nothing that the spec names; `comgra.trace` and the other doors do when they start.
+    Does not import anything that the spec names; `comgra.trace` and the other entry points do so
+    when they start.
 
     Args:
         source: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec. A
             file may begin with `defaults: [debug, _self_]` to extend a preset or another file.
         overrides: changes such as "schedule.every=10", "nodes.attn={select: '*.attn'}" or
-            "~nodes.weights", which takes the key out.
+            "~nodes.weights", which removes the key.
 
     Raises:
-        SpecError: it is wrong; carries every problem, one line each.
+        SpecError: the spec is invalid; lists every problem, one per line.
     """
     from comgra_decl.spec import loading
 
@@ -48,17 +49,17 @@ def declared(
     place: Place | None = None,
     functions: bool = True,
 ) -> Spec:
-    """Returns the spec of a program that is about to be traced.
+    """Return the spec of a program that is about to be traced.
 
     Args:
         source: as in `load_spec`.
         overrides: as in `load_spec`.
-        place: what is stated of the run's place, which is stronger than the spec.
-        functions: whether the functions that it names are imported now. Not before the program
-            itself has begun: it may have yet to say where its modules lie.
+        place: root, group and name given outside the spec, which take precedence over it.
+        functions: whether to import the functions it names now. Pass False before the program has
+            started, since it may still have to set up its import path.
 
     Raises:
-        SpecError: it is wrong; carries every problem, one line each.
+        SpecError: the spec is invalid; lists every problem, one per line.
     """
     from comgra_decl.spec import loading
 
@@ -78,22 +79,22 @@ def declared(
 
 
 def require_functions(spec: Spec) -> None:
-    """Says which functions that a spec names cannot be imported.
+    """Check that every function named in a spec can be imported.
 
     Raises:
-        SpecError: at least one.
+        SpecError: at least one cannot.
     """
     problems = _of_functions(spec.model_dump(mode="json"))
-    if problems:  # a checked spec has its statistics in another order than the one written
+    if problems:  # a checked spec has reordered its statistics, so that an index would mislead
         raise SpecError(re.sub(r"^comgra\.stats\[\d+\]", "comgra.stats", p) for p in problems)
 
 
 def require_at_first_step(spec: Spec, *, end: Callable[[SpecError], None]) -> None:
-    """Does the same before the first step of an optimizer, when the program has all its modules.
+    """Check the same before the first optimizer step, when all the program's modules exist.
 
     Args:
-        spec: of a program that has yet to begin.
-        end: is told what is wrong, and ends the program.
+        spec: spec of a program that has not started yet.
+        end: receives the error and ends the program.
     """
     content = spec.model_dump(mode="json")
     if not spec.enabled or not any(True for _ in _targets(content)):
@@ -111,10 +112,10 @@ def require_at_first_step(spec: Spec, *, end: Callable[[SpecError], None]) -> No
 
 
 def _of_rules(content: Mapping[str, Any], *, trust: bool = False) -> list[str]:
-    """Returns what is wrong with `rules`, if their form is right; `trust` imports the user's."""
+    """Return what is wrong with `rules`, if their form is valid; `trust` imports custom ones."""
     declared = content.get("rules", "default")
     if not isinstance(declared, Mapping):
-        return []  # without any, nothing of ours is imported that takes time
+        return []  # without rules, skip the slow imports
     from pydantic import TypeAdapter, ValidationError
 
     from comgra_decl.rules.catalogue import problems
@@ -123,19 +124,19 @@ def _of_rules(content: Mapping[str, Any], *, trust: bool = False) -> list[str]:
     form: TypeAdapter[Any] = TypeAdapter(Rules)
     rules: dict[str, Any] = {}
     for name, entry in declared.items():
-        with suppress(ValidationError):  # which has been said
+        with suppress(ValidationError):  # reported by the check of the form
             rules |= form.validate_python({name: entry})
     return problems(rules, trust=trust)
 
 
 def _of_functions(content: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with the functions of the user's that a spec names."""
+    """Return what is wrong with the user's functions named in a spec."""
     reasons = [(where, target, _not_imported(target)) for where, target in _targets(content)]
     return [f"comgra.{where}._target_: {target!r} {why}" for where, target, why in reasons if why]
 
 
 def _targets(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields the functions that a spec names, and where."""
+    """Yield each function that a spec names, with its location."""
     for where, entry in _entries(content):
         target = entry.get("_target_") if isinstance(entry, Mapping) else None
         if isinstance(target, str):
@@ -143,7 +144,7 @@ def _targets(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields all places of a spec, which need not be right, at which a function may be named."""
+    """Yield each place in a spec, valid or not, that may name a function."""
     yield from _each("stats", content.get("stats"))
     for key in ("types", "samples", "keep"):
         inner = content.get(key)
@@ -160,22 +161,22 @@ def _each(where: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _not_imported(target: str) -> str | None:
-    """Returns why a function cannot be used, None if it can; imports its module."""
+    """Return why a function cannot be used, None if it can; imports its module."""
     module, _, name = target.rpartition(".")
     if not module or not all(part.isidentifier() for part in target.split(".")):
-        return None  # it names none, which has been said
+        return None  # malformed, already reported
     try:
         home = import_module(module)
     except (Exception, SystemExit) as error:  # noqa: BLE001  (the user's own code)
         return f"cannot be imported: {type(error).__name__}: {error}"
     if module == "__main__" and not hasattr(home, name):
-        return None  # the program may have yet to define it
+        return None  # the program may define it later
     function = getattr(home, name, None)
     if callable(function):
         return None
     if function is None and not hasattr(home, name):
-        return f"is not there: {module!r} has no {name!r}{did_you_mean(name, vars(home))}"
-    return f"is no function but a {type(function).__name__}"
+        return f"does not exist: {module!r} has no {name!r}{did_you_mean(name, vars(home))}"
+    return f"is not a function but a {type(function).__name__}"
 
 
 def _of_place(place: Place) -> list[str]:

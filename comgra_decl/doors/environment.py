@@ -1,9 +1,9 @@
-"""The door without edits and without another command: `COMGRA=debug python train.py`.
+"""Tracing through the environment, without editing code: `COMGRA=debug python train.py`.
 
-torch calls `attach` at the end of its own import: it is an entry point of the group
-`torch.backends`. So a program that does not import torch never sees this file, one that does
-without `COMGRA` reads one environment variable, and the interpreter starts as fast as ever. Must
-not import torch itself, nor anything heavy before `COMGRA` has been found.
+torch calls `attach` at the end of its own import, because it is an entry point of the group
+`torch.backends`. So this file is never loaded in a program that does not import torch, one without
+`COMGRA` reads a single environment variable, and the interpreter starts at full speed. This module
+must not import torch, nor anything heavy before it has found `COMGRA`.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VARIABLE = "COMGRA"
-"""What to record: the name of a preset or a YAML file, and changes to it."""
+"""What to record: the name of a preset or a YAML file, and overrides."""
 
 OVERRIDES = "COMGRA_OVERRIDES"
-"""More changes; stronger than those in `COMGRA`."""
+"""Further overrides; they take precedence over those in `COMGRA`."""
 
 RECORDED_BY = "COMGRA_RECORDED_BY"
-"""Set for child processes: the process that records already."""
+"""Set for child processes: the id of the process that is being recorded."""
 
 CHECKED = "COMGRA_CHECKED"
-"""Set for child processes: what has been found to be a valid spec."""
+"""Set for child processes: the declaration that has been found valid."""
 
-_taken = False  # a session has begun in this process
-_sessions: set[int] = set()  # ids of those that have not ended
-_around: str | None = None  # what `RECORDED_BY` was before them
+_taken = False  # whether a session has started in this process
+_sessions: set[int] = set()  # ids of active sessions
+_around: str | None = None  # value of `RECORDED_BY` before they started
 
 _SWITCHED_OFF = ("", "0", "off", "false", "no")
 _SWITCHED_ON = ("1", "on", "true", "yes")
 
 
 def attach() -> None:
-    """Waits for a training if the environment asks for it.
+    """Wait for training to start, if the environment asks for recording.
 
     Raises:
-        SystemExit: what the environment asks for is no valid spec; says every problem at once.
+        SystemExit: the declared spec is invalid; lists every problem.
     """
     if _taken or not os.environ.get(VARIABLE):
         return
     try:
         _attach()
     except Exception as error:  # noqa: BLE001  (would break `import torch`)
-        sys.stderr.write(f"comgra: nothing is recorded because of an error in it: {error!r}\n")
+        sys.stderr.write(f"comgra: nothing is recorded because of an internal error: {error!r}\n")
 
 
 def taken() -> None:
-    """Leaves this process to the session that is about to begin, here or through another door."""
+    """Stop waiting: a session is about to start, here or through another entry point."""
     global _taken
     _taken = True
     if waiting := sys.modules.get("comgra_decl.doors.first_step"):
@@ -58,12 +58,12 @@ def taken() -> None:
 
 
 def was_taken() -> bool:
-    """Whether any session has begun in this process."""
+    """Return whether a session has started in this process."""
     return _taken
 
 
 def recorded(session: object, does: bool) -> None:
-    """Lets child processes know whether this one is recorded: by a session, as long as it lasts."""
+    """Set or restore `RECORDED_BY`, which tells child processes that this one is being recorded."""
     global _around
     if does and not _sessions:
         _around = os.environ.get(RECORDED_BY)
@@ -91,7 +91,7 @@ def _attach() -> None:
 
 
 def _checks(declared: tuple[str, list[str]]) -> bool:
-    """Returns whether the spec records anything; ends the program if it is wrong."""
+    """Return whether the spec enables recording; end the program if it is invalid."""
     from comgra_decl.doors.checked_spec import load_spec
     from comgra_decl.doors.start import wrong_spec
     from comgra_decl.errors import SpecError
@@ -103,10 +103,10 @@ def _checks(declared: tuple[str, list[str]]) -> bool:
 
 
 def declaration(environment: Mapping[str, str]) -> tuple[str, list[str]] | None:
-    """Returns the spec that `environment` names and the changes to it; None if it is off.
+    """Return the spec named in `environment` and its overrides; None if recording is off.
 
     Raises:
-        SystemExit: the variables cannot be read.
+        SystemExit: the variables cannot be parsed.
     """
     if environment.get(VARIABLE, "").strip().lower() in _SWITCHED_OFF:
         return None
@@ -115,8 +115,8 @@ def declaration(environment: Mapping[str, str]) -> tuple[str, list[str]] | None:
     specs = [word for word in words if word not in changes]
     if len(specs) > 1:
         raise SystemExit(
-            f"comgra: {VARIABLE} names {len(specs)} specs ({', '.join(specs)}); it takes one, "
-            f"and changes to it: {VARIABLE}='debug schedule.every=10 run.root=/data/runs'"
+            f"comgra: {VARIABLE} names {len(specs)} specs ({', '.join(specs)}) instead of "
+            f"one; for example: {VARIABLE}='debug schedule.every=10 run.root=/data/runs'"
         )
     spec = specs[0] if specs else "debug"
     return "debug" if spec.lower() in _SWITCHED_ON else spec, changes
@@ -129,6 +129,6 @@ def _words(environment: Mapping[str, str], name: str) -> list[str]:
         return shlex.split(environment.get(name, ""))
     except ValueError as error:
         raise SystemExit(
-            f"comgra: {name}={environment[name]!r} cannot be read: {str(error).lower()}; it is "
-            "split into words as a shell does"
+            f"comgra: {name}={environment[name]!r} cannot be parsed: {str(error).lower()}; it is "
+            "split into words as in a shell"
         ) from None

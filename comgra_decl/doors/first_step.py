@@ -1,8 +1,8 @@
-"""Waits, in a program that has just imported torch, until there is a training to record.
+"""Wait, in a program that has just imported torch, until training starts.
 
-A process that neither calls a model nor lets an optimizer step leaves no run: a launcher, a
-tokenizer's helper, a worker that loads data, a program whose children train. Nothing is attached
-to them but two stand-ins and two hooks, which go away when the recording begins.
+A process that neither calls a model nor steps an optimizer leaves no run: a launcher, a tokenizer's
+helper, a data-loading worker, a program that trains in child processes. Only two stand-ins and two
+hooks are attached to such a process, and they are removed when recording starts.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from comgra_decl.record.session import Session
 
 _LAUNCHED = 1.0
-"""Seconds of processor time of child processes, from which on they are what the program is for."""
+"""CPU seconds used by child processes above which the program counts as a launcher."""
 
 _IMPORT = "<frozen importlib._bootstrap>"
-"""The file name of the code that imports."""
+"""The file name in frames of the import machinery."""
 
 _waiting: Waiting | None = None
 
 
 def wait_for_training(spec: str, overrides: list[str]) -> None:
-    """Records, from the moment a training begins, in this process or in one forked from it."""
+    """Record once training starts, in this process or in one forked from it."""
     global _waiting
     if _waiting is None:
         _waiting = Waiting(spec, overrides)
@@ -58,13 +58,16 @@ def wait_for_training(spec: str, overrides: list[str]) -> None:
 
 
 def stand_down() -> None:
-    """Leaves this process to a session that the program itself, or its command line, has begun."""
+    """Stop waiting: the program itself, or its command line, has started a session."""
     if _waiting is not None:
         _waiting.stop()
 
 
 def _begin_in_child() -> None:
-    """Is held by the interpreter to its very end, so it must hold no class of the program."""
+    """Resume waiting in a forked child.
+
+    The interpreter holds this function until it exits: it must not refer to the program's classes.
+    """
     if _waiting is not None:
         _waiting.begin()
 
@@ -77,11 +80,11 @@ def _end() -> None:
 
 
 class Waiting:
-    """What is attached to a program until it trains.
+    """The hooks attached to a program until it trains.
 
     Args:
         spec: a preset or file.
-        overrides: changes to it.
+        overrides: overrides of the spec.
     """
 
     def __init__(self, spec: str, overrides: list[str]) -> None:
@@ -92,18 +95,18 @@ class Waiting:
         self._construction = Patch(Optimizer, "__init__", self._construct)
         self._compilation = Patch(torch, "compile", self._compile)
         self._direct = DirectCalls(before=self._called_directly, after=self._returned)
-        self._leaves: dict[int, Callable[[Any], None]] = {}  # told the output of such a call
+        self._leaves: dict[int, Callable[[Any], None]] = {}  # by module id; receive the output
         self._calls: RemovableHandle | None = None
         self._steps: Placed | None = None
-        self._compiled = False  # whether there may be compiled code, which no hook may be seen by
+        self._compiled = False  # whether compiled code may exist, which must not see any hook
         self._starting = threading.Lock()
         self._session: Session | None = None
 
     def begin(self) -> None:
-        """Waits, in the process that calls it, for a model's call or an optimizer's step.
+        """Wait, in the calling process, for a model's call or an optimizer's step.
 
-        In a child of a process that is recorded, a model's call is no sign of a training (a data
-        loader may embed what it loads) before an optimizer has been made.
+        In a child of a recorded process, a model's call does not indicate training until an
+        optimizer exists: a data loader may embed what it loads.
         """
         self.stop()
         self._session = None
@@ -114,7 +117,7 @@ class Waiting:
         self._steps = after_steps.add(lambda *_: self._start())
 
     def stop(self) -> None:
-        """Waits no longer."""
+        """Stop waiting."""
         self._construction.restore()
         self._compilation.leave()
         self._direct.remove()
@@ -138,7 +141,7 @@ class Waiting:
     def _called_directly(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        """`module.forward(x)` is called, which runs no hook of modules."""
+        """Handle a direct call of `module.forward(x)`, which bypasses module hooks."""
         if not has_parameters(module):
             return
         self._start()
@@ -161,9 +164,10 @@ class Waiting:
             self._direct.install(all_classes=True)
 
     def _compile(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What is compiled will be called; a library that compiles as it is imported may not be.
+        """Start recording, since a compiled model will be called; during an import, only note it.
 
-        Compiled code must find no hook of ours when it runs for the first time.
+        A library that compiles while it is imported may never call the result. Compiled code must
+        not see any hook of comgra when it first runs.
         """
         if _is_importing():
             self._compiled = True
@@ -176,9 +180,9 @@ class Waiting:
         return original(*args, **kwargs)
 
     def _start(self) -> None:
-        """Begins to record; what goes wrong is said and is no matter of the program."""
+        """Start recording; errors are logged and never reach the program."""
         if not self._starting.acquire(blocking=False):
-            return  # another thread has
+            return  # another thread is starting
         try:
             self.stop()
             in_worker = torch.utils.data.get_worker_info() is not None
@@ -196,16 +200,16 @@ class Waiting:
             spec = load_spec(self._spec, self._overrides)
             require_functions(spec)
             session = start_session(spec, program_context(self._base))
-        except SpecError as error:  # functions of the program's: only now it has all its modules
-            environment.taken()  # nobody need say that there was nothing to record
+        except SpecError as error:  # user functions, importable only now
+            environment.taken()  # suppress the report that nothing was recorded
             raise SystemExit(
                 f"{wrong_spec(error)}\n  (from {environment.VARIABLE} in the environment)"
             ) from None
         except Exception as error:  # noqa: BLE001  (never into the program's own call)
-            _say(f"nothing is recorded because of an error in it: {error!r}")
+            _say(f"nothing is recorded because of an internal error: {error!r}")
             return
         self._session = session
-        if multiprocessing.parent_process() is not None:  # such a process skips functions at exit
+        if multiprocessing.parent_process() is not None:  # atexit is skipped in child processes
             multiprocessing.util.Finalize(None, self._finish, exitpriority=0)
         if session.path is not None and not spec.dry_run:
             _say(f"recording to {session.path}")
@@ -217,25 +221,25 @@ class Waiting:
             finish_session(self._session)
 
     def end(self) -> None:
-        """Says so if the program has ended and there was nothing to record."""
+        """Remove the hooks; log a message if the program has ended without anything to record."""
         waited, mine = self._session is None, self._owner == os.getpid()
         self.stop()
-        # What stays on torch (`leave`) outlives the program's classes, which it would keep alive.
+        # The hooks that stay on torch (see `leave`) would keep the program's classes alive.
         self._direct.forget()
         self._session = None
         elsewhere = environment.was_taken() or RECORDED_BY in os.environ
         if waited and mine and not elsewhere and not _launched():
             _say(
-                "nothing was recorded: this program has called no torch module that has "
-                "parameters, and no optimizer of torch.optim has stepped"
+                "nothing was recorded: the program called no torch module with parameters, and "
+                "no torch.optim optimizer took a step"
             )
 
 
 def program_context(base: Path) -> RunContext:
-    """Returns the circumstances of the program that this process runs.
+    """Return the run context of the program in this process.
 
     Args:
-        base: the folder that the program was started in.
+        base: the program's initial working directory.
     """
     from comgra_decl.record.context import RunContext
 
@@ -250,7 +254,7 @@ def program_context(base: Path) -> RunContext:
 
 
 def _is_importing() -> bool:
-    """Whether the program is importing a module."""
+    """Return whether a module is being imported."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None and frame.f_code.co_filename != _IMPORT:
         frame = frame.f_back
@@ -258,7 +262,7 @@ def _is_importing() -> bool:
 
 
 def _launched() -> bool:
-    """Whether the program has started others that have worked, as a launcher does."""
+    """Return whether child processes have done notable work, as those of a launcher do."""
     times = os.times()
     return times.children_user + times.children_system > _LAUNCHED
 

@@ -1,4 +1,4 @@
-"""The door for Hydra applications: `python train.py +comgra=debug`."""
+"""Tracing Hydra applications: `python train.py +comgra=debug`."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
 
 _SETTINGS = "_settings_"
-"""Where `+comgra.KEY=VALUE` waits, of the callback's own config, until the job starts."""
+"""Key of the callback's own config that holds `+comgra.KEY=VALUE` until the job starts."""
 
 
 class TraceCallback(Callback):
-    """Records every job of a Hydra application, each as a run of its own.
+    """Record every job of a Hydra application as its own run.
 
-    Hydra makes one object for all jobs of a multirun, and a launcher may pickle it into other
-    processes. So nothing is read when it is made: the spec that counts is the job's.
+    Hydra creates one callback for all jobs of a multirun, and a launcher may pickle it into other
+    processes. So the constructor reads nothing: the spec comes from the job's config.
     """
 
     def __init__(self, **_spec: Any) -> None:
         self._session: Session | None = None
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Takes our settings out of what the application gets as its config.
+        """Remove comgra's settings from the config that the application receives.
 
-        A job of a multirun gets its config from elsewhere: there they stay in it.
+        In a multirun they stay, because a job gets its config from elsewhere.
         """
         overlay = OmegaConf.select(config, "comgra")
         if isinstance(overlay, DictConfig):
@@ -53,7 +53,7 @@ class TraceCallback(Callback):
     def on_job_start(
         self, config: DictConfig, *, task_function: TaskFunction, **kwargs: Any
     ) -> None:
-        """Starts recording; ends the program if the spec is wrong."""
+        """Start recording; end the program if the spec is invalid."""
         self._finish()
         try:
             spec = job_spec(config)
@@ -63,7 +63,7 @@ class TraceCallback(Callback):
         self._session = start_session(spec, job_context(config, task_function))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Finishes the run. If the job ends in another way, the session finishes itself."""
+        """Finish the run. A job that ends in another way finishes its session itself."""
         self._finish()
 
     def _finish(self) -> None:
@@ -76,10 +76,10 @@ class TraceCallback(Callback):
 
 
 def job_spec(config: DictConfig) -> Spec:
-    """Returns the spec of a job: the preset, changed by an optional top-level `comgra`.
+    """Return the spec of a job: the preset, merged with an optional top-level `comgra`.
 
     Raises:
-        SpecError: it is wrong.
+        SpecError: the spec is invalid.
     """
     from comgra_decl.doors.checked_spec import declared
 
@@ -96,9 +96,9 @@ def job_spec(config: DictConfig) -> Spec:
 
 
 def job_context(config: DictConfig, task_function: TaskFunction) -> RunContext:
-    """Returns the circumstances of a job.
+    """Return the run context of a job.
 
-    Its folder is the one where the program was started, wherever Hydra has changed to.
+    Its base folder is the one where the program was started, even if Hydra changed directories.
     """
     return RunContext(
         config=saved_config(config),
@@ -117,15 +117,14 @@ def _source(task_function: TaskFunction) -> Path | None:
 
 
 _NOT_THE_APPS = ("hydra", "comgra")
-"""Top-level keys that are Hydra's or ours."""
+"""Top-level keys that belong to Hydra or comgra."""
 
 
 def saved_config(config: DictConfig) -> dict[str, Any]:
-    """Returns the application's part of a composed config, as JSON can hold it.
+    """Return the application's part of a composed config, as plain JSON data.
 
-    Interpolations are replaced by their values, except those that read the environment, which may
-    hold secrets, and those that have no value: they stay as they are written. So does all of a
-    config that contains itself.
+    Interpolations are resolved, except those that read the environment, which may hold secrets, and
+    those that cannot be resolved. A config that contains itself is left unresolved entirely.
     """
     written = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
     assert isinstance(written, dict)
@@ -140,7 +139,7 @@ def saved_config(config: DictConfig) -> dict[str, Any]:
 
 
 def _quoted(written: Any) -> Any:
-    """Returns the config with interpolations of the environment turned into ordinary text."""
+    """Return the config with environment interpolations escaped."""
     if isinstance(written, dict):
         return {key: _quoted(value) for key, value in written.items()}
     if isinstance(written, list):

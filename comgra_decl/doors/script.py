@@ -1,4 +1,4 @@
-"""The door for any script: `python -m comgra_decl [options] train.py ARGS`."""
+"""Tracing any script: `python -m comgra_decl [options] train.py ARGS`."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ usage: python -m comgra_decl [--spec NAME|FILE] [KEY=VALUE ...] SCRIPT [ARGS ...
 Runs a training script unchanged and records what happens inside its networks.
 
   --spec NAME|FILE  a preset (attention, debug, light, off) or a YAML file; default: debug
-  KEY=VALUE         a change to it, such as schedule.every=10 or run.root=/data/runs
-  -m MODULE         run a module instead of a file, as python -m does
+  KEY=VALUE         an override, such as schedule.every=10 or run.root=/data/runs
+  -m MODULE         run a module instead of a file, like python -m
   --version, --help
 
-To look at what was recorded: comgra-decl view runs
+To view what was recorded: comgra-decl view runs
 """
 
 
 @dataclass
 class Call:
-    """What a command line asks for.
+    """A parsed command line.
 
     Attributes:
         spec: the preset or file.
-        overrides: changes to it.
+        overrides: overrides of the spec.
         script: a file, or a module's name if `module` is set.
-        arguments: what the script is given.
+        arguments: the script's arguments.
     """
 
     spec: str = "debug"
@@ -56,13 +56,13 @@ class Call:
 
 
 class UsageError(Exception):
-    """The command line makes no sense."""
+    """The command line is invalid."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the script that the command line names, traced.
+    """Run the script named on the command line, traced.
 
-    The script's exceptions and exit code are the program's own.
+    Exceptions and the exit code of the script pass through.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in ("-h", "--help"):
@@ -80,10 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parse(arguments: Sequence[str]) -> Call:
-    """Returns what `arguments` ask for; everything behind the script is the script's.
+    """Parse a command line; everything after the script is passed to the script.
 
     Raises:
-        UsageError: an option is unknown, or there is no script.
+        UsageError: an option is unknown, or the script is missing.
     """
     call = Call()
     rest = [*arguments]
@@ -95,7 +95,7 @@ def parse(arguments: Sequence[str]) -> Call:
         elif argument == "-m":
             call.module, call.script = True, _value_of("-m", rest)
         elif argument.startswith("-"):
-            raise UsageError(f"there is no option {argument!r}")
+            raise UsageError(f"unknown option {argument!r}")
         elif equals and not Path(argument).is_file():
             call.overrides.append(argument)
         else:
@@ -103,22 +103,23 @@ def parse(arguments: Sequence[str]) -> Call:
         if call.script:
             call.arguments = rest
             return call
-    raise UsageError("there is no script to run")
+    raise UsageError("missing script to run")
 
 
 def require_script(call: Call) -> None:
-    """Says what is wrong with the path of a script that Python could not run.
+    """Check that Python can run the script of `call`.
 
     Raises:
-        UsageError: it is missing (names near ones), a folder that is no program, or closed.
+        UsageError: the script does not exist (suggests similar names), is a folder without
+            `__main__.py`, or is not readable.
     """
     if call.module:
         return
     script = Path(call.script)
     if not script.exists():
-        raise UsageError(f"there is no script {call.script!r}{near_paths(script)}")
+        raise UsageError(f"script {call.script!r} does not exist{near_paths(script)}")
     if not os.access(script, os.R_OK):
-        raise UsageError(f"the script {call.script!r} cannot be read: Permission denied")
+        raise UsageError(f"cannot read script {call.script!r}: Permission denied")
     if script.is_dir() and not (script / "__main__.py").is_file():
         raise UsageError(
             f"{call.script!r} is a folder without a __main__.py; pass the file of a script"
@@ -126,7 +127,7 @@ def require_script(call: Call) -> None:
 
 
 def run(call: Call, *, start: Callable[[Spec, RunContext], Session] = start_session) -> None:
-    """Runs the script of `call` as Python would, and records it in the session of `start`."""
+    """Run the script of `call` like Python would, recorded by the session that `start` returns."""
     from comgra_decl.doors.checked_spec import declared, require_at_first_step
 
     try:
@@ -148,7 +149,7 @@ def run(call: Call, *, start: Callable[[Spec, RunContext], Session] = start_sess
 
 
 def _wrong(error: SpecError) -> NoReturn:
-    """Ends the program because of its spec."""
+    """End the program because its spec is invalid."""
     sys.exit(_failed(f"{wrong_spec(error)}\n"))
 
 
@@ -172,16 +173,13 @@ def _value_of(option: str, rest: list[str]) -> str:
 
 
 def _failed(message: str) -> int:
-    """Says `message` and returns the exit code of a call that makes no sense."""
+    """Print `message` to standard error and return the exit code for invalid usage."""
     sys.stderr.write(message)
     return 2
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Runs a file of Python; what it raises passes through.
-
-    A folder or an archive with a `__main__.py` runs too.
-    """
+    """Run a Python file, or a folder or archive with a `__main__.py`; exceptions propagate."""
     sys.argv = [script, *arguments]
     path = Path(script).absolute()
     if path.suffix in ("", ".py") and path.is_file():
@@ -192,16 +190,16 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
-    """Runs a module, or a package with a `__main__.py`; what it raises passes through."""
+    """Run a module, or a package with a `__main__.py`; exceptions propagate."""
     sys.argv = [name, *arguments]
     _set_first_of_path(Path.cwd())
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def _run_file(path: Path) -> None:
-    """Makes the file the module `__main__` and leaves it there.
+    """Execute a file as the module `__main__`, and leave it there.
 
-    `runpy` would take it away at the end, when functions that run at exit and worker processes may
+    `runpy` would remove it at the end, when functions that run at exit and worker processes may
     still need it.
     """
     module = ModuleType("__main__")
@@ -218,6 +216,6 @@ def _run_file(path: Path) -> None:
 
 
 def _set_first_of_path(folder: Path) -> None:
-    """Puts `folder` where Python puts the script's folder; our own stood there until now."""
+    """Replace comgra's own first entry of `sys.path` with the script's `folder`."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = str(folder)

@@ -1,7 +1,7 @@
-"""Lets every Hydra application find the presets: `+comgra=debug`.
+"""Make the presets available to every Hydra application: `+comgra=debug`.
 
 Hydra imports this file in every application on the machine, from the namespace package
-`hydra_plugins` where the installation puts it, so it must import nothing heavy.
+`hydra_plugins` that the installation extends, so it must not import anything heavy.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 
 class ComgraSearchPath(SearchPathPlugin):
-    """Adds the shipped presets behind the application's own configs."""
+    """Adds the shipped presets after the application's own configs."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Appends the folder of presets to `search_path`."""
+        """Append the folder of presets to `search_path`."""
         search_path.append(provider="comgra_decl", path="pkg://comgra_decl.configs")

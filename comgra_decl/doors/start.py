@@ -1,4 +1,4 @@
-"""What all ways of starting a traced program share."""
+"""Start and finish sessions; shared by all ways of starting a traced program."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _log = logging.getLogger("comgra_decl")
 
 
 def start_session(spec: Spec, context: RunContext) -> Session:
-    """Returns a session that has started, or one that records nothing if it could not.
+    """Return a started session, or one that records nothing if starting failed.
 
-    A folder that cannot be written or a fault of ours is said once, and the training goes on.
+    An unwritable folder or an internal error is logged once, and training continues.
     """
     from comgra_decl.record.session import Session
 
@@ -30,7 +30,7 @@ def start_session(spec: Spec, context: RunContext) -> Session:
     except ComgraError as error:
         _log.error("nothing is recorded: %s", error)
         finish_session(session)
-    except Exception as error:  # noqa: BLE001  (a fault of ours must not stop a training)
+    except Exception as error:  # noqa: BLE001  (an internal error must not stop training)
         _log.error("nothing is recorded because of an error in comgra_decl", exc_info=error)
         finish_session(session)
     if session.path is not None:
@@ -45,16 +45,16 @@ def _rehearsal(spec: Spec, context: RunContext) -> Session:
 
 
 def finish_session(session: Session) -> None:
-    """Finishes a session; a fault of ours is said, and hides no error of the training."""
+    """Finish a session; an internal error is logged and never hides an error of the training."""
     environment.recorded(session, False)
     try:
         session.finish()
-    except Exception as error:  # noqa: BLE001  (the training's own error is the one to be seen)
-        _log.error("the end of the run in %s is missing", session.path, exc_info=error)
+    except Exception as error:  # noqa: BLE001  (must not hide the training's own error)
+        _log.error("the run in %s could not be finished", session.path, exc_info=error)
 
 
 def wrong_spec(error: SpecError) -> str:
-    """Returns what a program prints before it ends because its spec is wrong."""
+    """Return the message that a program prints before it ends because of an invalid spec."""
     count = len(error.problems)
     problems = "1 problem" if count == 1 else f"{count} problems"
     return "\n".join([f"comgra: the spec has {problems}:", *(f"  {p}" for p in error.problems)])

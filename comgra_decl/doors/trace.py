@@ -1,4 +1,4 @@
-"""The door for notebooks and for code that wants to say itself what is traced."""
+"""Tracing from code, as in notebooks: `with comgra.trace("debug"):`."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def trace(
     name: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Iterator[Session]:
-    """Traces whatever is trained inside the `with` block, or inside a function it decorates.
+    """Trace everything trained inside the `with` block, or inside a decorated function.
 
     Args:
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.
-        root: folder of all groups; otherwise the spec's, "runs" if it says nothing.
-        group: folder of the runs that are looked at together; otherwise the script's name.
-        name: the run's own folder; otherwise the time.
+        root: folder of all groups; defaults to the spec's, or "runs".
+        group: folder of runs to be compared; defaults to the script's name.
+        name: the run's own folder; defaults to the current time.
         overrides: changes to the spec, such as "schedule.every=10".
 
     Yields:
-        The session; its `path` is the run's folder, None if nothing is recorded.
+        The session; its `path` is the run's folder, or None if nothing is recorded.
 
     Raises:
-        SpecError: the spec is wrong; carries every problem, one line each.
+        SpecError: the spec is invalid; lists every problem, one per line.
     """
     from comgra_decl.doors.checked_spec import declared
 

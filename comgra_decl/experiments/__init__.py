@@ -1,1 +1,1 @@
-"""What is tried with a script without training it: plans, one batch, mixed samples."""
+"""Experiments on a training script: plans, fitting one batch, batch mixing, layer statistics."""

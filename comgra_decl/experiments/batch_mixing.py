@@ -1,8 +1,9 @@
-"""Asks a program's networks whether the samples of a batch know of each other.
+"""Test whether a program's networks keep the samples of a batch independent.
 
-What a network says of a sample must not change when the other samples of its batch do. Asked is
-just that: all samples are replaced by copies of one of them, and its answer must stay what it was.
-BatchNorm, which mixes on purpose, is told apart; otherwise it is said where the mixing begins.
+The output of a network for one sample must not change when the other samples of its batch do. The
+test replaces all samples by copies of one of them and compares its output. BatchNorm, which mixes
+samples on purpose, is reported separately; otherwise the verdict names the module where the mixing
+begins.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from comgra_decl.torch_private import BatchNorm as _BatchNorm
 from comgra_decl.torch_private import torch_pytree as _pytree
 
 Outcome = Literal["apart", "norm", "mixed", "unclear"]
-"""apart: no sample knows of another; norm: only through BatchNorm in training mode."""
+"""apart: samples are independent; norm: they mix only through BatchNorm in training mode."""
 
 _WORST: tuple[Outcome, ...] = ("mixed", "unclear", "norm", "apart")
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """Whether the samples of a batch are kept apart by a network, and what that rests on.
+    """Whether a network keeps the samples of a batch independent, and the evidence.
 
     Attributes:
         outcome: see `Outcome`.
-        reason: in words.
-        model: class of the network; None if there was none.
-        node: module at which it begins, if it is known.
-        change: of the answer to a sample when the others are replaced, relative to its size.
+        reason: an explanation.
+        model: class of the network; None if none was called.
+        node: module in which the mixing begins, if known.
+        change: change of a sample's output when the others are replaced, relative to its magnitude.
     """
 
     outcome: Outcome
@@ -49,8 +50,8 @@ class Mixing:
 
 
 def worst_of(found: Sequence[Mixing]) -> Mixing:
-    """Returns the verdict on a program with several networks: that on the worst of them."""
-    nothing = "no network with parameters was called in training mode before an optimizer stepped"
+    """Return the verdict on a program with several networks: the worst one."""
+    nothing = "no network with parameters was called in training mode before an optimizer step"
     return min(found, key=lambda m: _WORST.index(m.outcome), default=Mixing("unclear", nothing))
 
 
@@ -58,14 +59,14 @@ def worst_of(found: Sequence[Mixing]) -> Mixing:
 def asking(
     found: list[Mixing], end: Callable[[], BaseException], *, dim: int = 0
 ) -> Iterator[None]:
-    """Asks each network that is called in training mode, at its first call.
+    """Test each network that is called in training mode, at its first call.
 
-    Its buffers and the global random generators are afterwards what they would have been.
+    Restores its buffers and the global random generators.
 
     Args:
-        found: is filled, a verdict for each network.
-        end: makes what is raised where an optimizer steps.
-        dim: the dimension of the samples, of inputs and answers alike.
+        found: list to which the verdict on each network is appended.
+        end: creates the exception to raise at the first optimizer step.
+        dim: the batch dimension, of inputs and outputs alike.
     """
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -105,8 +106,8 @@ def _asked(call: Call) -> Mixing:
     after = random_state()
     try:
         return replace(_verdict(call), model=type(call.module).__name__)
-    except Exception as error:  # noqa: BLE001  (of the program's own code, called once more)
-        reason = f"called once more it failed: {type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001  (raised by the program's own code)
+        reason = f"it failed when called again: {type(error).__name__}: {error}"
         return Mixing("unclear", reason, type(call.module).__name__)
     finally:
         after()
@@ -115,21 +116,21 @@ def _asked(call: Call) -> Mixing:
 def _verdict(call: Call) -> Mixing:
     count = call.samples
     if count < 2:
-        return Mixing("unclear", f"its first input has {count} samples along dimension {call.dim}")
+        return Mixing("unclear", f"its first input has size {count} in dimension {call.dim}")
     base = run_again(call)
     if not rows_of(base.output, count, call.dim):
-        return Mixing("unclear", "it returns nothing that has a part for each sample")
+        return Mixing("unclear", "no output has the batch dimension")
     if differs(base.output, run_again(call).output, call) > 0:
-        return Mixing("unclear", "called twice with the same input it answers differently")
+        return Mixing("unclear", "its output differs between two calls with the same input")
     sample, change = _largest_change(call, base)
     if not change:
-        return Mixing("apart", f"replacing all others changes no answer ({count} samples)")
+        return Mixing("apart", f"no sample's output depends on the other samples ({count} samples)")
     norms = [m for m in call.module.modules() if isinstance(m, _BatchNorm) and m.training]
     with _evaluated(norms):
         base = run_again(call)
         sample, rest = _largest_change(call, base)
         if norms and not rest:
-            return Mixing("norm", f"only {len(norms)} BatchNorm modules mix them", change=change)
+            return Mixing("norm", f"mixed only by {len(norms)} BatchNorm modules", change=change)
         return _mixed(call, base, sample, rest)
 
 
@@ -137,16 +138,16 @@ def _mixed(call: Call, base: Seen, sample: int, change: float) -> Mixing:
     node, inside = _origin(call, base, run_again(call, sample), sample)
     where = ""
     if node is not None:
-        where = f"; it begins in {node}" if inside else f"; it begins before {node}"
+        where = f"; mixing begins in {node}" if inside else f"; mixing begins before {node}"
     reason = (
-        f"the answer to sample {sample} changes by {change:.2g} of its size when the other "
+        f"the output for sample {sample} changes by {change:.2g} of its magnitude when the other "
         f"{call.samples - 1} samples of the batch are replaced{where}"
     )
     return Mixing("mixed", reason, node=node, change=change)
 
 
 def _largest_change(call: Call, base: Seen) -> tuple[int, float]:
-    """Returns the sample whose answer depends most on the others, of the first, middle and last."""
+    """Return which of the first, middle and last sample depends most on others, and how much."""
     samples = sorted({0, call.samples // 2, call.samples - 1})
     changes = {i: differs(base.output, run_again(call, i).output, call, sample=i) for i in samples}
     most = max(samples, key=lambda i: changes[i])
@@ -154,7 +155,7 @@ def _largest_change(call: Call, base: Seen) -> tuple[int, float]:
 
 
 def _origin(call: Call, base: Seen, other: Seen, sample: int) -> tuple[str | None, bool]:
-    """Returns the first module whose output differs, and whether what entered it did not."""
+    """Return the first module whose output differs, and whether its input did not."""
     for one, two in zip(base.calls, other.calls, strict=False):
         if one.name != two.name:
             break
@@ -165,7 +166,7 @@ def _origin(call: Call, base: Seen, other: Seen, sample: int) -> tuple[str | Non
 
 @contextmanager
 def _evaluated(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Switches these modules alone to evaluation mode."""
+    """Switch only these modules to evaluation mode."""
     for module in modules:
         module.training = False
     try:
@@ -176,20 +177,20 @@ def _evaluated(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Relative differences that the order of sums may make; 0.02 in shorter formats."""
+"""Relative differences that the order of summation can cause; 0.02 for shorter formats."""
 
 _SHORT = 2e-2
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a network: what it takes to make it again.
+    """A recorded call of a network that can be repeated.
 
     Attributes:
         module: the network.
-        args, kwargs: copies of what it was given.
-        restore: sets the random generators to where they were.
-        dim: the dimension of the samples.
+        args, kwargs: copies of its arguments.
+        restore: restores the state of the random generators.
+        dim: the batch dimension.
     """
 
     module: nn.Module
@@ -200,7 +201,7 @@ class Call:
 
     @property
     def samples(self) -> int:
-        """Samples in the batch, by the first tensor that has the dimension."""
+        """The batch size, from the first tensor that has the batch dimension."""
         leaves = _pytree.tree_leaves((self.args, self.kwargs))
         tensors = [x for x in leaves if isinstance(x, Tensor) and x.dim() > self.dim]
         return tensors[0].shape[self.dim] if tensors else 0
@@ -208,7 +209,7 @@ class Call:
 
 @dataclass
 class Within:
-    """What one module within the network was given and returned."""
+    """Inputs and outputs of one module within the network."""
 
     name: str
     inputs: list[Tensor]
@@ -217,14 +218,14 @@ class Within:
 
 @dataclass
 class Seen:
-    """What a call returned, and what its modules did, in the order in which they ended."""
+    """The output of a call, and the calls of its modules in the order in which they ended."""
 
     output: Any = None
     calls: list[Within] = field(default_factory=list)
 
 
 def run_again(call: Call, sample: int | None = None) -> Seen:
-    """Makes a call again without a graph; with copies of one sample in place of all, if named."""
+    """Repeat a call without gradients; if `sample` is given, replace every sample with it."""
     names = {id(module): name for name, module in call.module.named_modules()}
     seen, count = Seen(), call.samples
     args, kwargs = _pytree.tree_map_only(
@@ -236,7 +237,7 @@ def run_again(call: Call, sample: int | None = None) -> Seen:
         parts = (rows_of(x, count, call.dim) for x in (inputs, output))
         seen.calls.append(Within(name, *([x.clone() for x in part] for part in parts)))
 
-    # copies: a graph may hold the buffers, which must not change then
+    # copies: a graph may hold the buffers, which must not change in that case
     buffers = {name: buffer.clone() for name, buffer in call.module.named_buffers()}
     handle = register_module_forward_hook(note)
     call.restore()
@@ -249,7 +250,7 @@ def run_again(call: Call, sample: int | None = None) -> Seen:
 
 
 def rows_of(thing: Any, count: int, dim: int) -> list[Tensor]:
-    """Returns the tensors in a structure that have a part for each sample."""
+    """Return the tensors in a structure that have the batch dimension, of size `count`."""
     leaves = _pytree.tree_leaves(thing)
     return [
         x.detach()
@@ -259,10 +260,10 @@ def rows_of(thing: Any, count: int, dim: int) -> list[Tensor]:
 
 
 def differs(one: Any, two: Any, call: Call, *, sample: int | None = None) -> float:
-    """Returns the largest difference of one sample's parts, or of all; 0 if rounding explains it.
+    """Return the largest difference for one sample, or for all; 0 if rounding explains it.
 
-    It is relative to the largest magnitude in the part; infinity where shapes differ or only one of
-    both is finite.
+    Relative to the largest magnitude of the tensor; infinity if shapes differ, or if a value is
+    finite in only one of the two.
     """
     first, second = (rows_of(x, call.samples, call.dim) for x in (one, two))
     if len(first) != len(second):
@@ -298,12 +299,12 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 
 def recalled(module: nn.Module, given: Sequence[Any], *, dim: int) -> Call:
-    """Returns what it takes to make a call again that is about to be made.
+    """Return a `Call` that can repeat the call that is about to be made.
 
     Args:
         module: the network.
-        given: args and kwargs, of which copies are kept.
-        dim: the dimension of the samples.
+        given: args and kwargs, which are copied.
+        dim: the batch dimension.
     """
     args, kwargs = _pytree.tree_map_only(Tensor, torch.clone, tuple(given))
     return Call(module, args, kwargs, random_state(), dim)

@@ -1,4 +1,4 @@
-"""A dry run: records a few steps in a temporary folder, says what came of it, ends the program."""
+"""A dry run: record a few steps to a temporary folder, report the result, end the program."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ RECORDED = (0, 2, 4, 6)
 """Steps that a dry run records: the first one discovers the model, the others are timed."""
 
 PATIENCE = 30.0
-"""Seconds after which a dry run is content with one timed step of each kind."""
+"""Seconds after which a dry run settles for one timed step of each kind."""
 
 _FAILED = 1
 _COMMIT_WAIT = 10.0
 
 
 class Rehearsal(Session):
-    """Takes the place of a session when the spec says `dry_run: true`.
+    """The session used when the spec says `dry_run: true`.
 
-    The program runs, and trains, for seven steps at most. Then `show` gets the plan, and the
-    program ends with `SystemExit`, raised where its optimizer steps: its `finally` blocks and
-    functions at exit run. If it catches that, its next optimizer step ends it again.
+    The program runs, and trains, for at most seven steps. Then `show` receives the plan, and the
+    optimizer step raises `SystemExit` to end the program: its `finally` blocks and exit functions
+    run. If the program catches it, the next optimizer step raises it again.
 
     Args:
-        spec: what is declared.
+        spec: the declared spec.
         context: how the program was started.
-        show: is given the plan, once; None prints it.
+        show: receives the plan, once; None prints it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Rehearsal(Session):
         self._show = show or _print
         self._measured = Measured()
         self._laps = Laps()
-        self._timed: set[str] = set()  # kinds of steps that were timed
+        self._timed: set[str] = set()  # kinds of steps timed so far
         self._began = time.perf_counter()
         self._step = 0
         self._over = False
@@ -67,14 +67,14 @@ class Rehearsal(Session):
         self.exit_code = _FAILED
 
     def finish(self) -> None:
-        """Shows the plan if the program ended before the dry run did; removes the folder."""
+        """Show the plan if the program ended before the dry run did; remove the folder."""
         if os.getpid() != self._pid:  # a forked child owns neither the folder nor the plan
             return
         if self._over:
             self._leave()
             return
         self._over = True
-        failed = _is_failure(sys.exc_info()[1])  # the program's own error is what is to be seen
+        failed = _is_failure(sys.exc_info()[1])  # do not bury the program's own error
         try:
             super().finish()
             if not failed:
@@ -83,7 +83,7 @@ class Rehearsal(Session):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _rank(self) -> Rank | None:
-        """Each process of a distributed training rehearses on its own."""
+        """Return None: each process of a distributed training does its own dry run."""
         return None
 
     def _manager(self, **arguments: Any) -> HookManager:
@@ -94,11 +94,11 @@ class Rehearsal(Session):
     def _note_step(self) -> None:
         try:
             self.step_ended()
-        except Exception as error:  # noqa: BLE001  (a training must not follow)
+        except Exception as error:  # noqa: BLE001  (training must not continue)
             self.give_up(error)
 
     def step_ended(self) -> None:
-        """Times the step that has ended; ends the program after the last one."""
+        """Time the step that has ended; end the program after the last one."""
         if self._over:
             return
         kind = "recorded" if self._step in RECORDED else "plain"
@@ -107,7 +107,7 @@ class Rehearsal(Session):
         self._step += 1
         if self._enough:
             self._end_program()
-        if self._step == RECORDED[0] + 2:  # the first record is on its way to the disk
+        if self._step == RECORDED[0] + 2:  # the first record is being written
             self._measured.first_bytes = self._settled_size()
         self._laps.begin(time.perf_counter())
 
@@ -123,14 +123,14 @@ class Rehearsal(Session):
         raise SystemExit(self.exit_code)
 
     def _leave(self) -> None:
-        """The traced program has ended; what comes after it, in a notebook for one, may train."""
+        """Clean up when the traced program has ended: later code, as in a notebook, may train."""
         from comgra_decl.hooks.hook_lists import tidy
 
         super().finish()
         if self._refusal is not None:
             self._refusal.remove()
             self._refusal = None
-        tidy()  # the program was ended in the midst of its optimizer's hooks
+        tidy()  # the program was ended inside its optimizer's hooks
 
     def _present(self) -> None:
         self._read_laps()
@@ -140,14 +140,14 @@ class Rehearsal(Session):
         self._show(plan)
 
     def _read_laps(self) -> None:
-        """Reads how long steps took, once the device has passed the end of the last one."""
+        """Read the durations of the steps, once the device has finished the last one."""
         _finish_on_devices()
         kinds = {"plain": self._measured.plain, "recorded": self._measured.recorded}
         for lap in self._laps.known():
             kinds[lap.record].add(lap.host, lap.device)
 
     def _settled_size(self) -> int:
-        """Returns the size of the folder once the first record has been written."""
+        """Return the size of the folder once the first record has been written."""
         from comgra_decl.query import open_run
 
         end = time.monotonic() + _COMMIT_WAIT
@@ -155,7 +155,7 @@ class Rehearsal(Session):
             try:
                 if len(open_run(self.path).records):
                     break
-            except OSError:  # not even begun
+            except OSError:  # not created yet
                 pass
             time.sleep(0.05)
         return _size(self._folder)
@@ -170,8 +170,8 @@ class Rehearsal(Session):
         self.give_up(error)
 
     def give_up(self, error: BaseException) -> None:
-        """Ends the program because of an error of ours: it was not meant to train."""
-        _log.error("the dry run has failed because of an error in comgra_decl", exc_info=error)
+        """End the program because of an internal error, since it was not meant to train."""
+        _log.error("the dry run failed because of an error in comgra_decl", exc_info=error)
         self._over = True
         shutil.rmtree(self._folder, ignore_errors=True)
         self._refusal = _refuse_further_steps(_FAILED)
@@ -179,9 +179,9 @@ class Rehearsal(Session):
 
 
 def _rehearsed(spec: Spec, folder: Path) -> Spec:
-    """Returns the spec of the dry run: the same, of a few steps, stored elsewhere.
+    """Return the spec of the dry run: the same, for a few steps, stored elsewhere.
 
-    What is decided after a step does not matter here.
+    Options that take effect after a step (`keep`, `rules`, `on_finding`) are switched off.
     """
     from comgra_decl.spec import load_spec
 
@@ -198,7 +198,7 @@ def _rehearsed(spec: Spec, folder: Path) -> Spec:
 
 
 def _refuse_further_steps(exit_code: int) -> Placed:
-    """Ends the program at its next optimizer step, should it live on."""
+    """End the program at its next optimizer step, in case it caught the first exit."""
     from comgra_decl.hooks.hook_lists import before_steps
 
     def refuse(*_: Any) -> None:
@@ -208,11 +208,11 @@ def _refuse_further_steps(exit_code: int) -> Placed:
 
 
 def _finish_on_devices() -> None:
-    """Waits until all that was asked of the devices is done."""
+    """Wait until all work submitted to the devices is done."""
     import torch
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        with suppress(RuntimeError):  # the device has failed, which is the program's to say
+        with suppress(RuntimeError):  # the device has failed: the program will report it
             torch.cuda.synchronize()
 
 

@@ -1,4 +1,4 @@
-"""Runs a program on one and the same batch and says whether its network can learn it by heart."""
+"""Train a program on a single batch and judge whether its network can fit it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import numpy as np
 Outcome = Literal["can", "cannot", "unclear"]
 
 BELOW = 0.1
-"""Of the first loss, what is left of it when a batch counts as learned by heart."""
+"""Fraction of the first loss at or below which a batch counts as fitted."""
 
 _LEAST_STEPS = 20
-_FALLING = 0.98  # of the loss before; more is standing still
+_FALLING = 0.98  # of the loss before; above that, it has stalled
 _HELD = 0.9  # share of the steps that must see the same input
 
 
 @dataclass
 class Seen:
-    """What was seen of a program: a loss and a fingerprint of the input for each step."""
+    """Observations of a program: a loss and a fingerprint of the input for each step."""
 
     losses: list[float] = field(default_factory=list)
     inputs: list[object] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the network can learn one batch by heart, and what that rests on."""
+    """Whether the network can fit one batch, and the evidence."""
 
     outcome: Outcome
     reason: str
@@ -41,15 +41,15 @@ class Verdict:
 
 
 def verdict(seen: Seen, *, below: float = BELOW) -> Verdict:
-    """Returns what the losses on one batch say.
+    """Return the verdict on the losses of training on one batch.
 
-    The loss is compared with itself: the median of the last tenth of the steps with the first
-    loss. A loss that may be negative, or an input that changed, leaves it open.
+    Compares the median of the last tenth of the losses with the first loss. If the loss is negative
+    or the input changed, the outcome is "unclear".
     """
     losses = np.array(seen.losses)
     steps = len(losses)
     if not steps:
-        return Verdict("unclear", "no optimizer made a step after a backward", 0, None, None)
+        return Verdict("unclear", "no optimizer took a step after a backward pass", 0, None, None)
     tenth = max(1, steps // 10)
     first, last = float(losses[0]), float(np.median(losses[-tenth:]))
     outcome, reason = _judged(losses, seen.inputs, first=first, last=last, below=below)
@@ -63,26 +63,26 @@ def _judged(
     tenth = max(1, len(losses) // 10)
     if not np.isfinite(losses).all():
         step = int(np.flatnonzero(~np.isfinite(losses))[0])
-        return "cannot", f"the loss is not finite from step {step} on"
+        return "cannot", f"the loss is not finite, first at step {step}"
     if not _held(inputs):
         return "unclear", (
-            "the input changed from step to step, so nothing was held: the program takes its "
-            "batches neither from a DataLoader nor from the global random generators"
+            "the input changed from step to step, so the batch was not held fixed: the program "
+            "takes its batches from neither a DataLoader nor the global random generators"
         )
     if len(losses) < _LEAST_STEPS:
         return "unclear", f"the program ended after {len(losses)} steps; {_LEAST_STEPS} are needed"
     if min(first, last) < 0:
-        return "unclear", "the loss can be negative, so it does not tell when it is all learned"
+        return "unclear", "the loss is negative, so it does not show how well the batch is fitted"
     if last <= below * first:
-        return "can", f"the loss fell to {last / first:.2g} of what it was" if first else "it is 0"
+        return "can", f"the loss fell to {last / first:.2g} of the first" if first else "it is 0"
     before = float(np.median(losses[-2 * tenth : -tenth]))
     if last < _FALLING * before:
-        return "unclear", "the loss is still falling; give it more with --steps"
-    return "cannot", f"the loss stays at {last / first:.2g} of what it was"
+        return "unclear", "the loss is still falling; allow more steps with --steps"
+    return "cannot", f"the loss stays at {last / first:.2g} of the first"
 
 
 def _held(inputs: list[object]) -> bool:
-    """Whether most steps saw the same input; the first one may differ (random numbers)."""
+    """Return whether most steps saw the same input; the first may differ (random numbers)."""
     if len(inputs) < 3:
         return True
     return sum(seen == inputs[-1] for seen in inputs[1:]) >= _HELD * (len(inputs) - 1)
@@ -90,16 +90,16 @@ def _held(inputs: list[object]) -> bool:
 
 @contextmanager
 def held(seen: Seen, steps: int, end: Callable[[], BaseException]) -> Iterator[None]:
-    """Holds the batch of whatever program runs inside, and writes down what it does.
+    """Keep the batch of the program inside the block fixed, and record its losses and inputs.
 
-    Each DataLoader gives its first batch again and again, as new copies. After each optimizer step
-    the random generators of Python, numpy and torch return to where they were after the first, so
-    that what is drawn is drawn again. Nothing else is changed.
+    Each DataLoader yields its first batch over and over, as fresh copies. After each optimizer
+    step, the random generators of Python, NumPy and torch are reset to their state after the first
+    step, so that the same numbers are drawn again. Nothing else is changed.
 
     Args:
-        seen: is filled.
-        steps: after so many, what `end` returns is raised where the optimizer steps.
-        end: makes the exception.
+        seen: filled with losses and inputs.
+        steps: number of optimizer steps after which the exception is raised.
+        end: creates the exception.
     """
     import torch
     from torch.nn.modules.module import register_module_forward_pre_hook
@@ -132,9 +132,9 @@ def held(seen: Seen, steps: int, end: Callable[[], BaseException]) -> Iterator[N
 
 
 def _repeating() -> Callable[..., Iterator[Any]]:
-    """Returns an `__iter__` for DataLoaders that gives the first batch of each for ever anew."""
+    """Return an `__iter__` with which each DataLoader yields its first batch repeatedly."""
     first: dict[object, Any] = {}
-    keep: list[Any] = []  # so that no other data set gets a known one's id
+    keep: list[Any] = []  # so that no id is reused by another data set
 
     def iterate(original: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
         key = _meant(loader)
@@ -143,7 +143,7 @@ def _repeating() -> Callable[..., Iterator[Any]]:
             first[key] = next(original(loader))
         try:
             count = len(loader)
-        except TypeError:  # of an iterable data set nobody knows the end
+        except TypeError:  # the length of an iterable data set is unknown
             count = sys.maxsize
         for _ in range(count):
             yield _copied(first[key])
@@ -152,7 +152,7 @@ def _repeating() -> Callable[..., Iterator[Any]]:
 
 
 def _meant(loader: Any) -> object:
-    """Returns what a loader made anew for the next epoch has in common with the last one."""
+    """Return a key that a loader recreated for the next epoch shares with the last one."""
     return id(loader.dataset), loader.batch_size, type(loader.sampler).__name__
 
 
@@ -165,7 +165,7 @@ def _copied(batch: Any) -> Any:
 
 
 class _Watch:
-    """Follows the steps of a program."""
+    """Observes the steps of a program."""
 
     def __init__(self, seen: Seen, steps: int, end: Callable[[], BaseException]) -> None:
         self._seen, self._steps, self._end = seen, steps, end
@@ -174,7 +174,7 @@ class _Watch:
         self._random: Callable[[], None] | None = None
 
     def called(self, module: Any, args: Any) -> None:
-        """Takes the fingerprint of the first tensors that a module is given in a step."""
+        """Compute a fingerprint of the first input tensors of a step."""
         import torch
 
         if self._input is None and module.training and torch.is_grad_enabled():
@@ -183,7 +183,7 @@ class _Watch:
                 self._input = tuple((tuple(t.shape), float(t.double().sum())) for t in tensors)
 
     def backward(self, tensors: Any) -> None:
-        """Adds a loss to those of the step."""
+        """Add a loss to the step's total."""
         from comgra_decl.hooks.pytree import tensors_in
 
         for _, tensor in tensors_in(tensors):
@@ -191,7 +191,7 @@ class _Watch:
                 self._loss = (self._loss or 0.0) + float(tensor.detach())
 
     def stepped(self, *_: Any) -> None:
-        """Ends the step; ends the program after the last one."""
+        """End the step; end the program after the last one."""
         if self._loss is not None:
             self._seen.losses.append(self._loss)
             self._seen.inputs.append(self._input)
@@ -205,7 +205,7 @@ class _Watch:
 
 
 def random_state() -> Callable[[], None]:
-    """Returns what sets the global random generators back to where they are now."""
+    """Return a function that restores the present state of the global random generators."""
     import torch
 
     python, numbers, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()

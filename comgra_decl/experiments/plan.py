@@ -1,4 +1,4 @@
-"""What a spec would catch of a program, and at what price: as data, and as tables for people."""
+"""What a spec would record of a program, and at what cost: as data and as printed tables."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from comgra_decl.store.location import Location
 
 HORIZONS = (1_000, 10_000, 100_000)
-"""Lengths of a training, in steps, for which a plan foretells records and disk."""
+"""Lengths of training, in steps, for which a plan forecasts records and disk space."""
 
 OK, INCOMPLETE = 0, 3
 
 
 class Measured:
-    """What a dry run has measured.
+    """Measurements of a dry run.
 
     Attributes:
-        plain: durations of the timed steps without a record.
-        recorded: durations of those with one.
-        parts: bytes of the records by what they hold, before compression.
+        plain: durations of timed steps without a record.
+        recorded: durations of timed steps with a record.
+        parts: uncompressed bytes of the records, by content.
         records: number of records.
         first_bytes: size of the run on disk with its first record.
         last_bytes: size of the run on disk at the end.
@@ -45,7 +45,7 @@ class Measured:
         self.last_bytes = 0
 
     def count(self, batch: StepBatch) -> None:
-        """Adds what a batch of records holds."""
+        """Add the sizes of a batch of records."""
         histograms = 0 if batch.counts is None else batch.counts.nbytes
         histograms += 0 if batch.ranges is None else batch.ranges.nbytes
         self.parts["statistics"] += batch.aggregates.nbytes
@@ -57,20 +57,20 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a spec catches on a model, and at what price.
+    """What a spec records of a model, and at what cost.
 
     Attributes:
         entries: by entry of the spec: matched, fired, written, never_called.
-        tensors: one line per series: node, role, iteration, pass, shape, dtype, kind, samples.
-        bytes: per record, by what it holds, before compression, and `on_disk` as measured.
-        price: ms of a plain and of a recorded step, and what recording adds, by the device's clock
-            where there is one; and what it adds by either clock. None if not measured.
-        forecast: by length of the training in steps: records, bytes, share of the time.
-        unmatched: a sentence for each pattern that found nothing.
-        warnings: everything else that was noticed.
+        tensors: one per series: node, role, iteration, pass, shape, dtype, kind, samples.
+        bytes: per record, by content, before compression, and `on_disk` as measured.
+        price: ms of a plain and of a recorded step, and the added ms, by the device's clock if
+            there is one; also the added ms by either clock. None if not measured.
+        forecast: by length of training in steps: records, bytes, share of the time.
+        unmatched: a sentence for each pattern that matched nothing.
+        warnings: all other warnings.
         cuts: places where the graph could not be followed.
-        edges: number of connections of the graph.
-        remarks: what the forecast leaves out.
+        edges: number of edges of the graph.
+        remarks: what the forecast omits.
     """
 
     entries: dict[str, Any] = field(default_factory=dict)
@@ -86,12 +86,12 @@ class Plan:
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 if a pattern found nothing or nothing at all was recorded."""
+        """0, or 3 if a pattern matched nothing or nothing at all was recorded."""
         return INCOMPLETE if self.unmatched or not self.tensors else OK
 
 
 def make_plan(spec: Spec, path: Location | None, measured: Measured) -> Plan:
-    """Returns the plan for `spec` after a dry run whose run lies at `path`."""
+    """Return the plan for `spec` after a dry run that was recorded to `path`."""
     run = _opened(path)
     if run is None or not len(run.records):
         return Plan(remarks=[_why_nothing(spec)])
@@ -112,7 +112,7 @@ def make_plan(spec: Spec, path: Location | None, measured: Measured) -> Plan:
 
 
 def recorded_steps(spec: Spec, steps: int) -> int:
-    """Returns how many of the first `steps` training steps the schedule records."""
+    """Return how many of the first `steps` training steps the schedule records."""
     from comgra_decl.spec import Scheduler
 
     scheduler, count, step = Scheduler(spec.schedule), 0, -1
@@ -133,7 +133,7 @@ def _opened(path: Location | None) -> Run | None:
 def _why_nothing(spec: Spec) -> str:
     if not spec.enabled:
         return "enabled is false: nothing would be recorded"
-    return "the program ended before any model was called and any tensor recorded"
+    return "the program ended before any tensor was recorded"
 
 
 def _tensors(run: Run) -> list[dict[str, Any]]:
@@ -205,31 +205,31 @@ def _forecast(
 
 
 def _warnings(report: dict[str, Any]) -> list[str]:
-    said = {*report.get("unmatched", [])}
-    warnings = [w for w in report.get("warnings", []) if w not in said]
+    unmatched = {*report.get("unmatched", [])}
+    warnings = [w for w in report.get("warnings", []) if w not in unmatched]
     refused = [f"{name} is not recorded: {why}" for name, why in report.get("refused", {}).items()]
     return [*warnings, *(sentence for sentence in refused if sentence not in warnings)]
 
 
 def _remarks(spec: Spec) -> list[str]:
-    remarks = ["evaluations that are recorded come on top"] if spec.schedule.eval else []
+    remarks = ["recorded evaluations come in addition"] if spec.schedule.eval else []
     if spec.schedule.types:
-        remarks.append("schedule.types is not foreseen: types are known only as they come")
+        remarks.append("schedule.types is not forecast: types are only known once they occur")
     if spec.schedule.seconds is not None:
-        remarks.append("schedule.seconds is not foreseen: it adds records by the clock")
+        remarks.append("schedule.seconds is not forecast: it adds records by elapsed time")
     budgets = (spec.schedule.budget, *spec.schedule.type_budgets.values())
     if any(budget.time or budget.disk for budget in budgets):
-        remarks.append("schedule.budget makes records rarer where they cost more than it allows")
+        remarks.append("schedule.budget thins out records that cost more than it allows")
     if spec.keep is not None:
-        remarks.append("keep captures every step, which the share counts; what it stores is extra")
+        remarks.append("keep captures every step, as the share includes; steps it stores are extra")
     return remarks
 
 
 def print_plan(plan: Plan) -> None:
-    """Prints a plan to the standard output."""
+    """Print a plan to standard output."""
     out = console()
     if plan.tensors:
-        out.print(Text("What the spec catches", style="bold"))
+        out.print(Text("What the spec records", style="bold"))
         for table in (
             _entry_table(plan),
             _tensor_table(plan),
@@ -246,14 +246,14 @@ def print_plan(plan: Plan) -> None:
     for sentence in plan.remarks:
         out.print(Text(f"note: {sentence}"))
     if plan.tensors:
-        out.print("This was a dry run: the program was ended, and nothing was kept.")
+        out.print("This was a dry run: the program was ended, and nothing was stored.")
 
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def size_text(size: float | None) -> str:
-    """Returns a number of bytes as people write it: "42 kB"."""
+    """Return a number of bytes as text: "42 kB"."""
     if size is None:
         return "-"
     unit = 0
@@ -296,16 +296,16 @@ def _byte_table(plan: Plan) -> Table:
     parts = [f"{name} {size_text(n)}" for name, n in plan.bytes.items() if name != "on_disk"]
     table.add_row("a record", ", ".join(parts) + " before compression")
     table.add_row("on disk", f"{size_text(plan.bytes['on_disk'])} per record, as measured")
-    table.add_row("series", f"{len(plan.tensors)}, with {plan.edges} connections")
+    table.add_row("series", f"{len(plan.tensors)}, with {plan.edges} edges")
     if plan.price is None:
-        table.add_row("price", "not measured: the program ended too early")
+        table.add_row("cost", "not measured: the program ended too early")
     else:
         plain, recorded = plan.price["plain_ms"], plan.price["recorded_ms"]
         added = plan.price["added_ms"]
         text = f"{added:.3g} ms per recorded step ({recorded:.3g} ms; {plain:.3g} ms without)"
         if plan.price["device_added_ms"] is not None:
             text += f", by the device's clock; {plan.price['host_added_ms']:.3g} ms on the host"
-        table.add_row("price", text)
+        table.add_row("cost", text)
     return table
 
 

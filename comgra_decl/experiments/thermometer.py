@@ -1,4 +1,4 @@
-"""What goes into each layer and comes out of it in one step: mean and standard deviation."""
+"""Mean and standard deviation of the input and output of each layer in one step."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """One call of a layer; None where it has no such tensor of floating-point numbers.
+    """One call of a layer; fields are None where it has no floating-point tensor.
 
-    `mean` and `std` are of all values of the first such tensor; std is the population's.
+    `mean` and `std` are over all values of the first such tensor; std uses N, not N - 1.
     """
 
     node: str
@@ -33,7 +33,7 @@ class Reading:
 
 @contextmanager
 def reading(readings: list[Reading], end: Callable[[], BaseException]) -> Iterator[None]:
-    """Reads all layers without children until the first optimizer step, which raises `end()`."""
+    """Read all layers without children until the first optimizer step, which raises `end()`."""
     from torch.nn.modules.module import (
         register_module_forward_hook,
         register_module_forward_pre_hook,
@@ -72,12 +72,12 @@ def reading(readings: list[Reading], end: Callable[[], BaseException]) -> Iterat
 
 
 def readings_of(run: Run, step: int | None = None) -> list[Reading]:
-    """Returns the readings of a recorded step, the first one unless another is wanted.
+    """Return the readings of a recorded step, by default the first.
 
-    There are none where no step of the training was recorded.
+    The list is empty if no training step was recorded.
 
-    Mean and standard deviation are those of all values of a tensor: the variance of equally many
-    values per sample is the mean of the samples' variances, and the variance of their means.
+    Mean and standard deviation are over all values of a tensor. The variance is the mean of the
+    samples' variances plus the variance of their means, since every sample has equally many values.
     """
     if step is None and not len(run.steps):
         return []
@@ -96,7 +96,7 @@ def readings_of(run: Run, step: int | None = None) -> list[Reading]:
         name = str(part["module_class"][out] or "")
         numbers = _numbers(row, spread, out)
         found[int(out)] = Reading(str(node), name, shape, *given, *numbers)
-    return [found[out] for out in sorted(found)]  # as they were called
+    return [found[out] for out in sorted(found)]  # in the order of the calls
 
 
 def _numbers(row: Rows, spread: Rows, slot: Any) -> tuple[float | None, float | None]:
@@ -114,7 +114,7 @@ def _read(node: str, name: str, args: Any, output: Any) -> Reading:
 
 
 def _first(thing: Any) -> torch.Tensor | None:
-    """Returns the first tensor of floating-point numbers in whatever a module takes or gives."""
+    """Return the first floating-point tensor in the inputs or outputs of a module."""
     import torch
 
     from comgra_decl.torch_private import torch_pytree as _pytree

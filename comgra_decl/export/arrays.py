@@ -1,4 +1,4 @@
-"""The arrays of a run, produced piece by piece for any output format."""
+"""Arrays of a run, produced in pieces for any output format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .content import Content
 
 @dataclass(frozen=True)
 class Form:
-    """Form of an array to write: name, shape, dtype and dim names."""
+    """Name, shape, dtype and dim names of an array to write."""
 
     name: str
     shape: tuple[int, ...]
@@ -25,7 +25,7 @@ class Form:
 
 
 def forms(content: Content) -> list[Form]:
-    """Returns the forms of the statistics' arrays, with slots in the order of `content.slots`."""
+    """Returns the forms of the arrays of statistics, with slots in the order of `content.slots`."""
     run, both = content.run, (len(content.records), len(content.slots))
     names, samples = len(content.statistics), run.sample_count
     found = [
@@ -46,7 +46,7 @@ def forms(content: Content) -> list[Form]:
 
 
 def pieces(content: Content) -> Iterator[tuple[str, int, NDArray[Any]]]:
-    """Yields (array, first line, data [lines, slots, ...]) of all arrays of `forms`."""
+    """Yields pieces of all arrays of `forms`: (array name, first row, data [rows, slots, ...])."""
     ids, first = [int(number) for number in content.ids], 0
     for chunk in content.chunks():
         yield "statistics", first, chunk.aggregates[:, ids]

@@ -1,4 +1,4 @@
-"""The exported content of a run, piece by piece, so that long runs need little memory."""
+"""Content to export from a run, produced in pieces so that long runs need little memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEYS = ("node", "role", "iteration", "pass")
 
 
 class Content:
-    """One run, or its nodes that match a pattern."""
+    """Content of a run, optionally limited to nodes that match a pattern."""
 
     def __init__(
         self, run: Run, *, nodes: str | None = None, progress: Progress | None = None
@@ -55,7 +55,7 @@ class Content:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Facts about the run as a whole."""
+        """Facts about the whole run."""
         run = self.run
         return {
             "name": run.name,
@@ -80,7 +80,7 @@ class Content:
                 self._progress("exporting", done, total)
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Returns the small tables."""
+        """Returns the small tables by name."""
         slots = self.slots.reset_index()
         return {
             "records": self.records.reset_index(),
@@ -91,7 +91,7 @@ class Content:
         }
 
     def statistics_tables(self) -> Iterator[pd.DataFrame]:
-        """Yields tables with a line per tensor and record: its statistics in each aggregation."""
+        """Yields tables with a row per tensor and record: its statistics in each aggregation."""
         nonfinite = self.statistics.index("nonfinite")
         names = [
             name if how == AGGREGATES[0] else f"{name}.{how}"
@@ -106,7 +106,7 @@ class Content:
             yield self._keyed(chunk, rows, columns, dict(zip(names, flat.T, strict=True)))
 
     def sample_tables(self) -> Iterator[pd.DataFrame]:
-        """Yields tables with a line per recorded sample of each tensor and record."""
+        """Yields tables with a row per recorded sample of each tensor and record."""
         if not self.run.sample_count:
             return
         nonfinite = self.statistics.index("nonfinite")
@@ -126,7 +126,7 @@ class Content:
         columns: NDArray[np.int64],
         named: dict[str, NDArray[Any]],
     ) -> pd.DataFrame:
-        """Returns a table with columns that identify each line's record and slot."""
+        """Returns a table with columns that identify each row's record and slot."""
         steps = chunk.steps[rows]
         types = pd.Categorical(np.asarray(chunk.types, object)[rows], categories=self.run.types)
         keys: dict[str, Any] = {
@@ -147,7 +147,7 @@ class Content:
 
 
 def _matches(pattern: str, node: str) -> bool:
-    """Whether a node matches a pattern; invalid patterns match nothing."""
+    """Whether a node matches a pattern. Raises UnknownNameError for an invalid pattern."""
     try:
         return is_one_of(pattern, [pattern]) and matches(pattern, node)
     except ValueError as error:

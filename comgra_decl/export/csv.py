@@ -1,4 +1,4 @@
-"""CSV: the same tables as Parquet. NaN is "nan", missing values are ""."""
+"""CSV: the same tables as Parquet. NaN is written as "nan", missing values as ""."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def export_run(
     nodes: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Exports a run to a format of other programs.
+    """Exports a run to a format that other programs read.
 
     Args:
         run: an open run; a live one is exported as of its last refresh.
@@ -52,7 +52,7 @@ def export_run(
     Raises:
         UnknownNameError: The format does not exist, or no node matches the pattern.
         MissingPackageError: The format needs a missing package; the message names the extra.
-        StoreError: The target exists, is in a bucket, lies in the run, or cannot be written.
+        StoreError: The target exists, is in a bucket, is inside the run, or cannot be written.
     """
     if not is_one_of(format_, FORMATS):
         raise UnknownNameError(
@@ -67,7 +67,7 @@ def export_run(
     target = place.absolute()
     refuse_within(run.path.absolute(), target)
     if target.exists() or target.is_symlink():
-        raise StoreError(f"{str(target)!r} exists; nothing is ever overwritten. Choose another.")
+        raise StoreError(f"{str(target)!r} already exists; choose another target.")
     with drafted(target, "exporting") as draft:
         written = draft / target.name
         write(content, written)

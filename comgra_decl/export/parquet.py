@@ -1,4 +1,4 @@
-"""Parquet: statistics and the tables of a run, one file each."""
+"""Parquet: one file for each table of a run, including its statistics."""
 
 from __future__ import annotations
 

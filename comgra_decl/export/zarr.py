@@ -1,6 +1,6 @@
 """zarr v3: a group of arrays with named dims, readable by zarr, xarray, TensorStore and others.
 
-Written with TensorStore, so that it needs no other package.
+Written with TensorStore, so no other package is needed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _NAMED = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
     "complex64 complex128".split()
 )
-"""Dtypes that every zarr v3 reader supports; values of others (bfloat16, ...) become float32."""
+"""Dtypes that every zarr v3 reader supports; others (bfloat16, ...) are converted to float32."""
 
 
 def write(content: Content, to: Path) -> None:
-    """Writes the group `to`: arrays of statistics, and a group `values` of kept values."""
+    """Writes the group `to`: arrays of statistics, and a group `values` of raw values."""
     attributes = json.loads(json.dumps(content.facts, default=str))
     slots = plain_columns(content.slots.drop(columns=["shape", "names"]).reset_index())
     attributes["slots"] = json.loads(slots.to_json(orient="records"))
@@ -74,7 +74,7 @@ class _Kept:
         return sum(value.nbytes for value in self._held)
 
     def add(self, record: int, value: NDArray[Any]) -> None:
-        """Adds the next record's values; writes each chunk once if possible."""
+        """Adds the values of the next record; each chunk is written once if possible."""
         self._held.append(value.astype(self._stored))
         self.records.append(record)
         if len(self.records) % self._wanted == 0:
@@ -88,7 +88,7 @@ class _Kept:
             self._held = []
 
     def end(self, attributes: dict[str, Any]) -> None:
-        """Truncates the array to what was written, and stores its attributes."""
+        """Truncates the array to the written records and stores its attributes."""
         self.flush()
         metadata = json.loads(self._path.read_text())
         metadata["shape"][0] = len(self.records)
@@ -97,7 +97,7 @@ class _Kept:
 
 
 def _write_values(content: Content, to: Path, context: ts.Context) -> None:
-    """Writes an array [k, samples, ...] for each slot, shape and dtype of the kept values."""
+    """Writes an array [k, samples, ...] for each slot, shape and dtype of the raw values."""
     _write_group(to, {})
     wanted, most = set(content.ids.tolist()), len(content.records)
     arrays: dict[str, tuple[int, _Kept]] = {}

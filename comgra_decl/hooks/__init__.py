@@ -1,4 +1,4 @@
-"""Attach to a running script, follow its steps, capture tensors and their dependencies."""
+"""Hooks that follow the steps of a running program and capture tensors and their dependencies."""
 
 from comgra_decl.hooks.manager import HookManager
 

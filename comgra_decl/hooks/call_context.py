@@ -1,4 +1,4 @@
-"""Where the program is when something is called: in a step, in autograd, in a module."""
+"""Determine the context of a call: inside a module, an optimizer step, autograd or tracing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from comgra_decl.torch_private import graph_task, module_call, tracing_state
 
 
 def _code_within(function: Any, name: str) -> CodeType | None:
-    """Returns the code of a function that another one makes."""
+    """Return the code object of a nested function; None if there is no function of that name."""
     constants = getattr(getattr(function, "__code__", None), "co_consts", ())
     found = (c for c in constants if isinstance(c, CodeType) and c.co_name == name)
     return next(found, None)
@@ -23,66 +23,66 @@ def _code_within(function: Any, name: str) -> CodeType | None:
 
 _MODULE_CALL = module_call.__code__
 MODULE_HOOKS = _code_within(module_call, "inner")
-"""What goes through the hooks of a module that is called; None in a torch without it."""
+"""The code that runs a module's hooks during a call; None in torch versions that lack it."""
 _COMPILED_CALL = str(Path("torch", "_dynamo", "eval_frame.py"))
 _TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 
 OPTIMIZER_STEP = _code_within(torch.optim.Optimizer.profile_hook_step, "wrapper")
-"""What calls the step of an optimizer, and the hooks around it; None in a torch without it."""
+"""The code that runs an optimizer step and its hooks; None in torch versions that lack it."""
 
 
 def is_no_step() -> bool:
-    """Whether a module called now is not part of the training's forward pass.
+    """Return whether a module called now is not part of the forward pass.
 
-    While autograd is running it is a recomputation (checkpointing); under `torch.jit.trace` what
-    we compute would become part of the traced program.
+    While autograd is running, the call is a recomputation (checkpointing). Under `torch.jit.trace`,
+    tracing's own computations would become part of the traced program.
     """
     return graph_task() != -1 or tracing_state() is not None
 
 
 def is_traced() -> bool:
-    """Whether `torch.jit.trace` is under way: whatever is asked of a tensor becomes part of it."""
+    """Return whether `torch.jit.trace` is running, which would record any access to a tensor."""
     return tracing_state() is not None
 
 
 def is_backward() -> bool:
-    """Whether autograd is running in this thread."""
+    """Return whether autograd is running in this thread."""
     return graph_task() != -1
 
 
 def is_called_by_module(frame: FrameType | None) -> bool:
-    """Whether a frame, or one that it was called from, is the call of a module."""
+    """Return whether a frame or one of its callers is a module call."""
     while frame is not None and frame.f_code is not _MODULE_CALL:
         frame = frame.f_back
     return frame is not None
 
 
 def is_in_optimizer(frame: FrameType | None) -> bool:
-    """Whether a frame, or one that it was called from, is the step of an optimizer: its closure."""
+    """Return whether a frame or one of its callers is an optimizer step, as in a closure."""
     while frame is not None and frame.f_code is not OPTIMIZER_STEP:
         frame = frame.f_back
     return frame is not None
 
 
 def is_nested_step(frame: FrameType | None, optimizer: object) -> bool:
-    """Whether a frame was called by an optimizer's step that its own step has called.
+    """Return whether a frame runs inside an optimizer step called by the same optimizer's step.
 
-    Torch wraps the `step` of each class of which there is an optimizer, with hooks. One that calls
-    `super().step()` passes through two of them in a single step.
+    Torch wraps the `step` method of each optimizer class with hooks, so an optimizer that calls
+    `super().step()` passes through two wrappers in a single step.
     """
     steps: list[FrameType] = []
     while frame is not None:
         if frame.f_code is OPTIMIZER_STEP:
             steps.append(frame)
         frame = frame.f_back
-    if len(steps) < 2:  # nearly always; looking at the variables of a frame copies them
+    if len(steps) < 2:  # nearly always; reading the variables of a frame copies them
         return False
     given = [torch_variable(step, "args") for step in steps]
     return sum(bool(args) and args[0] is optimizer for args in given) > 1
 
 
 def is_within_call(frame: FrameType | None) -> bool:
-    """Whether the call of a module that a frame belongs to was made within that of another one."""
+    """Return whether the module call that a frame belongs to is nested in another module call."""
     calls = 0
     while frame is not None and calls < 2:
         calls += frame.f_code is _MODULE_CALL
@@ -91,22 +91,22 @@ def is_within_call(frame: FrameType | None) -> bool:
 
 
 def is_compiled_call(frame: FrameType) -> bool:
-    """Whether a frame is what `torch.compile` puts around something."""
+    """Return whether a frame is the wrapper of `torch.compile`."""
     code = frame.f_code
     return code.co_name == "compile_wrapper" and code.co_filename.endswith(_COMPILED_CALL)
 
 
 def is_module_call(frame: FrameType) -> bool:
-    """Whether such a frame is around the call of a module: of `module.compile()`."""
+    """Return whether a `torch.compile` wrapper frame wraps a module call (`module.compile()`)."""
     called = getattr(torch_variable(frame, "fn"), "__func__", None)
     return called is module_call
 
 
 def torch_variable(frame: FrameType, name: str) -> Any:
-    """Returns a variable of a function of torch that is running; None if it has none of that name.
+    """Return a local variable of a running torch function; None if it has none of that name.
 
-    Of torch's functions alone: before Python 3.13, asking a function of the program for its
-    variables rewrites the dict that `locals()` has returned to it.
+    Also returns None for functions of the program: before Python 3.13, reading their variables
+    rewrites the dict that `locals()` returned to them.
     """
     if not frame.f_code.co_filename.startswith(_TORCH):
         return None
@@ -114,9 +114,9 @@ def torch_variable(frame: FrameType, name: str) -> Any:
 
 
 def variables_in_use() -> Iterator[list[Any]]:
-    """Yields the variables of each running function, nearest first; none before Python 3.13.
+    """Yield the local variables of each running function, innermost first.
 
-    From then on asking for them changes no dict of the program.
+    Yields nothing before Python 3.13, where reading them could change a dict of the program.
     """
     for frame in sys._current_frames().values() if sys.version_info >= (3, 13) else ():
         above: FrameType | None = frame

@@ -1,4 +1,4 @@
-"""Which record the call of a model belongs to: the step's, that of an evaluation, or none."""
+"""Assign each model call to the record of a step, to that of an evaluation, or to none."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ if TYPE_CHECKING:
 _MANY_ASIDE = (
     "{} is called without gradients more often than is usual in a training step. Only the first {} "
     "such calls of each recorded step are recorded, as the pass 'no_grad'. If this is an "
-    "evaluation, call model.eval() before it: it is then recorded as one"
+    "evaluation, call model.eval() first, so that it is recorded as one"
 )
 
 
 class CallRouter:
-    """Tells training from evaluation, by the modes of modules and by the calls of models.
+    """Distinguishes training from evaluation by the modes of modules and the calls of models.
 
-    It is what the tracer asks which record takes a call (`tracer.Calls`), and what hears of a
-    module that is switched to another mode.
+    Implements `tracer.Calls`, which assigns a call to a record, and handles switches of a module
+    between training and evaluation mode.
 
     Args:
-        declared: what depends on the spec.
-        state: the step in progress.
-        records: closes a record that turns out to be over, or another kind of record.
-        hooks: what sits on the program meanwhile.
+        declared: the components that depend on the spec.
+        state: the state of the step in progress.
+        records: closes a record that is complete or that turns out to be of another kind.
+        hooks: installs and removes the hooks of a record.
         steps: ends a step that turns out to be over.
-        turns: knows which thread is followed.
-        training: the record of a step.
-        evaluation: the phases of evaluation and their record.
-        roots: tells training from evaluation.
-        called: notes which models the step in progress has called.
-        graphs: knows when a CUDA graph is being captured.
-        idle: counts steps in which nothing happens.
-        unended: knows of steps whose end cannot be seen.
-        reporter: is told what is odd.
-        ending: whether tracing goes on.
-        together: held while it is decided which thread's calls are followed.
+        turns: determines which thread is followed.
+        training: the record of a training step.
+        evaluation: the evaluation phases and their record.
+        roots: distinguishes training from evaluation.
+        called: the models called in the step in progress.
+        graphs: detects the capture of CUDA graphs.
+        idle: counts the steps that need no other work.
+        unended: detects steps whose end cannot be observed.
+        reporter: receives warnings.
+        ending: whether tracing continues, and how it ends.
+        together: lock held while deciding which thread's calls are followed.
         ready: called before a step is recorded; may raise.
     """
 
@@ -109,29 +109,29 @@ class CallRouter:
         self._ready = ready
 
     def on_mode(self, module: nn.Module, training: bool) -> None:
-        """A module was switched to training or evaluation, as each of its children was before."""
+        """Handle a module's switch to training or evaluation mode; its children switch first."""
         roots = self._roots
         settled = training and not (roots.evaluating or roots.maybe)
         if settled or self._ending.over or torch.compiler.is_compiling():
             return
         with self._together:
             if self._hooks.is_of_another_thread() and not self._turns.turn_here():
-                return  # another thread evaluates meanwhile
+                return  # another thread is being followed
             self._idle.end()
             modes.sweep()
             evaluates = roots.switched(module, training)
-            # before anything is trained this may be one, which else nobody would look at
+            # Before any training, this may be an evaluation that nothing else would detect.
             if evaluates or not (training or roots.training or self._state.armed):
                 self._records.begin_evaluation()
 
-    # -- what the tracer asks ------------------------------------------------------------------
+    # -- calls, from the tracer ----------------------------------------------------------------
 
     def entered(self) -> None:
-        """A model is called."""
+        """Start timing a model call for the budget."""
         self._declared.budget.begin()
 
     def choose(self, root: nn.Module, top: Top) -> StepCapture | None:
-        """Returns the record that a call belongs to, which begins now; None: to none."""
+        """Return the record for a call that begins now, or None if it is not recorded."""
         if self._ending.waits:
             self._ending.when_safe()
             return None
@@ -146,12 +146,12 @@ class CallRouter:
         return self._in_step(root, top, call)
 
     def left(self) -> None:
-        """The call of a model has returned."""
+        """Finish a model call, and close the record of an evaluation that is complete."""
         with self._together:
             state = self._state
             self._train.aside = False
             if not self._roots.evaluating and self._train.open and state.trained:
-                # the model that was left may be a teacher, not evaluated
+                # the model may have been a teacher rather than evaluated
                 self._declared.structures.resume()
             undecided = state.evaluated and not self._roots.training
             if self._evaluation.complete and not undecided:
@@ -160,10 +160,10 @@ class CallRouter:
                     self._hooks.disarm()
 
     def abandoned(self) -> bool:
-        """Whether the thread whose step would be recorded next is gone, and this one is new."""
+        """Return whether this thread is new and the thread to record next has ended."""
         return self._turns.abandoned()
 
-    # -- what a call is ------------------------------------------------------------------------
+    # -- classifying calls ---------------------------------------------------------------------
 
     def _call(self, root: nn.Module, top: Top) -> Call:
         gradient, training_mode = torch.is_grad_enabled(), in_training(root)
@@ -179,11 +179,11 @@ class CallRouter:
         return call if kind is call.kind else call._replace(kind=kind)
 
     def _is_in_closure(self, call: Call) -> bool:
-        """Whether an optimizer calls this, as its closure: it trains what stays in this mode."""
+        """Return whether an optimizer makes this call in its closure, and so trains the model."""
         return call.gradient and call.parametric and is_in_optimizer(sys._getframe(1))
 
     def _evaluate(self, root: nn.Module, call: Call) -> StepCapture | None:
-        """Returns the record of the evaluation in progress, if it has room for a call."""
+        """Return the record of the evaluation in progress, or None if it takes no more calls."""
         state = self._state
         self._declared.structures.pause()
         self._evaluation.begin(state.number, state.trained)
@@ -192,7 +192,7 @@ class CallRouter:
         return self._evaluation.enter(state.number, counts=call.parametric)
 
     def _begin_training(self, root: nn.Module, call: Call) -> None:
-        """A model is called in training: what came before it is now known for what it was."""
+        """Handle a training call, which settles how earlier calls are recorded."""
         if self._evaluation.capture.open:
             self._records.settle_evaluation(root)
         if self._state.undecided:
@@ -207,7 +207,7 @@ class CallRouter:
             self._roots.trains(root)
 
     def _in_step(self, root: nn.Module, top: Top, call: Call) -> StepCapture | None:
-        """Returns the record of the step in progress, if it has room for a call."""
+        """Return the record of the step in progress, or None if it takes no more calls."""
         state, train = self._state, self._train
         if state.armed:
             self._called.note(root)
@@ -217,7 +217,7 @@ class CallRouter:
         if not state.open:
             return None
         enough = 0
-        if call.kind is RootCall.UNDECIDED:  # it may be an evaluation
+        if call.kind is RootCall.UNDECIDED:  # possibly an evaluation
             enough = self._evaluation.calls(max(1, state.usual))
         room = state.room(call, evaluation=enough)
         if room is not Room.FREE:
@@ -231,7 +231,7 @@ class CallRouter:
         return train
 
     def _is_endless(self) -> bool:
-        """Whether a step has no end that we could see: it is trained in, and goes on."""
+        """Return whether the end of the step in progress cannot be observed."""
         found = self._unended.found
         seen = found is not None and found == self._state.number
         return seen or self._state.is_endless(backward="loss" in self._train.calls)

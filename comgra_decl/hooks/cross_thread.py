@@ -1,8 +1,8 @@
-"""A step whose parts run in several threads, one after the other.
+"""Steps whose parts run in several threads, one after the other.
 
-A program may call its model in one thread, `backward` in another, and its optimizer in a third. The
-thread that calls the model has the step; another one acts for it once it calls `backward` on what
-was computed from the outputs of that model.
+A program may call its model in one thread, `backward` in another and its optimizer in a third. The
+step belongs to the thread that calls the model. Another thread acts for it once it calls `backward`
+on a tensor computed from the outputs of that model.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from typing import Any
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 
 _MOST_NODES = 2000
-"""Functions of the graph of a loss among which those of the outputs are looked for."""
+"""The number of autograd nodes of a loss to search for those of the outputs."""
 
 _MARK = "comgra_decl"
-"""Under which word a function of autograd knows that it has made an output of a model."""
+"""The metadata key that marks an autograd node as having computed a model output."""
 
 
 class _Role(threading.local):
-    """What a thread acts for; gone with the thread, whose identifier another one may be given."""
+    """The thread that the current one acts for.
+
+    Thread-local, because the identifier of a finished thread may be reused.
+    """
 
     thread = 0
     session: object = None
@@ -33,44 +36,47 @@ _session: object = object()
 
 
 def here() -> int:
-    """Returns the thread whose step the current one works on: its own, as a rule."""
+    """Return the identifier of the thread for which the current one acts, usually itself."""
     return _role.thread if _role.session is _session else get_ident()
 
 
 def act_for(thread: int) -> None:
-    """Works, from now on, on the step of another thread; or on its own."""
+    """Make the current thread work on the step of `thread`, which may be itself."""
     _role.thread, _role.session = thread, _session
 
 
 def forget_all() -> None:
-    """Every thread works on its own step from now on; from any thread."""
+    """Make every thread work on its own step again; may be called from any thread."""
     global _session
     _session = object()
 
 
 class Marks:
-    """Knows a loss that was computed from what the models of a step have returned.
+    """Recognises losses computed from the model outputs of a step.
 
-    The functions of autograd themselves are marked: nothing is kept alive, and nothing is left once
-    the program has let go of its graph.
+    The autograd nodes themselves are marked, so nothing is kept alive, and the marks disappear with
+    the program's graph.
     """
 
     def __init__(self) -> None:
         self._mark = object()
 
     def renew(self) -> None:
-        """A step begins: what was returned before is none of it."""
+        """Begin a step, which invalidates the marks of earlier outputs."""
         self._mark = object()
 
     def put_on(self, output: Any) -> None:
-        """A model has returned this."""
+        """Mark the tensors in a model's output."""
         for _, tensor in tensors_in(output):
             function = gradient_function(tensor)
             if function is not None:
                 function.metadata[_MARK] = self._mark
 
     def are_behind(self, losses: Any) -> bool:
-        """Whether a loss was computed from marked outputs, as far as can be seen from it."""
+        """Return whether a loss was computed from marked outputs.
+
+        Searches at most `_MOST_NODES` autograd nodes.
+        """
         found = (gradient_function(tensor) for _, tensor in tensors_in(losses))
         waiting: deque[Any] = deque(function for function in found if function is not None)
         seen = set(waiting)

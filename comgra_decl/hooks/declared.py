@@ -1,4 +1,4 @@
-"""What follows from the spec in effect; made again when the spec changes while the program runs."""
+"""The components that depend on the spec, recreated when the spec changes during a run."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Followed:
-    """What is known of the program, whatever the spec asks for.
+    """The components that follow the program and do not depend on the spec.
 
     Attributes:
-        calls: decides which record the call of a model belongs to.
-        owners: who owns which module.
-        roots: tells training from evaluation.
-        direct: sees calls of `forward` alone.
-        held: returns the ids of the parameters that optimizers hold.
-        together: held while it is decided which thread's calls are followed.
-        on_fault: told about an error of our own.
+        calls: decides which record a model call belongs to.
+        owners: the parent of each module.
+        roots: distinguishes training from evaluation.
+        direct: detects direct calls of `forward`.
+        held: returns the ids of the parameters held by optimizers.
+        together: lock held while deciding which thread's calls are followed.
+        on_fault: called with errors of tracing itself.
     """
 
     calls: Calls
@@ -51,23 +51,22 @@ class Followed:
 
 
 class Declared:
-    """Holds what depends on the spec: what to look at, how, and when.
+    """Holds the components that depend on the spec.
 
     Args:
         spec: the declaration.
-        meter: what recording costs outside the training thread.
-        reporter: is told what was chosen, and what is odd.
-        remark: takes a note about the step in progress.
+        meter: measures the cost of recording outside the training thread.
+        reporter: receives choices and warnings.
+        remark: adds a note to the step in progress.
 
     Attributes:
         spec: the declaration in effect.
-        keeps: whether steps that the schedule does not record are captured, too, to be decided
-            about later.
-        budget: what recording may cost.
-        agenda: which steps are recorded.
-        labeller: gives types to steps, where the spec does.
-        tracer: follows the calls of modules.
-        beside: records what is no module's.
+        keeps: whether steps outside the schedule are captured too, and kept or dropped later.
+        budget: limits the cost of recording.
+        agenda: decides which steps are recorded.
+        labeller: assigns types to steps; None unless the spec sets `types.by`.
+        tracer: follows module calls.
+        beside: records functions and annotated tensors.
         compiled: decides how compiled code runs in a recorded step.
         structures: follows the dependency graph.
     """
@@ -104,14 +103,14 @@ class Declared:
         )
 
     def _say(self, key: str, what: str, sentence: str) -> None:
-        """A choice was made that the person behind the program should know of."""
+        """Report a choice, and add it to the notes of the step in progress."""
         self._reporter.say(what if key == "budget" else f"{key}.{what}", sentence)
         self._remark(f"schedule.{key}: {sentence}")
 
     def follow(
         self, followed: Followed, *, training: StepCapture, evaluation: EvaluationPhases
     ) -> None:
-        """Makes what looks at the program."""
+        """Create the components that observe the program."""
         spec, on_fault = self.spec, followed.on_fault
         self.tracer = ModuleTracer(
             spec,
@@ -155,7 +154,7 @@ class Declared:
         training: StepCapture,
         evaluation: EvaluationPhases,
     ) -> None:
-        """Goes by another spec from the step on that is about to begin."""
+        """Switch to another spec, starting with the step about to begin."""
         tracer, structures = self.tracer, self.structures
         self.spec = spec
         self.budget = self._new_budget(spec, before=self.budget)

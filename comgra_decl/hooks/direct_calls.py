@@ -1,4 +1,4 @@
-"""Calls of `module.forward(x)`, for which torch runs no hook."""
+"""Direct calls of `module.forward(x)`, for which torch runs no hooks."""
 
 from __future__ import annotations
 
@@ -21,41 +21,45 @@ After = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
 
 class DirectCalls:
-    """Tells of calls of `forward` that no call of the module has made.
+    """Reports calls of `forward` that do not go through the call of a module.
 
-    A stand-in is put in the place of the `forward` of the program's own classes: in some records
-    of all, in the others of those that were called so. Of torch's own layers, only of those that
-    seem to be.
+    Replaces `forward` with a wrapper: in some records for all classes of the program, in the others
+    for the classes whose `forward` has been called directly. Classes of torch are wrapped only if
+    they appear to be used that way.
 
     Args:
-        before: told (module, args, kwargs) before such a call; must not raise.
-        after: told (module, args, output) after it; None if it failed.
+        before: called with (module, args, kwargs) before such a call; must not raise.
+        after: called with (module, args, output) after it; the output is None if the call failed.
 
     Attributes:
-        entered: by thread, the module that was called last, whose `forward` comes next.
+        entered: per thread, the module called last, whose `forward` runs next.
     """
 
     def __init__(self, *, before: Before, after: After) -> None:
         self._before = before
         self._after = after
         self._seen: set[type] = set()
-        self._patches: dict[type, Patch] = {}  # by the class that has the `forward`
-        self._called: set[type] = set()  # classes of which `forward` was called directly
+        self._patches: dict[type, Patch] = {}  # by the class that defines `forward`
+        self._called: set[type] = set()  # classes whose `forward` was called directly
         self._searched = self._all = False
-        self._settled: object = None  # what decided which stand-ins are in place
-        # By thread, and not a `threading.local`: they are emptied for each recorded step.
+        self._settled: object = None  # what determined which wrappers are in place
+        # Keyed by thread rather than a `threading.local`, to be cleared for each recorded step.
         self.entered: dict[int, nn.Module] = {}
-        self._running: dict[int, list[nn.Module]] = {}  # whose `forward` is being computed
+        self._running: dict[int, list[nn.Module]] = {}  # modules whose `forward` is running
 
     def install(self, *, all_classes: bool) -> None:
-        """Begins to look; calling it again changes which classes are looked at."""
+        """Apply the wrappers; another call changes which classes are wrapped.
+
+        Args:
+            all_classes: whether to wrap all classes, or only those called directly before.
+        """
         if not self._searched:
             self._searched = True
             for module in instances_of(nn.Module):
                 self.note(type(module))
         self._all = all_classes
         self._forget_calls()
-        # called for each recorded step: classes only ever join
+        # Called for each recorded step. Classes are only ever added, so counts show any change.
         deciding = all_classes, len(self._patches), len(self._called)
         if deciding == self._settled:
             return
@@ -64,7 +68,7 @@ class DirectCalls:
         self._settled = deciding
 
     def remove(self) -> None:
-        """Looks no longer."""
+        """Restore the original `forward` of all classes."""
         self._all = False
         self._settled = None
         self._forget_calls()
@@ -72,7 +76,7 @@ class DirectCalls:
             patch.restore()
 
     def _forget_calls(self) -> None:
-        """Forgets calls of the step before; some may never have returned."""
+        """Forget the calls of the previous step, some of which may never have returned."""
         self.entered.clear()
         self._running.clear()
 
@@ -80,7 +84,7 @@ class DirectCalls:
         return self._running.setdefault(get_ident(), [])
 
     def forget(self) -> None:
-        """Looks no longer, and holds none of the program's classes."""
+        """Restore the original `forward` of all classes, and drop all references to them."""
         self.remove()
         self._seen.clear()
         self._called.clear()
@@ -88,18 +92,18 @@ class DirectCalls:
         self._searched = False
 
     def follow(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Tells of a call, too, that began before this looked; to be ended by `followed`."""
+        """Report a call that began before the wrappers were applied; `followed` ends it."""
         self._before(module, args, kwargs)
         self._running_here().append(module)
 
     def followed(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """That call has returned; None: it failed."""
+        """Report the end of a call begun with `follow`; `output` is None if the call failed."""
         running = self._running_here()
         running[:] = [each for each in running if each is not module]  # they may define equality
         self._after(module, args, output)
 
     def note(self, kind: type) -> None:
-        """There is a module of a class."""
+        """Register the class of a module, and wrap its `forward` if all classes are wrapped."""
         if kind in self._seen:
             return
         self._seen.add(kind)
@@ -110,7 +114,10 @@ class DirectCalls:
                 patch.apply()
 
     def suspect(self, kind: type) -> None:
-        """A module of torch's own class was not called, and yet its parameters have gradients."""
+        """Wrap a class from the next record on, even one of torch.
+
+        For classes of modules that have gradients although they were not called.
+        """
         owner = forward_owner(kind, own=False)
         if owner is not None:
             self._called.add(owner)
@@ -161,9 +168,14 @@ def _is_traced_by_fx() -> bool:
 
 
 def forward_owner(kind: type, *, own: bool = True) -> type | None:
-    """Returns the class that a class of modules has its `forward` from.
+    """Return the class that defines the `forward` of a module class.
 
-    None if nothing can stand in its place, or if it is torch's and only the program's `own` count.
+    Args:
+        kind: the module class.
+        own: whether to exclude classes of torch.
+
+    Returns:
+        The class, or None if its `forward` cannot be wrapped or is excluded by `own`.
     """
     for owner in kind.__mro__:
         forward = vars(owner).get("forward")

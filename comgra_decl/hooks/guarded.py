@@ -1,15 +1,16 @@
-"""The boundary between the training and our own faults.
+"""Isolation of the training from errors in tracing.
 
-What torch or the program calls of ours must not raise: a fault is handed over instead, is reported
-once, and ends the tracing (`Ending`). `guarded` is put around methods that may fail. A plain `try`
-stands in its place:
+Functions that torch or the program calls must not raise: an error is handed over instead, reported
+once, and ends tracing (`Ending`). `guarded` wraps methods that may fail. A plain `try` is used
+instead:
 
-- where a call is made for each output or gradient of a step (`ModuleTracer._before` and `_after`,
-  `TensorRecorder._on_gradient`): a layer more costs 0.1 us, about 60 times in each recorded step;
-- where torch's own frame is looked at, which must be the next one (`sys._getframe(1)`);
-- where the program's function has to be called whatever happens to ours, so that only a part of
+- in methods called for each output or gradient of a step (`ModuleTracer._before` and `_after`,
+  `TensorRecorder._on_gradient`): a wrapper costs 0.1 us, about 60 times in each recorded step;
+- where torch's own frame is inspected and must be the caller (`sys._getframe(1)`);
+- where the program's function must be called whatever happens to tracing, so that only a part of
   the method may fail (wrappers and modes);
-- in what the compiler is kept from, or goes through, by its code (`run_natively`, `compiled/`).
+- in functions that the compiler must skip, or compiles, by their code (`run_natively`,
+  `compiled/`).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ Returned = TypeVar("Returned")
 
 
 class Guarded(Protocol):
-    """Whoever has methods that are guarded."""
+    """A class with guarded methods."""
 
     @property
     def _on_fault(self) -> Callable[[BaseException], None]:
-        """Takes what one of them raises."""
+        """The callback that receives their exceptions."""
 
 
 Owner = TypeVar("Owner", bound=Guarded)
@@ -38,7 +39,7 @@ Owner = TypeVar("Owner", bound=Guarded)
 def guarded(
     method: Callable[Concatenate[Owner, Given], Returned],
 ) -> Callable[Concatenate[Owner, Given], Returned | None]:
-    """Hands what a method raises to `_on_fault` of its object; the call then returns None."""
+    """Wrap a method so that exceptions go to its object's `_on_fault` and the call returns None."""
 
     @functools.wraps(method)
     def guard(owner: Owner, /, *args: Given.args, **kwargs: Given.kwargs) -> Returned | None:
@@ -52,17 +53,17 @@ def guarded(
 
 
 class Ending:
-    """Whether tracing goes on, and how it ends: by request, with the program, or by a fault.
+    """Ends tracing: on request, with the program, or after an error in tracing itself.
 
     Args:
-        rest: stops recording at once, without taking anything off.
-        remove: takes everything off the program; may be called twice.
-        on_fault: given the first error of our own, once all is removed.
+        rest: stops recording immediately, without removing hooks.
+        remove: removes all hooks from the program; may be called twice.
+        on_fault: called with the first error of tracing itself, after everything was removed.
 
     Attributes:
-        requested: whether tracing is to end with the step in progress.
-        over: whether it has ended; set by `remove`, first of all.
-        error: why, if it was a fault.
+        requested: whether tracing ends with the step in progress.
+        over: whether tracing has ended; `remove` sets it before anything else.
+        error: the error that ended tracing; None if there was none.
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class Ending:
 
     @property
     def waits(self) -> bool:
-        """Whether tracing ends as soon as that is possible."""
+        """Whether tracing ends as soon as it is safe."""
         return self._waits
 
     def fault(self, error: BaseException) -> None:
-        """Ends the tracing because of an error of ours, which never reaches the training."""
+        """End tracing because of an error in tracing itself, which never reaches the training."""
         if self.over or self.error is not None:
             return
         self.error = error
@@ -94,9 +95,9 @@ class Ending:
         self.when_safe()
 
     def when_safe(self) -> None:
-        """Ends it now, or when it is next asked for.
+        """End tracing now, or on the next call of this method if a mode is handling a call.
 
-        A mode that is removed while it handles a call comes back when that call returns.
+        Torch restores a mode that is removed while it handles a call when that call returns.
         """
         self._waits = True
         self._rest()
@@ -104,8 +105,8 @@ class Ending:
             self.now()
 
     def now(self) -> None:
-        """Ends it now."""
-        for _ in range(2):  # once more, if there is a fault in taking things off
+        """End tracing now."""
+        for _ in range(2):  # try again if removing something fails
             try:
                 self._remove()
                 modes.sweep()

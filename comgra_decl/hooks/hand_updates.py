@@ -1,8 +1,8 @@
-"""Steps of a training that no optimizer of torch ends: the program writes its parameters itself.
+"""Detection of training steps in programs that update their parameters without a torch optimizer.
 
-There is no event for that. But a step is over when the next one begins, and by then the parameters
-have been written since the last `backward`. So they are looked at when the model is called again,
-in recorded steps, and otherwise when `backward` is.
+No event marks such an update. But a step is over once the next one begins, and by then the
+parameters have changed since the last `backward`. So they are compared at the next model call in
+recorded steps, and at the next `backward` in other steps.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.stats.quiet import quiet
 
-_LOOKED_AT = 4
-"""Parameters that are looked at: those nearest to the loss. All of a model are written together."""
+_WATCHED_PARAMETERS = 4
+"""The number of parameters to compare, nearest to the loss: an update writes all of a model."""
 
 _MOST_NODES = 400
-"""Functions of the graph of a loss among which they are looked for."""
+"""The number of autograd nodes of a loss to search for them."""
 
 _ELEMENTS = 256
-"""Elements of each that are compared; writing through `data` leaves no other trace."""
+"""The number of elements of each to compare; a write through `data` leaves no other trace."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -35,43 +35,43 @@ BY_HAND = (
 
 
 class Written(NamedTuple):
-    """A parameter as it was at some moment, to tell whether it was written since."""
+    """A snapshot of a parameter, to detect later writes."""
 
     parameter: weakref.ref[torch.Tensor]
     version: int
-    elements: torch.Tensor | None  # a copy of the first ones; None on a device, where it would wait
+    elements: torch.Tensor | None  # a copy of the first ones; None on a device, to avoid a sync
 
     @classmethod
     def at(cls, parameter: torch.Tensor) -> Written:
-        """Looks at a parameter, which must have its numbers."""
+        """Take a snapshot of a parameter, whose storage must be allocated (see `is_there`)."""
         return cls(weakref.ref(parameter), _version(parameter), _elements(parameter))
 
     def is_written(self) -> bool:
-        """Whether the parameter has been changed since."""
+        """Return whether the parameter has changed since the snapshot."""
         parameter = self.parameter()
         if parameter is None or not is_there(parameter):
             return False
         if _version(parameter) != self.version:
             return True
-        if self.elements is None:  # cleared gradients have been used
+        if self.elements is None:  # a cleared gradient has been used
             return parameter.grad is None
         now = _elements(parameter)
         return now is not None and not torch.equal(_bits(now), _bits(self.elements))
 
 
 class HandUpdates:
-    """Knows when a step is over though no optimizer has stepped.
+    """Detects the end of a step that no optimizer ends.
 
     Args:
-        held: whether an optimizer of torch holds one of some parameters. All objects are looked
-            at for it, which takes a while: it is asked at the first `backward`, and once more when
-            parameters have been written.
+        held: returns whether a torch optimizer holds any of the given tensors. It scans all
+            objects, which takes a while, so it is called at the first `backward` and once more
+            when parameters have been written.
 
     Attributes:
-        possible: whether steps may end so: no optimizer has been seen to step.
-        active: whether they do.
-        parameters: whether parameters were written when that was seen first; other tensors may be
-            moved beside an optimizer that is yet to step.
+        possible: whether steps may end by manual updates: no optimizer has been seen to step.
+        active: whether steps do end by manual updates.
+        parameters: whether the first detected writes were to parameters. Writes to other tensors
+            may occur alongside an optimizer that has not stepped yet.
     """
 
     def __init__(self, *, held: Callable[[list[torch.Tensor]], bool]) -> None:
@@ -83,7 +83,7 @@ class HandUpdates:
         self.parameters = True
 
     def backward(self, tensors: Any) -> None:
-        """`backward` is about to be called on the losses of the step in progress."""
+        """Take snapshots before `backward` is called on the given losses."""
         if not self.possible:
             return
         leaves = list(_leaves([tensor for _, tensor in tensors_in(tensors)]))
@@ -97,11 +97,11 @@ class HandUpdates:
 
     @property
     def pending(self) -> bool:
-        """Whether a step that ends so is in progress, and `backward` was called in it."""
+        """Whether `backward` was called in the current step and a manual update may end it."""
         return bool(self._looks)
 
     def over(self) -> bool:
-        """Whether the parameters have been written since the last `backward` of the step."""
+        """Return whether the parameters have changed since the last `backward` of the step."""
         if not self._looks:
             return False
         with quiet():
@@ -116,16 +116,16 @@ class HandUpdates:
         return self.possible
 
     def end_step(self) -> None:
-        """A step has ended, however it did."""
+        """Drop the snapshots when a step ends."""
         self._looks = []
 
     def give_way(self) -> None:
-        """An optimizer of torch has stepped, or the program says where steps end."""
+        """Stop detecting manual updates: an optimizer or `comgra.step()` ends steps."""
         self.possible = self.active = False
         self._looks = []
 
     def unseen(self) -> None:
-        """There are steps of optimizers that cannot be seen, as if they were written by hand."""
+        """Treat optimizer steps that cannot be observed as manual updates."""
         self.possible = self.active = True
 
 
@@ -134,7 +134,10 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def is_there(parameter: torch.Tensor) -> bool:
-    """Whether a parameter has its numbers: FSDP frees those of a gathered one between its uses."""
+    """Return whether the storage of a parameter is allocated.
+
+    FSDP frees the storage of a gathered parameter between uses.
+    """
     if parameter.layout is not torch.strided or type(parameter) not in _PLAIN:
         return True
     return parameter.numel() == 0 or parameter.untyped_storage().size() > 0
@@ -152,16 +155,16 @@ def _bits(elements: torch.Tensor) -> torch.Tensor:
 
 
 def _leaves(losses: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yields the parameters nearest to losses, from the graph that `backward` will walk."""
+    """Yield the parameters nearest to the losses in the graph that `backward` will traverse."""
     functions = map(gradient_function, losses)
     waiting = deque(function for function in functions if function is not None)
     seen = set(waiting)
     found = 0
     for _ in range(_MOST_NODES):
-        if not waiting or found >= _LOOKED_AT:
+        if not waiting or found >= _WATCHED_PARAMETERS:
             return
         node = waiting.popleft()
-        leaf = getattr(node, "variable", None)  # of what accumulates a gradient
+        leaf = getattr(node, "variable", None)  # of an AccumulateGrad node
         if isinstance(leaf, torch.Tensor):
             found += 1
             yield leaf

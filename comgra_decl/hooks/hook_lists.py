@@ -1,8 +1,8 @@
-"""Hooks of the program's optimizers and modules, of which others go through the lists.
+"""Hooks on optimizers and modules that are safe to change while torch iterates over them.
 
-torch goes through the hooks of optimizers as it calls them: if one is taken off or added in the
-midst of that, the walk ends with an error where others come after it, in the program's own
-`optimizer.step()`. Those of modules are copied and saved with their module.
+torch calls optimizer hooks while iterating over their dict. Adding or removing one during the
+iteration raises an error in the program's `optimizer.step()` if other hooks follow. Module hooks
+are copied and saved together with their module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Hook = Callable[..., Any]
 
 
 def _lines_with(name: str) -> list[int]:
-    """Returns where that code has a name, in lines."""
+    """Return the line numbers at which the code of an optimizer step uses a name."""
     return [
         each.positions.lineno
         for each in (() if OPTIMIZER_STEP is None else dis.get_instructions(OPTIMIZER_STEP))
@@ -31,24 +31,25 @@ def _lines_with(name: str) -> list[int]:
     ]
 
 
-_FUNCTION = max(_lines_with("func"), default=None)  # None: torch has been written anew
-"""Where it calls the step itself, behind the hooks before it."""
+_FUNCTION = max(_lines_with("func"), default=None)  # None if torch's code has changed
+"""The line that calls the step itself, after the pre-hooks."""
 
 _AFTER = min(_lines_with("post_hook"), default=None)
-"""Where it goes through the hooks after it."""
+"""The line that iterates over the post-hooks."""
 
 
 class OptimizerHooks:
-    """The hooks before, or after, the steps of all optimizers.
+    """The global hooks that run before, or after, the steps of all optimizers.
 
-    A hook that is taken off while torch goes through them leaves its place behind, with nothing in
-    it, for the next one; a place that nobody needs goes as soon as that is possible. Where several
-    threads train, that is when tracing ends: another one may begin a step at any moment.
+    A hook removed while torch iterates over the hooks is replaced by one that does nothing, whose
+    entry is reused for the next hook. Unused entries are removed as soon as that is safe. If
+    several threads train, that is when tracing ends: another thread may begin a step at any time.
 
     Args:
-        register: of torch.
-        places: the hooks that it registers, by number.
-        walks: whether the code that calls an optimizer's step is among these hooks, in a line.
+        register: torch's function that registers a hook.
+        places: torch's dict of registered hooks by id.
+        walks: given a line of the code of an optimizer step, returns whether torch iterates over
+            these hooks at that line.
     """
 
     def __init__(
@@ -63,15 +64,15 @@ class OptimizerHooks:
         self._free: list[RemovableHandle] = []
 
     def add(self, hook: Hook) -> Placed:
-        """Calls a hook from now on, until what is returned is removed."""
+        """Register a hook, and return a handle that removes it."""
         with suppress(IndexError):
             handle = self._free.pop()
-            self._places[handle.id] = hook  # a walk does not mind another value
+            self._places[handle.id] = hook  # replacing a value is safe during an iteration
             return Placed(self, handle)
         return Placed(self, self._register(hook))
 
     def take_off(self, handle: RemovableHandle, *, keep_place: bool) -> None:
-        """Calls a hook no longer."""
+        """Stop calling a hook; with `keep_place`, keep its entry for reuse."""
         if self._places.get(handle.id, _nothing) is not _nothing:
             self._places[handle.id] = _nothing
             self._free.append(handle)
@@ -79,29 +80,29 @@ class OptimizerHooks:
             self.tidy()
 
     def tidy(self) -> None:
-        """Gives up the places that nobody needs, unless torch goes through them now."""
+        """Remove unused entries, unless torch is iterating over the hooks."""
         if self._free and not any(map(self._walks, running(_is_step))):
-            while self._free:  # one by one: another thread may leave a place meanwhile
+            while self._free:  # one by one: another thread may add an entry in the meantime
                 with suppress(IndexError):
                     self._free.pop().remove()
 
 
 class Placed:
-    """A hook that is called, until it is removed."""
+    """The handle of a registered hook."""
 
     def __init__(self, hooks: OptimizerHooks, handle: RemovableHandle) -> None:
         self._hooks = hooks
         self._handle: RemovableHandle | None = handle
 
     def remove(self, *, keep_place: bool = False) -> None:
-        """Takes it off; calling it twice is harmless.
+        """Remove the hook. Idempotent.
 
         Args:
-            keep_place: leaves its place for the next hook, until `tidy`.
+            keep_place: whether to keep its entry for reuse until `tidy` is called.
         """
         if self._handle is not None:
             self._hooks.take_off(self._handle, keep_place=keep_place)
-            self._handle = None  # not before: if that has failed, it is done again
+            self._handle = None  # only now, so that a failed removal can be repeated
 
 
 def _is_step(code: CodeType) -> bool:
@@ -125,25 +126,25 @@ after_steps = OptimizerHooks(
 
 
 def tidy() -> None:
-    """Gives up the places that nobody needs, before and after steps."""
+    """Remove the unused entries of both lists of hooks."""
     before_steps.tidy()
     after_steps.tidy()
 
 
 class ModuleHook:
-    """A hook of ours on one module; a copy of the module, or a file of it, has one without effect.
+    """A hook on one module; in a copied or saved module, a hook without effect replaces it.
 
     Args:
-        hook: what it calls.
+        hook: the function to call.
     """
 
     def __init__(self, hook: Hook) -> None:
         self._hook = hook
 
     def __call__(self, *args: Any) -> None:
-        """The module is called."""
+        """Call the hook."""
         self._hook(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Stands for a function of Python's own that does nothing, so that it can be loaded."""
+        """Pickle as a built-in function without effect, which loads without comgra_decl."""
         return getattr, (nullcontext(), "__exit__")

@@ -1,4 +1,4 @@
-"""What cannot be recorded of a program, why, and the way out."""
+"""Detect what cannot be recorded, and explain the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ _GRAPHED = "make_graphed_callables"
 
 
 def is_capturing() -> bool:
-    """Whether what is computed now becomes part of a CUDA graph; reading it would break that."""
+    """Return whether a CUDA graph is being captured, which reading a tensor would break."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def compiles_to_cuda_graphs() -> bool:
-    """Whether the program has compiled something in a mode that makes CUDA graphs of it."""
+    """Return whether the program has compiled anything in a mode that uses CUDA graphs."""
     backends = _backends()
     if not backends:
-        return False  # asked at every record, and looking at inductor's settings takes a while
+        return False  # called for every record, and reading inductor's settings takes a while
     inductor = loaded("inductor_config")
     always = bool(getattr(getattr(inductor, "triton", None), "cudagraphs", False))
     return any(_makes_cuda_graphs(backend, always=always) for backend in backends)
 
 
 def compiles_with(name: str) -> bool:
-    """Whether the program has compiled something with a backend of torch's."""
+    """Return whether the program has compiled anything with the torch backend of this name."""
     return any(getattr(backend, "compiler_name", "") == name for backend in _backends())
 
 
@@ -69,11 +69,11 @@ def _makes_cuda_graphs(backend: Any, *, always: bool) -> bool:
 
 
 class Captures:
-    """Knows when the program makes CUDA graphs, also between recorded steps, and says so.
+    """Detects and reports when the program captures CUDA graphs, also between recorded steps.
 
     Args:
-        warn: told what that means.
-        on_fault: told about an error of our own.
+        warn: called with a warning that explains the consequences.
+        on_fault: called with errors of tracing itself.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Captures:
 
     @property
     def active(self) -> bool:
-        """Whether what is computed now belongs to a CUDA graph, or only prepares one."""
+        """Whether the program is capturing a CUDA graph or warming up for one."""
         return self._making > 0 or is_capturing()
 
     def _entering(self, original: Callable[..., Any], context: Any) -> Any:
@@ -115,10 +115,14 @@ def _is_called_by_compiler() -> bool:
 
 
 def why_silent(plans: Iterable[ModulePlan], models: Iterable[nn.Module]) -> list[str]:
-    """Returns sentences about modules of `models` that were selected and not called: `plans`.
+    """Return sentences that explain why selected modules were not called.
 
-    A module whose parameters have a gradient was used without being called: no hook of a module
-    runs in `linear.forward(x)`, nor where its parent takes its weights.
+    A module whose parameters have gradients was used without being called: no hooks run in
+    `linear.forward(x)`, or when its parent uses its weights directly.
+
+    Args:
+        plans: the plans of the modules that were not called.
+        models: the models that contain them.
     """
     silent = [(plan, module) for plan in plans if (module := plan.module()) is not None]
     graphed = {id(part) for model in models for part in _graphed_parts(model)}
@@ -129,7 +133,7 @@ def why_silent(plans: Iterable[ModulePlan], models: Iterable[nn.Module]) -> list
 
 
 def is_used_uncalled(module: nn.Module) -> bool:
-    """Whether a module that was not called was used all the same: its parameters have gradients."""
+    """Return whether a module that was not called has gradients, so that it was used."""
     return not isinstance(module, torch.jit.ScriptModule) and _has_gradient(module)
 
 
@@ -142,7 +146,7 @@ def _why(module: nn.Module, graphed: set[int]) -> str:
 
 
 def _graphed_parts(top: nn.Module) -> Iterable[nn.Module]:
-    """Yields what lies within modules of a model that replay a CUDA graph instead of running."""
+    """Yield the parts of a model's modules that replay a CUDA graph instead of running."""
     for _, module in named_modules(top):
         if _GRAPHED in getattr(vars(module).get("forward"), "__qualname__", ""):
             yield from module.modules()

@@ -1,4 +1,4 @@
-"""What the program says about itself, on its way from the annotations to those who act on it."""
+"""Dispatch annotations from the program to the components that handle them."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class Listener:
-    """The listener of one session: acts on each word of the program.
+    """The annotation listener of one session.
 
     Args:
-        declared: what depends on the spec.
-        steps: told where steps end, and what labels they have.
-        turns: knows whose step a word is about.
-        hooks: knows which thread is recorded.
-        training: the record of a step.
-        evaluation: the phases of evaluation and their record.
-        roots: knows whether the program evaluates.
-        scalars: takes numbers and notes.
-        idle: counts steps in which nothing happens.
-        ending: whether tracing goes on.
-        together: held while something of a step happens.
+        declared: the components that depend on the spec.
+        steps: receives the ends of steps and their labels.
+        turns: determines which thread's step an annotation belongs to.
+        hooks: determines which thread is recorded.
+        training: the record of a training step.
+        evaluation: the evaluation phases and their record.
+        roots: determines whether the program is evaluating.
+        scalars: receives numbers and notes.
+        idle: counts the steps that need no other work.
+        ending: whether tracing continues, and how it ends.
+        together: lock held while an event of a step is handled.
     """
 
     def __init__(
@@ -74,31 +74,31 @@ class Listener:
         self._together = together
 
     def start(self) -> None:
-        """Listens from now on."""
+        """Start receiving annotations."""
         hub.listen(self)
 
     def recording(self, value: bool) -> None:
-        """Whether `node` and `connect` are passed on from now on."""
+        """Set whether `node` and `connect` are received."""
         hub.set_recording(self, value)
 
     def stop(self) -> None:
-        """Listens no longer."""
+        """Stop receiving annotations."""
         hub.unlisten(self)
 
-    # -- what the program says -----------------------------------------------------------------
+    # -- annotations ---------------------------------------------------------------------------
 
     @guarded
     def node(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
-        """A tensor, or a structure of some, was given a name."""
+        """Record a tensor, or a nested structure of tensors, under a name."""
         if _is_compiling() or self._ending.over or self._hooks.is_elsewhere():
             return
         if self._declared.beside.annotate(value, name, role, kind):
-            # what leads from it to the model is part of the graph
+            # computations between it and the model are part of the graph
             self._declared.structures.resume()
 
     @guarded
     def connect(self, source: Any, sink: Any) -> None:
-        """`sink` was computed from `source`, in a way that cannot be seen."""
+        """Add an edge from `source` to `sink` that tracing cannot detect."""
         if _is_compiling() or self._ending.over or self._hooks.is_elsewhere():
             return
         with without_functions():
@@ -106,7 +106,7 @@ class Listener:
 
     @guarded
     def tag(self, *names: str) -> None:
-        """The step in progress, or the evaluation it is in, has these labels."""
+        """Add labels to the step or evaluation in progress."""
         if _is_compiling():
             return
         with self._together:
@@ -121,7 +121,7 @@ class Listener:
 
     @guarded
     def note(self, text: str) -> None:
-        """A text beside the step in progress."""
+        """Add a note to the step in progress."""
         if _is_compiling():
             return
         self._idle.end()
@@ -131,7 +131,7 @@ class Listener:
 
     @guarded
     def kpi(self, name: str, value: Any) -> None:
-        """A number of the step in progress."""
+        """Log a number for the step in progress."""
         if _is_compiling():
             return
         self._idle.end()
@@ -145,6 +145,6 @@ class Listener:
 
     @guarded
     def step(self) -> None:
-        """A step ends."""
+        """End the step in progress."""
         if not _is_compiling():
             self._steps.by_program()

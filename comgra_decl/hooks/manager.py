@@ -1,4 +1,4 @@
-"""The tracing of one program: its parts, put together, and when it begins and ends."""
+"""Assemble the components that trace a program, and start and stop tracing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from comgra_decl.hooks.steps import Steps
 from comgra_decl.hooks.tensors.capture import new_capture
 from comgra_decl.hooks.tensors.slots import SlotTable
 from comgra_decl.hooks.training_threads import Lane, Lanes, Turns
-from comgra_decl.records import RawStep, Said, SlotInfo
+from comgra_decl.records import RawStep, ScalarBatch, SlotInfo
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -53,28 +53,28 @@ if TYPE_CHECKING:
 
 
 class HookManager:
-    """Attaches to the running program and hands each recorded step to `sink`.
+    """Attaches to the running program and passes each recorded step to `sink`.
 
-    Its parts, from what happens rarely to what happens often:
+    Its components:
 
-    - `Ending`: whether tracing goes on; where a fault of ours goes.
-    - `Declared`: what follows from the spec: the tracer of modules, the agenda, the budget.
-    - `Steps`: what ends a step of the training, and whether the next one is recorded.
-    - `Turns`: which of several threads that train is followed.
-    - `CallRouter`: which record the call of a model belongs to.
-    - `StepRecords`: how a record is closed and handed on.
-    - `RecordHooks`: what sits on the program while a step is recorded.
-    - `StepState`: what has happened in the step in progress, which they all look at.
+    - `Ending`: ends tracing, and handles errors in tracing itself.
+    - `Declared`: the components that depend on the spec, such as the module tracer, the agenda and
+      the budget.
+    - `Steps`: ends training steps, and decides whether the next one is recorded.
+    - `Turns`: decides which of several training threads is followed.
+    - `CallRouter`: decides which record a model call belongs to.
+    - `StepRecords`: closes records and emits them.
+    - `RecordHooks`: installs hooks on the program while a step is recorded.
+    - `StepState`: the state of the step in progress, shared by all of them.
 
     Args:
         spec: what to capture and when.
-        sink: receives each closed record on the training thread; must be quick.
-        on_fault: called once with an error of our own; tracing has stopped by then.
-        scalars: receives the numbers and notes of all steps now and then, like `sink`.
-        meter: what recording costs outside the training thread.
-        ready: called before a step is recorded; what it raises ends the tracing like a fault.
-        ended: called on the training thread when a step has ended; what it raises reaches the
-            program.
+        sink: receives each closed record on the training thread; must be fast.
+        on_fault: called once with an error of tracing itself, after tracing has stopped.
+        scalars: receives the numbers and notes of all steps from time to time, like `sink`.
+        meter: measures the cost of recording outside the training thread.
+        ready: called before a step is recorded; an exception ends tracing like an error in it.
+        ended: called on the training thread after each step; exceptions reach the program.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class HookManager:
         sink: Callable[[RawStep], None],
         *,
         on_fault: Callable[[BaseException], None],
-        scalars: Callable[[Said], None] | None = None,
+        scalars: Callable[[ScalarBatch], None] | None = None,
         meter: Meter | None = None,
         ready: Callable[[], None] = lambda: None,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        together = RLock()  # threads that train side by side do one thing of ours at a time
+        together = RLock()  # serialises tracing between concurrent training threads
         self._ending = ending = Ending(rest=self._rest, remove=self._remove, on_fault=on_fault)
         self._on_fault = fault = ending.fault
         self._reporter = reporter = Reporter(spec)
@@ -98,7 +98,7 @@ class HookManager:
         )
         self._state = state = StepState(idle.counted)
 
-        # what is known of the program, whatever the spec says
+        # components that do not depend on the spec
         self._optimizers = reporter.optimizers = Optimizers(forget=self._forget)
         self._owners = Owners(on_fault=fault)
         self._roots = RootCalls(self._owners, held_in=self._optimizers.held_in)
@@ -107,7 +107,7 @@ class HookManager:
         self._unended = UnendedSteps()
         self._table = SlotTable()
 
-        # what follows from the spec
+        # components that depend on the spec
         self._declared = declared = Declared(
             spec, meter=meter or Meter(), reporter=reporter, remark=self._scalars.remark
         )
@@ -120,7 +120,7 @@ class HookManager:
         )
         self._lanes = Lanes(self._new_lane(0, saying=self._scalars.saying))
 
-        # what acts
+        # components that handle events
         self._losses = LossWatch(
             self._scalars.events.append if spec.kpis.loss and scalars is not None else None,
             together=together,
@@ -248,7 +248,7 @@ class HookManager:
         )
         self._handles: list[RemovableHandle | Placed] = []
 
-    # -- what parts ask of others that are made later --------------------------------------------
+    # -- callbacks between components ------------------------------------------------------------
 
     def _new_lane(self, thread: int, *, saying: Saying | None = None) -> Lane:
         hand = HandUpdates(held=self._are_trained)
@@ -275,7 +275,7 @@ class HookManager:
         self._steps.announce()
 
     def _change(self, spec: Spec) -> None:
-        """Goes by a changed spec from the step on that is about to begin."""
+        """Switch to a changed spec, starting with the step about to begin."""
         before = self._declared.spec
         self._table.renew()
         self._declared.change(
@@ -285,14 +285,14 @@ class HookManager:
             for lane in self._lanes:
                 lane.clock = self._new_clock()
 
-    # -- the beginning ---------------------------------------------------------------------------
+    # -- starting --------------------------------------------------------------------------------
 
     def resume(self, slots: Iterable[SlotInfo], resumption: Resumption) -> None:
-        """Goes on with a run, before anything is attached.
+        """Continue an existing run; call it before `attach`.
 
         Args:
-            slots: those that the run has.
-            resumption: finds out which step the training goes on with.
+            slots: the slots of the run.
+            resumption: determines the step at which the training resumes.
         """
         self._table.resume(slots)
         self._steps.resumption = resumption
@@ -301,7 +301,7 @@ class HookManager:
         self._declared.agenda.resume(number)
 
     def attach(self) -> None:
-        """Starts following the program."""
+        """Start following the program."""
         steps, owners = self._steps, self._owners
         run_natively(self._idle.after_optimizer, self._router.on_mode)
         run_natively(steps.on_skip, steps.note_scale)
@@ -319,9 +319,9 @@ class HookManager:
         steps.begin()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Follows the call in which tracing was attached: that of an outermost module, beginning.
+        """Follow the call of the outermost module during which tracing was attached.
 
-        Hooks that are registered within a call are not called for it.
+        torch does not run hooks for a call if they are registered during that call.
         """
         if not self._steps.enter(module, args, kwargs) and self._declared.tracer.installed:
             self._enter(module, args, kwargs)
@@ -334,10 +334,11 @@ class HookManager:
     def enter_direct(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        """The same for a call of `forward` that no call of the module has made.
+        """Follow a direct call of `forward` during which tracing was attached.
 
         Returns:
-            What is to be given its output (None if it fails); None if the call is not followed.
+            A function to call with the output (None if the call failed), or None if the call is
+            not followed.
         """
         if not self._declared.tracer.installed:
             return None
@@ -348,26 +349,26 @@ class HookManager:
     # -- from any thread -------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Asks, from any thread, that tracing ends with the current step."""
+        """Request the end of tracing after the current step; may be called from any thread."""
         self._ending.requested = True
         self._idle.end()
 
     def stop_keeping(self) -> None:
-        """Asks, from any thread, that steps are no longer captured to be decided about later."""
+        """Stop capturing steps outside the schedule; may be called from any thread."""
         self._steps.stop_keeping()
 
     def replace(self, spec: Spec | None, note: str) -> None:
-        """Asks, from any thread, that `spec` is in effect from the next step on.
+        """Replace the spec, starting with the next step; may be called from any thread.
 
         Args:
-            spec: the changed declaration; only keys of `spec.live.LIVE_KEYS` differ. None: there
-                is only something to note.
-            note: what is noted in the run.
+            spec: the changed declaration, which differs only in keys of `spec.live.LIVE_KEYS`;
+                None to add only the note.
+            note: the note to add to the run.
         """
         self._steps.replace(spec, note)
 
     def look(self) -> None:
-        """Looks, from another thread and about once a second, whether steps end at all."""
+        """Check whether steps end at all; called about once a second from another thread."""
         if self._ending.over:
             return
         number, before = self._state.number, self._unended.found
@@ -376,28 +377,31 @@ class HookManager:
         if found and before is None:
             sentence = UNENDED.format(number)
             self._reporter.warn(sentence)
-            if self._state.any_ended:  # else there will be a record that brings it
+            if self._state.any_ended:  # otherwise the next record contains it
                 self._scalars.remark(sentence)
             self._turns.hand.unseen()
             self._steps.announce()
 
-    # -- the end ---------------------------------------------------------------------------------
+    # -- stopping --------------------------------------------------------------------------------
 
     def detach(self) -> None:
-        """Stops following; a program that never stepped still gets what it computed recorded."""
+        """Stop following the program.
+
+        A program without any step still gets a record of its computations.
+        """
         if self._ending.over:
             self._hooks.headroom.give_back()
-            tidy()  # it may have ended in the midst of an optimizer's hooks
+            tidy()  # tracing may have ended while torch was running optimizer hooks
             return
         self._finish()
         if not self._ending.over:
             self._ending.now()
         self._hooks.headroom.give_back()
-        self._hooks.direct.forget()  # what may stay on torch keeps none of its classes alive
+        self._hooks.direct.forget()  # wrappers left on torch must not keep its classes alive
 
     @guarded
     def _finish(self) -> None:
-        """Closes what is in progress."""
+        """Close the records in progress."""
         lanes, turns = self._lanes, self._turns
         self._steps.end_unfinished(lane for lane in lanes if lane is not lanes.followed)
         if self._state.is_only_undecided:
@@ -415,20 +419,20 @@ class HookManager:
 
     @property
     def late_documents(self) -> dict[str, Any]:
-        """The documents that changed after the last record; asked when all is over."""
+        """The documents that changed after the last record; read after `detach`."""
         return self._reporter.late_documents
 
     def _rest(self) -> None:
-        """Records nothing more."""
+        """Stop recording and drop the records in progress."""
         self._idle.end()
         self._records.drop()
         self._evaluation.capture.drop()
 
     def _remove(self) -> None:
-        """Takes everything of ours off the program, for good."""
+        """Permanently remove all hooks, modes and wrappers from the program."""
         self._ending.over = True
-        with ExitStack() as each:  # all of them, whatever one of them does; the last is first
-            each.callback(tidy)  # a place may be left of a step in which another thread trained
+        with ExitStack() as each:  # runs all callbacks, last first, even if one fails
+            each.callback(tidy)  # an entry may be left from a step in which another thread trained
             each.callback(forget_all)
             each.callback(self._evaluation.capture.drop)
             each.callback(self._records.drop)

@@ -1,12 +1,11 @@
-"""Placing a torch function mode below every mode of the user, and taking it out again.
+"""Insert torch function modes below all modes of the user, and remove them again.
 
-Modes are a stack, but the user's own `with torch.device(...)` may be entered before ours and left
-before it: popping by position would then remove the wrong mode. So ours goes to the bottom and is
-removed by identity.
+Modes form a stack, but the user's own `with torch.device(...)` may be entered before ours and left
+before it; popping by position would then remove the wrong mode. So our modes go to the bottom and
+are removed by identity.
 
-Each thread has a stack of its own. A mode is on that of the thread that has put it there; what
-another thread takes off stays on that stack, does nothing there, and is swept off it when the
-thread is next seen.
+Each thread has its own stack. A mode removed by another thread than the one that inserted it stays
+on the stack without effect, and is swept off when its thread is next seen.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from comgra_decl.torch_private import (
 
 
 class OwnMode(TorchFunctionMode):
-    """A mode of ours.
+    """The base class of tracing's own modes.
 
     Args:
-        on_fault: told about an error of our own.
+        on_fault: called with errors of tracing itself.
 
     Attributes:
-        thread: the one whose calls it sees; it must do nothing in any other. 0: none.
+        thread: the thread whose calls it handles, 0 for none; it must do nothing in other threads.
     """
 
     def __init__(self, on_fault: Callable[[BaseException], None]) -> None:
@@ -62,33 +61,33 @@ class OwnMode(TorchFunctionMode):
     def handle(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Calls the function once, and returns what it returns."""
+        """Call the function once and return its result."""
 
 
 _placed: WeakSet[OwnMode] = WeakSet()
-"""What is on the stack, or will be when the call that it handles has returned."""
+"""Modes on the stack, or handling a call after which they return to it."""
 _removed: WeakSet[OwnMode] = WeakSet()
 _returning: WeakSet[OwnMode] = WeakSet()
-"""What was removed while it handled a call: torch puts it back when that call returns."""
+"""Modes removed while handling a call: torch puts them back when that call returns."""
 
 
 def insert_at_bottom(mode: OwnMode) -> None:
-    """Makes `mode` the outermost active torch function mode of this thread."""
+    """Make `mode` the outermost active torch function mode of this thread."""
     here = mode.thread == get_ident()
     at_work = here and (mode in _placed or mode in _returning) and not is_active(mode)
     mode.thread = get_ident()
     _removed.discard(mode)
     _returning.discard(mode)
     _placed.add(mode)
-    if not at_work:  # else it comes back by itself
+    if not at_work:  # otherwise torch puts it back
         _replace_all([mode, *(other for other in _all() if other is not mode)])
 
 
 def remove(mode: OwnMode) -> None:
-    """Removes `mode` wherever it is on the stack; does nothing if it is not there."""
+    """Remove `mode` from the stack; does nothing if it is not on it."""
     was_placed = is_placed(mode)
     _placed.discard(mode)
-    _removed.add(mode)  # first of all: should the rest fail, `sweep` takes it off
+    _removed.add(mode)  # before anything else, so that `sweep` removes it if the rest fails
     if was_placed and not is_active(mode):
         _returning.add(mode)
     if mode.thread != get_ident():  # it stays on the stack of that thread until it is seen again
@@ -97,10 +96,10 @@ def remove(mode: OwnMode) -> None:
 
 
 def sweep() -> None:
-    """Removes modes that have come back.
+    """Remove modes that torch has put back after their removal.
 
-    Torch takes a mode off the stack while it handles a call, and puts it back afterwards. If it is
-    removed within that call (an optimizer that steps within `loss.backward()`), it comes back.
+    Torch takes a mode off the stack while it handles a call, and puts it back afterwards, even if
+    the mode was removed during the call (by an optimizer that steps within `loss.backward()`).
     """
     if not function_modes():
         return
@@ -119,7 +118,7 @@ def _is_gone(mode: OwnMode) -> bool:
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Takes our modes off the stack of this thread for a while."""
+    """Take our modes off the stack of this thread within a `with` block."""
     ours = [mode for mode in _all() if isinstance(mode, OwnMode)]
     if ours:
         _replace_all([mode for mode in _all() if mode not in ours])
@@ -127,7 +126,7 @@ def aside() -> Iterator[None]:
         yield
     finally:
         for mode in ours:
-            if _is_gone(mode):  # meanwhile
+            if _is_gone(mode):  # in the meantime
                 _returning.discard(mode)
         back = [mode for mode in ours if not _is_gone(mode)]
         if back:
@@ -135,33 +134,33 @@ def aside() -> Iterator[None]:
 
 
 def at_work() -> bool:
-    """Whether a mode of ours is handling a call: what is removed now comes back."""
+    """Return whether one of our modes is handling a call, so that torch would put it back."""
     here = [mode for mode in (*_placed, *_returning) if mode.thread == get_ident()]
     return not all(is_active(mode) for mode in here)
 
 
 def any_active() -> bool:
-    """Whether a mode of ours is on the stack of this thread."""
+    """Return whether one of our modes is on the stack of this thread."""
     return any(isinstance(mode, OwnMode) for mode in _all())
 
 
 def is_placed(mode: OwnMode) -> bool:
-    """Whether `mode` is on the stack, or will be when the call that it handles has returned."""
+    """Return whether `mode` is on the stack, or handling a call after which it returns to it."""
     return mode in _placed and mode.thread == get_ident()
 
 
 def is_active(mode: TorchFunctionMode) -> bool:
-    """Whether `mode` is anywhere on the stack."""
+    """Return whether `mode` is on the stack."""
     return any(active is mode for active in _all())
 
 
 def _all() -> list[TorchFunctionMode]:
-    """Returns the active modes, outermost first."""
+    """Return the active modes, outermost first."""
     return [function_mode_at(i) for i in range(function_modes())]
 
 
 def _replace_all(modes: list[TorchFunctionMode]) -> None:
-    """Makes `modes` the active ones: the program's are never off the stack while we compute."""
+    """Replace the stack with `modes`; no tensor code runs while the program's modes are off it."""
     for _ in range(function_modes()):
         pop_function_mode()
     for mode in modes:

@@ -1,4 +1,4 @@
-"""Who owns which module, and what its nodes are called."""
+"""The tree of modules: parents, outermost modules, wrappers, and the names of nodes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ T = TypeVar("T")
 _is_compiling = torch.compiler.is_compiling
 
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
-"""What wrappers call the module that they wrap: those of torch, and of Lightning's Fabric."""
+"""The attributes under which wrappers of torch and Lightning Fabric hold the wrapped module."""
 
 _WRAPPER_CLASSES = ("DistributedDataParallel", "DataParallel")
-"""Those that call it `module`, as many modules call a part of theirs."""
+"""Wrappers that hold it as `module`, a name that other modules use for ordinary children."""
 
 
 class _ByModule(Generic[T]):
-    """Keeps a value for each module as long as the module lives, by identity.
+    """A mapping from modules, compared by identity and held weakly, to values.
 
-    A module class may define `==` (torchmetrics does, and builds modules in it). Lookups are made
-    several times in each recorded step: one here takes 0.2 us, one in torch's
-    `WeakIdKeyDictionary` 2 us.
+    A module class may define `==` (torchmetrics does, and builds modules in it). Each recorded step
+    makes several lookups: one takes 0.2 us here and 2 us in torch's `WeakIdKeyDictionary`.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class _ByModule(Generic[T]):
 
         def forget(reference: weakref.ref[nn.Module]) -> None:
             known = items.get(number)
-            if known is not None and known[0] is reference:  # else the number is another's by now
+            if known is not None and known[0] is reference:  # otherwise the id has been reused
                 del items[number]
 
         items[number] = weakref.ref(module, forget), value
@@ -54,27 +53,27 @@ class _ByModule(Generic[T]):
 
 
 class Owners:
-    """Knows the parent of every module, so that a child called on its own keeps its full name.
+    """Tracks the parent of every module, so that a child called directly keeps its full name.
 
     A training script often calls `self.net(x)` of a larger module that is never called itself
-    (Lightning does). Links are noted as modules are assigned; modules built before we attached
-    are found by one scan of the garbage collector's objects, the first time one is called.
+    (Lightning does). Links are recorded as modules are assigned. Modules built before tracing was
+    attached are found by one scan of the garbage collector's objects, when one is first called.
 
     Args:
-        on_fault: told about an error of our own.
+        on_fault: called with errors of tracing itself.
     """
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
-        self.on_class: Callable[[type], None] = lambda _: None  # told the class of what is built
+        self.on_class: Callable[[type], None] = lambda _: None  # called with classes of new modules
         self._parents: _ByModule[weakref.ref[nn.Module]] = _ByModule()
         self._built: _ByModule[bool] = _ByModule()
         self._scanned = False
-        self.version = 0  # counts what was given to modules: others, and parameters
+        self.version = 0  # counts assignments of modules and parameters to modules
 
     def note(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
-        """The registration hook: `parent.name = child` has just happened."""
-        if _is_compiling():  # a module is built in compiled code, of which this would become a part
+        """Note the parent of a module that was just assigned; torch's registration hook."""
+        if _is_compiling():  # in compiled code, this function would be compiled too
             return
         try:
             self.version += 1
@@ -87,7 +86,7 @@ class Owners:
             self._on_fault(error)
 
     def note_parameter(self, module: nn.Module, _name: str, _parameter: object) -> None:
-        """The registration hook: a module has just been given a parameter, maybe a late one."""
+        """Note that a module has a new parameter; torch's registration hook."""
         if _is_compiling():
             return
         try:
@@ -97,21 +96,21 @@ class Owners:
             self._on_fault(error)
 
     def know(self, top: nn.Module) -> None:
-        """Learns who owns what below a module."""
+        """Note the parents of all modules below a module."""
         for parent in top.modules():
             for child in parent._modules.values():
                 if child is not None and child not in self._parents:
                     self._parents[child] = weakref.ref(parent)
 
     def top_of(self, module: nn.Module) -> nn.Module:
-        """Returns the outermost module that (still) contains `module`."""
+        """Return the outermost module that (still) contains `module`."""
         if (self._scanned or module in self._built) and self._parent(module) is None:
-            return module  # nearly always: the model itself
+            return module  # the usual case: the model itself
         *_, top = self.and_above(module)
         return top
 
     def and_above(self, module: nn.Module) -> Iterator[nn.Module]:
-        """Yields a module and those that contain it, the outermost last."""
+        """Yield a module and the modules that contain it, the outermost last."""
         if not self._scanned and module not in self._built and has_parameters(module):
             self._scan()
         seen = {id(module)}
@@ -137,12 +136,13 @@ class Owners:
 
 
 class Top:
-    """One outermost module: the model, or one of several (adversarial training, a loss module).
+    """An outermost module: the model, or one of several (adversarial training, a loss module).
 
     Args:
         module: the module itself.
-        prefixed: whether the names of its nodes begin with its label.
-        number: which one of its class it is, from 1; from the second on it is part of the label.
+        prefixed: returns whether the names of its nodes begin with its label.
+        number: its number among the outermost modules of its class, counting from 1; from 2 on, it
+            is part of the label.
     """
 
     def __init__(
@@ -153,31 +153,31 @@ class Top:
         self.label = name if number == 1 else f"{name}#{number}"
         self.parametric = self.takes_part = False
         self.look(module)
-        self.marks: dict[str, str] = {}  # names that `@comgra.node` gives to modules, by path
+        self.marks: dict[str, str] = {}  # names that `@comgra.node` assigns to modules, by path
         self.prefixed = prefixed
 
     def become(self, module: nn.Module) -> None:
-        """Another module of the class takes the place of one that is gone."""
+        """Replace a module that no longer exists with another of the same class."""
         self.module = weakref.ref(module)
         self.look(module)
 
     def look(self, module: nn.Module) -> None:
-        """Sees whether it has parameters by now; some modules make them in their first call."""
+        """Update whether the module has parameters, which some create in their first call."""
         self.parametric = self.parametric or has_parameters(module)
         self.takes_part = self.takes_part or self.parametric
 
     def joins(self, args: Any, kwargs: Any) -> bool:
-        """Whether it is part of the model, being called with these arguments.
+        """Return whether the module is part of the model, given the arguments of a call.
 
-        One without parameters is if gradient can flow through it. A loss module's can; a transform
-        that a data loader applies to every sample has none.
+        A module without parameters is part of the model if gradients can flow through it, as in a
+        loss module, but not in a transform that a data loader applies to every sample.
         """
         if not self.takes_part:
             self.takes_part = any(t.requires_grad for _, t in tensors_in((args, kwargs)))
         return self.takes_part
 
     def node(self, path: str) -> str:
-        """Returns the node name of a module path below this top."""
+        """Return the node name of the module at a path below this one."""
         name = self.marks.get(path, path)
         if not name:
             return self.label
@@ -185,9 +185,9 @@ class Top:
 
 
 def has_parameters(module: nn.Module) -> bool:
-    """Whether a module, or one within it, has parameters.
+    """Return whether a module or any of its submodules has parameters.
 
-    Asked at each call of a model: `parameters()` takes ten times as long to say that it has some.
+    Runs at each call of a model; `parameters()` would take ten times as long to find the first.
     """
     waiting, seen = [module], {id(module)}
     while waiting:
@@ -202,15 +202,15 @@ def has_parameters(module: nn.Module) -> bool:
 
 
 def trains_beside(top: nn.Module, part: nn.Module, held: Collection[int]) -> bool:
-    """Whether `top` trains parameters that do not belong to its part.
+    """Return whether `top` trains parameters that do not belong to `part`.
 
-    If it does not, it only wraps that part: for a loss, for a task with an average of the weights,
-    for another framework.
+    If not, `top` only wraps that part: for a loss, for a task with an average of the weights, for
+    another framework.
 
     Args:
-        top: holds the other one.
-        part: may be all that is trained.
-        held: the ids of the parameters that optimizers hold; empty if there are none.
+        top: the containing module.
+        part: the module inside it.
+        held: the ids of the parameters held by optimizers; empty if there are no optimizers.
     """
     own = {id(parameter) for parameter in part.parameters()}
     beside = (p for p in top.parameters() if p.requires_grad and id(p) not in own)
@@ -218,16 +218,16 @@ def trains_beside(top: nn.Module, part: nn.Module, held: Collection[int]) -> boo
 
 
 def unwrapped_class(module: nn.Module) -> str:
-    """Returns the class name of a module below its wrappers (DDP, `torch.compile`)."""
+    """Return the class name of a module without its wrappers (DDP, `torch.compile`)."""
     return class_of(_unwrapped(module)).__name__
 
 
 def in_training(module: nn.Module) -> bool:
-    """Whether a module, or what it wraps, is in training mode.
+    """Return whether a module, or the module that it wraps, is in training mode.
 
-    What is switched is often the module within (Lightning never switches its wrapper for DDP).
+    Programs often switch only the wrapped module (Lightning never switches its DDP wrapper).
     """
-    # a frozen scripted one has no such attribute
+    # a frozen scripted module has no such attribute
     return getattr(_unwrapped(module), "training", False)
 
 
@@ -237,11 +237,11 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 
 def wrapped(module: nn.Module) -> nn.Module | None:
-    """Returns the module that another one only wraps; None if that is a module of its own."""
+    """Return the module inside a wrapper; None if `module` is not a wrapper."""
     name = type(module).__name__
     if any(parameter is not None for parameter in module._parameters.values()):
-        return None  # it holds those of what it wraps, flattened (FSDP)
-    # those of a scripted module are no dictionary, though they can be gone through as one
+        return None  # FSDP: it holds the flattened parameters of the wrapped module
+    # `_modules` of a scripted module is not a dict, but has `items`
     for known, child in module._modules.items():
         if known in _WRAPPED or (known == "module" and name in _WRAPPER_CLASSES):
             return child
@@ -249,7 +249,7 @@ def wrapped(module: nn.Module) -> nn.Module | None:
 
 
 def named_modules(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yields (path, module) below a top, wrappers left out, each module once."""
+    """Yield (path, module) for a module and its submodules, without wrappers, each module once."""
     yield from _named(top, "", set())
 
 

@@ -1,9 +1,9 @@
-"""Finds objects among all that the program has, without being felt by its other threads.
+"""Find objects among all objects of the program without disturbing its other threads.
 
-The collector's list of all objects has some that another thread is about to finish, such as the
-tuple that `tuple(generator)` fills. Whoever holds a reference to that one when it is done makes the
-other thread fail ("SystemError: bad argument to internal function"). So the list is read in one
-call of C code, within which no other thread runs, and only what was looked for is kept.
+The garbage collector's list includes objects that another thread is still constructing, such as the
+tuple that `tuple(generator)` fills. Holding a reference to one when it is completed makes the other
+thread fail ("SystemError: bad argument to internal function"). So the list is read in one call of C
+code, during which no other thread runs, and only matching objects are kept.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from comgra_decl.hooks.other_threads import uncollected
 T = TypeVar("T")
 
 _MOST_REACHED = 5_000
-"""Objects nearest to the variables of a function, or of the program's main module, among which
-frozen ones are looked for."""
+"""The number of objects to search for frozen ones, starting from the variables of a function or of
+the program's main module."""
 
 _NO_WAY = (type, ModuleType, FunctionType, CodeType, FrameType, str, bytes, int, float)
-"""What does not lead to a module or an optimizer, or to everything that was ever imported."""
+"""Types not to search: they lead to no module or optimizer, or to everything ever imported."""
 
 
 def instances_of(cls: type[T]) -> Iterator[T]:
-    """Yields the living instances of a class, told by `type`: `isinstance` wakes lazy proxies.
+    """Yield the living instances of a class and its subclasses; some may be yielded twice.
 
-    Some may come twice. What a program has frozen (`gc.freeze`, before it forks workers) is in no
-    list of the collector: of that, what variables of the program's main module lead to is found,
-    and from Python 3.13 on, those of running functions.
+    Instances are recognised by `type`, because `isinstance` triggers lazy proxies. The collector
+    does not list frozen objects (`gc.freeze`, called before forking workers). Of those, the ones
+    reachable from variables of the main module are found, and from Python 3.13 on, also those
+    reachable from variables of running functions.
     """
     kinds = _with_derived(cls)
     yield from _among(gc.get_objects, kinds=kinds)
@@ -43,23 +44,26 @@ def instances_of(cls: type[T]) -> Iterator[T]:
 
 
 def functions_with(code: CodeType) -> list[FunctionType]:
-    """Returns the functions that run some code, unless they are frozen (`gc.freeze`)."""
+    """Return the functions with the given code object, except frozen ones (`gc.freeze`)."""
     functions = _among(gc.get_referrers, code, kinds={id(FunctionType)})
     return [function for function in functions if function.__code__ is code]
 
 
 def _among(found: Callable[..., list[Any]], *about: Any, kinds: Collection[int]) -> list[Any]:
-    """Returns those of what a function of the collector finds that have one of some types.
+    """Return the objects of some types among those that a function of `gc` returns.
 
-    Types are told apart by `id`: one whose metaclass defines `==` may have no hash.
+    Args:
+        found: the function of `gc`.
+        about: its arguments.
+        kinds: the ids of the types; a type whose metaclass defines `==` may not be hashable.
     """
     box: list[list[Any]] = []
     fill: Iterator[Any] = filter(None, map(box.extend, (starmap(found, (about,)),)))
     flags = map(kinds.__contains__, map(id, map(type, chain.from_iterable(box))))
-    objects = chain(chain.from_iterable(box), repeat(None))  # longer: both come to the box's end
+    objects = chain(chain.from_iterable(box), repeat(None))  # longer, so that `flags` ends first
     empty: Iterator[Any] = filter(None, starmap(box.clear, ((),)))
-    with uncollected():  # what is run for a collection would let other threads go on
-        return list(chain(fill, compress(objects, flags), empty))  # all happens here, in this order
+    with uncollected():  # callbacks of a collection would allow other threads to run
+        return list(chain(fill, compress(objects, flags), empty))  # evaluates all, in this order
 
 
 def _with_derived(cls: type) -> set[int]:
@@ -75,7 +79,7 @@ def _with_derived(cls: type) -> set[int]:
 
 
 def _reached() -> Iterator[Any]:
-    """Yields what can be reached from the program's main module, and from running functions."""
+    """Yield the objects reachable from the program's main module and from running functions."""
     seen: set[int] = set()
     for origin in [vars(sys.modules["__main__"]), *variables_in_use()]:
         waiting: deque[Any] = deque([origin])

@@ -1,4 +1,4 @@
-"""Which optimizers a program has, and which of the models that it calls they train."""
+"""Track a program's optimizers, and the called models that they train."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from comgra_decl.hooks.recursion import EveryCall
 from comgra_decl.hooks.step_clock import Seen
 
 _WATCHED = 4
-"""Optimizer steps for which calls are watched after one of an optimizer that was never seen."""
+"""The number of optimizer steps to watch calls for after the first step of a new optimizer."""
 
 
 class Optimizers:
-    """Knows the optimizers of a program by their `id`, as long as they live.
+    """The optimizers of a program by their `id`, held weakly.
 
     Args:
-        forget: told the `id` of one that is gone.
+        forget: called with the `id` of an optimizer that no longer exists.
     """
 
     def __init__(self, *, forget: Callable[[int], None]) -> None:
         self._forget = forget
         self._known: dict[int, weakref.ref[Optimizer]] = {}
         self._searched: dict[int, weakref.ref[nn.Module]] = {}
-        self._aside: dict[int, bool] = {}  # whether one trains numbers beside the models alone
-        self._stepped: list[set[int]] = []  # ids of the parameters of those that have in this step
+        self._aside: dict[int, bool] = {}  # whether an optimizer trains no model, see `_is_aside`
+        self._stepped: list[set[int]] = []  # parameter ids of those that stepped in this step
 
     def note(self, optimizer: Optimizer) -> None:
-        """An optimizer has shown itself."""
+        """Register an optimizer."""
         number = id(optimizer)
         if number not in self._known:
             self._known[number] = weakref.ref(optimizer, lambda _: self._gone(number))
@@ -45,7 +45,7 @@ class Optimizers:
         self._forget(number)
 
     def held(self) -> set[int]:
-        """Returns the ids of all parameters that the known optimizers hold."""
+        """Return the ids of all parameters held by the known optimizers."""
         known = (o for reference in self._known.values() if (o := reference()) is not None)
         return {number for optimizer in known for number in _parameters(optimizer)}
 
@@ -57,19 +57,19 @@ class Optimizers:
         )
 
     def held_in(self, model: nn.Module) -> set[int]:
-        """Returns the same, after a search for those of a model."""
+        """Search for the optimizers of a model, then return the same as `held`."""
         self._search([model])
         return self.held()
 
     def begin_step(self) -> None:
-        """A step of the training begins."""
+        """Reset what is known about the step in progress."""
         self._stepped.clear()
 
     def seen(self, optimizer: Optimizer, called: Iterator[nn.Module]) -> Seen:
-        """Returns what the models called in this step have to do with optimizers.
+        """Return how the models called in this step relate to optimizers.
 
-        One that holds no other parameters than one that has stepped is no other one: it is a
-        wrapper (of Lightning, Accelerate), or outdated.
+        An optimizer whose parameters are all held by one that has stepped is not counted as another
+        one: it is a wrapper (of Lightning, Accelerate), or outdated.
         """
         self.note(optimizer)
         models = list(called)
@@ -91,7 +91,10 @@ class Optimizers:
         return Seen(own, others, not own and self._is_aside(optimizer, mine))
 
     def _is_aside(self, optimizer: Optimizer, held: set[int]) -> bool:
-        """Whether an optimizer trains only numbers of the program, or of what owns its models."""
+        """Return whether an optimizer trains no called model, only other tensors.
+
+        They belong to no module, or to a module that contains called models.
+        """
         number = id(optimizer)
         if number not in self._aside:
             called = (model for ref in self._searched.values() if (model := ref()) is not None)
@@ -102,7 +105,7 @@ class Optimizers:
         return self._aside[number]
 
     def hold(self, parameters: list[torch.Tensor]) -> bool:
-        """Whether an optimizer that lives holds one of some parameters; looks at all objects."""
+        """Return whether a living optimizer holds any of the tensors; may scan all objects."""
         wanted = {id(parameter) for parameter in parameters}
         if not any(True for _ in self._holders(wanted)):
             for optimizer in instances_of(Optimizer):
@@ -111,9 +114,10 @@ class Optimizers:
         return any(True for _ in self._holders(wanted))
 
     def train(self, leaves: list[torch.Tensor], *, models: Iterable[nn.Module]) -> bool:
-        """Whether an optimizer that lives trains some tensors, or the models that are called.
+        """Return whether a living optimizer trains any of the tensors or of the called models.
 
-        What is no parameter may be written beside it: samples of an energy, or of an attack.
+        The models count only if none of the tensors is a parameter: programs with an optimizer may
+        also update other tensors by hand, such as samples of an energy-based model or an attack.
         """
         if self.hold(leaves):
             return True
@@ -133,10 +137,10 @@ class Optimizers:
                 yield number
 
     def _search(self, models: list[nn.Module]) -> None:
-        """Finds the optimizers of models that are called for the first time, among all objects.
+        """Find the optimizers of models called for the first time, by a scan of all objects.
 
-        Those of frozen models, too: while its critic steps, a generator may have no
-        `requires_grad`. An optimizer that is made later is known when it steps.
+        Includes frozen models: while its critic steps, a generator may not require gradients. An
+        optimizer created later is registered when it steps.
         """
         new = [model for model in models if not self._is_searched(model)]
         if not new:
@@ -157,25 +161,25 @@ class Optimizers:
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[int]:
-    """Yields the ids of what an optimizer holds; it has no groups while it is being constructed."""
+    """Yield the ids of an optimizer's parameters; none while it is being constructed."""
     for group in getattr(optimizer, "param_groups", ()):
         yield from map(id, group["params"])
 
 
 def _holds(module: nn.Module, parameters: set[int]) -> bool:
-    """Whether a module itself, not one within it, holds one of these parameters."""
+    """Return whether a module itself, not a submodule, holds one of these parameters."""
     held = module.__dict__.get("_parameters") or {}
     return any(id(parameter) in parameters for parameter in held.values())
 
 
 class CalledModels:
-    """The models that the training has called in the step in progress.
+    """The models called in the step in progress.
 
-    In recorded steps the tracer tells of them. After an optimizer that was never seen, a hook does
-    for a few steps; it tells of every module that has parameters, which is as good.
+    In recorded steps, the tracer reports them. After the first step of a new optimizer, a hook does
+    so for a few steps; it reports every module with parameters, which serves the same purpose.
 
     Args:
-        on_fault: told about an error of our own.
+        on_fault: called with errors of tracing itself.
     """
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
@@ -183,10 +187,10 @@ class CalledModels:
         self._called: dict[int, weakref.ref[nn.Module]] = {}
         self._calls = EveryCall(self._before)
         self._left = 0
-        self._whole = False  # whether calls have been watched since the step began
+        self._whole = False  # whether calls have been watched since the start of the step
 
     def note(self, module: nn.Module) -> None:
-        """A module is called."""
+        """Add a module that is called."""
         if id(module) not in self._called:
             self._called[id(module)] = weakref.ref(module)
 
@@ -195,15 +199,15 @@ class CalledModels:
 
     @property
     def watched(self) -> bool:
-        """Whether the hook has told of all calls of the step in progress."""
+        """Whether the hook has reported all calls of the step in progress."""
         return self._whole
 
     def clear(self) -> None:
-        """What was called until now was an evaluation."""
+        """Forget the calls so far, which belonged to an evaluation."""
         self._called.clear()
 
     def begin_step(self) -> None:
-        """A step of the training begins."""
+        """Begin a step: forget earlier calls, and stop watching after the last watched step."""
         self._called.clear()
         self._whole = self._calls.on
         self._left -= 1
@@ -211,14 +215,14 @@ class CalledModels:
             self.stop()
 
     def watch(self) -> None:
-        """Looks, for a few steps, which modules are called."""
+        """Watch which modules are called for the next few steps."""
         self._left = _WATCHED
         if not self._calls.on:
             self._calls.install()
             self._whole = True
 
     def stop(self) -> None:
-        """Looks no longer."""
+        """Stop watching calls."""
         self._whole = False
         self._calls.remove()
 

@@ -1,8 +1,8 @@
-"""The function that a torch function mode has to call: not what somebody put in its place.
+"""Find the original function for a torch function mode to call, instead of a replacement.
 
-Torch hands a mode the function by its public name. Where the program has replaced that
-(`F.relu = mine`, which calls the original one), the mode would call the replacement once more, in
-the middle of itself. What is called here is what was running when torch asked the mode.
+Torch looks up the function that it passes to a mode by its public name. If the program has replaced
+it (`F.relu = mine`, which calls the original), the mode would call the replacement again, from
+within itself. The functions here return the function that was running when torch called the mode.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ _OF_C = (
     | WrapperDescriptorType
 )
 _OPERATORS = OperatorBase | OpOverloadPacket
-"""Objects that are called: the code that runs is not all of one."""
+"""Callable objects, whose running code does not identify them."""
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _ASKING = overrides.handle_torch_function.__code__
 
 _known: set[Callable[..., Any]] = set()
-"""Python functions of torch that were seen to be torch's own."""
+"""Python functions known to be torch's own, not replacements."""
 
 _originals: dict[CodeType, Callable[..., Any]] = {}
-"""Functions of torch that somebody has replaced: looking for one may go through many objects."""
+"""A cache of replaced torch functions, because the search for one may visit many objects."""
 
-_MOST = 1_000_000  # objects that are looked through for one of them
+_MOST = 1_000_000  # objects to search for one of them
 
 
 def genuine(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function that was running when torch asked a mode to handle it.
+    """Return the function that was running when torch called a mode.
 
-    To be called by the mode's `__torch_function__` itself.
+    Must be called directly from the mode's `__torch_function__`.
 
     Args:
-        func: what torch calls it.
+        func: the function that torch passed to the mode.
     """
     if isinstance(func, _OF_C | _OPERATORS):
         return func
     if type(func) is FunctionType and func in _known:
         return func
-    asking = sys._getframe(2)  # whoever has called `__torch_function__`
+    asking = sys._getframe(2)  # the caller of `__torch_function__`
     if asking.f_code is not _ASKING:
         return _of_c(func)
     running = asking.f_back
@@ -77,10 +77,10 @@ def genuine(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_python(func: Callable[..., Any], running: FrameType) -> Callable[..., Any]:
-    """Returns the function whose code runs in a frame, given how it is called by its name."""
+    """Return the function whose code runs in a frame, given the one found by its name."""
     code = running.f_code
     if not _is_torchs(code):
-        return func  # a library or the program itself asks for another function to be called
+        return func  # a library or the program itself called `handle_torch_function`
     if _is_genuine(func):
         _known.add(func)
         return func
@@ -96,9 +96,9 @@ def _is_torchs(code: CodeType) -> bool:
 
 
 def _is_genuine(func: Any) -> bool:
-    """Whether all of a function, and of what it wraps, is torch's.
+    """Return whether a function and everything that it wraps belong to torch.
 
-    Some of torch's are not the code that runs: `F.max_pool2d` chooses one of two.
+    The running code may differ from the function's: `F.max_pool2d` dispatches to one of two.
     """
     while func is not None:
         if type(func) is not FunctionType or not _is_torchs(func.__code__):
@@ -108,19 +108,20 @@ def _is_genuine(func: Any) -> bool:
 
 
 def _held(code: CodeType, func: Any) -> Callable[..., Any] | None:
-    """Returns the function with this code that is held by what has been put in its place.
+    """Return the function with this code among the objects reachable from its replacement.
 
-    What a function holds itself comes first: modules and classes lead to everything there is.
+    Searches the objects that the replacement holds itself first: modules and classes lead to
+    everything else.
     """
     near: deque[Any] = deque([func])
-    far: deque[Any] = deque([sys.modules])  # whoever else holds it: `kept = F.relu`
+    far: deque[Any] = deque([sys.modules])  # other references, such as `kept = F.relu`
     seen: set[int] = set()
     while (near or far) and len(seen) < _MOST:
         holder = near.popleft() if near else far.popleft()
         for held in gc.get_referents(holder):
             if type(held) is FunctionType and held.__code__ is code:
                 return held
-            kind = type(held)  # `isinstance` wakes lazy proxies
+            kind = type(held)  # `isinstance` would trigger lazy proxies
             if id(held) in seen or kind in (FrameType, CodeType):
                 continue
             seen.add(id(held))
@@ -132,13 +133,13 @@ def _held(code: CodeType, func: Any) -> Callable[..., Any] | None:
 
 
 def _found(code: CodeType, running: FrameType) -> Callable[..., Any] | None:
-    """Returns the function with this code, wherever it is held."""
+    """Return the function with this code, wherever it is held, or an equivalent new one."""
     if functions := functions_with(code):
         return functions[0]
     if code.co_freevars:
         return None
-    # `gc.freeze` hides what there is. What torch hands a mode leaves out nothing but arguments
-    # that are None.
+    # `gc.freeze` hides the function. None is a safe default: torch passes a mode all arguments
+    # except those that are None.
     made = FunctionType(code, running.f_globals, code.co_name)
     made.__defaults__ = (None,) * code.co_argcount
     made.__kwdefaults__ = dict.fromkeys(
@@ -148,7 +149,7 @@ def _found(code: CodeType, running: FrameType) -> Callable[..., Any] | None:
 
 
 def _of_c(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the method in C that goes by the name under which something else was found."""
+    """Return the C method that was replaced under the name of a function."""
     for name, value in vars(torch.Tensor).items():
         if value is func or getattr(value, "__func__", None) is func:
             original: Callable[..., Any] = getattr(TensorBase, name, func)

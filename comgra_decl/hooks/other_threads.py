@@ -1,8 +1,8 @@
-"""What all threads are doing, seen from one of them.
+"""Inspect the frames of all threads from one of them.
 
-Before Python 3.12, where a frame of another thread is looked at, garbage may be collected, and what
-is run for that lets the other thread go on: its frames are freed while they are read, and the
-process dies of it. So nothing is collected meanwhile.
+Before Python 3.12, reading a frame of another thread may trigger a garbage collection, whose
+callbacks allow the other thread to run. Its frames are then freed while they are read, and the
+process crashes. So garbage collection is disabled in the meantime.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from types import CodeType, FrameType
 
 
 def alive() -> set[int]:
-    """Returns the identifiers of all threads that run Python."""
+    """Return the identifiers of all threads that run Python."""
     with uncollected():
         return set(sys._current_frames())
 
 
 def running(wanted: Callable[[CodeType], bool]) -> list[int]:
-    """Returns the line in which each thread is in each call of some code."""
+    """Return the current line number of each call, in any thread, of the wanted code."""
     lines = []
     with uncollected():
         for frame in sys._current_frames().values():
@@ -35,12 +35,12 @@ def running(wanted: Callable[[CodeType], bool]) -> list[int]:
     return lines
 
 
-_lock = threading.RLock()  # else one thread that is done would end the pause of another
+_lock = threading.RLock()  # otherwise one thread could end the pause of another
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Holds the collector off before Python 3.12; later ones collect between instructions only."""
+    """Disable the collector before Python 3.12; later ones only collect between instructions."""
     with _lock:
         pauses = sys.version_info < (3, 12) and gc.isenabled()
         if pauses:
@@ -53,7 +53,7 @@ def uncollected() -> Iterator[None]:
 
 
 def _renew() -> None:
-    """A process that is forked while another thread reads has nobody to give the lock back."""
+    """Replace the lock in a forked process, where the thread that held it does not exist."""
     global _lock
     _lock = threading.RLock()
 

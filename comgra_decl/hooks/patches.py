@@ -1,9 +1,10 @@
-"""The one way in which something of ours stands in the place of something foreign.
+"""Monkey patches of torch and of the program; all patches go through this module.
 
-Some events of torch have no hook: a module is switched to evaluation, `backward` is called, a
-scaler skips a step. There a stand-in calls the original once, with the same arguments, and returns
-its result. What a program keeps of it (`b = torch.autograd.backward`, a partial, a decorator)
-behaves as the original once tracing is over, and what others put on top of it stays.
+Torch has no hook for some events: a module switches to evaluation, `backward` is called, a scaler
+skips a step. For these, a stand-in calls the original once, with the same arguments, and returns
+its result. References that a program keeps to a stand-in (`b = torch.autograd.backward`, a partial,
+a decorator) behave like the original after tracing has ended, and patches that others apply on top
+of it stay in place.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ _ABSENT = object()
 _is_compiling = torch.compiler.is_compiling
 
 in_place: WeakSet[Patch] = WeakSet()
-"""The patches that are applied now."""
+"""The patches that are currently applied."""
 
 
 class Patch:
-    """Puts a stand-in into the place of one attribute of a module or class.
+    """Replaces one attribute of a module or class with a stand-in.
 
-    A stand-in does something of ours only while its patch is applied, and never in code that is
-    being compiled; at all other times it is the original and one more call. It has the original's
-    name, signature, documentation and globals, so `inspect` and TorchScript see the original.
+    A stand-in is active only while its patch is applied, and never in code that is being compiled;
+    at all other times, it only calls the original. It has the original's name, signature,
+    documentation and globals, so `inspect` and TorchScript see the original.
 
     Args:
         owner: the module or class.
-        name: of the attribute, which a class may have inherited.
-        around: called as `around(original, *args, **kwargs)` in the original's place. Of a class
-            method, `original` is called with the class first.
-        whole: where one more call would be felt: given the original, and a list whose only element
-            says whether the patch is applied, makes the stand-in itself.
+        name: the name of the attribute, which a class may have inherited.
+        around: called as `around(original, *args, **kwargs)` instead of the original. For a class
+            method, `original` takes the class as its first argument.
+        whole: creates the whole stand-in, for cases in which the cost of one more call matters. It
+            receives the original and a list whose only element is whether the patch is applied.
     """
 
     def __init__(
@@ -57,17 +58,17 @@ class Patch:
         self.name = name
         self._around = around
         self._whole = whole
-        self._before: Any = None  # as the owner itself stores it, or nothing
+        self._before: Any = None  # the attribute as stored on the owner itself, or `_ABSENT`
         self._original: Any = None
         self._stand_in: Any = None
-        self._on = [False]  # of the newest stand-in; an older one, which somebody has kept, is off
+        self._on = [False]  # of the newest stand-in; older ones that a program has kept stay off
 
     def apply(self) -> None:
-        """Puts the stand-in in place; calling it twice is harmless."""
+        """Apply the patch. Idempotent."""
         if self._on[0]:
             return
         found = vars(self.owner).get(self.name, _ABSENT)
-        if found is _ABSENT or found is not self._stand_in:  # else it was left
+        if found is _ABSENT or found is not self._stand_in:  # otherwise `leave` left it
             self._before = found
             original = self._stored()
             if original is not self._original:
@@ -79,7 +80,7 @@ class Patch:
         in_place.add(self)
 
     def restore(self) -> None:
-        """Puts back what was there, unless somebody else has replaced it since."""
+        """Restore the original attribute, unless someone else has replaced it since."""
         ours = self._on[0] and vars(self.owner).get(self.name) is self._stand_in
         self._on[0] = False
         in_place.discard(self)
@@ -89,15 +90,16 @@ class Patch:
             setattr(self.owner, self.name, self._before)
 
     def leave(self) -> None:
-        """Ends what it does and leaves the stand-in, where a program may have kept it by now.
+        """Deactivate the stand-in but leave it in place.
 
-        So that it has one `torch.compile` and not two, of which one is the stand-in.
+        For functions that a program may have kept a reference to, such as `torch.compile`: it would
+        otherwise have two different ones.
         """
         self._on[0] = False
         in_place.discard(self)
 
     def _stored(self) -> Any:
-        """Returns the attribute as it is stored: a class method still is one."""
+        """Return the attribute as it is stored, without binding class methods."""
         if self._before is not _ABSENT:
             return self._before
         inherited = inspect.getattr_static(self.owner, self.name, _ABSENT)
@@ -120,7 +122,7 @@ class Patch:
         code = _stand_in_code(original)
         made = code(original, self._around, self._on, _is_compiling)
         run_natively(made, within=False)
-        # TorchScript resolves names that it finds in the original's source in these globals.
+        # TorchScript resolves the names in the original's source in these globals.
         variables = getattr(inspect.unwrap(original), "__globals__", globals())
         made = FunctionType(made.__code__, variables, closure=made.__closure__)
         made.__defaults__ = getattr(original, "__defaults__", None)
@@ -140,18 +142,18 @@ _ABOVE = frozenset({"original", "around", "on", "compiling"})
 
 
 def _stand_in_code(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns what makes a stand-in with the very parameters of a function.
+    """Return a factory of stand-ins with exactly the parameters of a function.
 
-    `torch.fx` and others look at a function's code, not only at its signature. A function that
-    does not tell its parameters, or names them as we do ours, gets one that takes whatever comes.
+    `torch.fx` and others inspect a function's code, not only its signature. If the parameters are
+    unknown, or clash with the names in `_STAND_IN`, the stand-in takes `*args` and `**kwargs`.
     """
     name = getattr(original, "__name__", "")
     parameters, arguments = "*args, **kwargs", "*args, **kwargs"
     code = getattr(original, "__code__", None)
     if code is not None:
-        told = _told_by(original, code)
-        if _ABOVE.isdisjoint(p.name for p in told) and _ABOVE.isdisjoint([name]):
-            parameters, arguments = _parameters(told), _arguments(told)
+        actual = _actual_parameters(original, code)
+        if _ABOVE.isdisjoint(p.name for p in actual) and _ABOVE.isdisjoint([name]):
+            parameters, arguments = _parameters(actual), _arguments(actual)
     if not name.isidentifier() or keyword.iskeyword(name) or name in _ABOVE:
         name = "stand_in"
     variables: dict[str, Any] = {}
@@ -160,40 +162,40 @@ def _stand_in_code(original: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _told_by(original: Any, code: CodeType) -> list[inspect.Parameter]:
-    """Returns the parameters that a function takes: `functools.wraps` makes it tell others."""
+def _actual_parameters(original: Any, code: CodeType) -> list[inspect.Parameter]:
+    """Return the parameters of a function itself, ignoring a signature from `functools.wraps`."""
     bare = FunctionType(code, {}, argdefs=original.__defaults__, closure=original.__closure__)
     bare.__kwdefaults__ = original.__kwdefaults__
     return list(inspect.signature(bare).parameters.values())
 
 
-def _parameters(told: Iterable[inspect.Parameter]) -> str:
-    """Returns parameters as a function declares them; their defaults are given to it afterwards."""
+def _parameters(actual: Iterable[inspect.Parameter]) -> str:
+    """Return the source of a parameter list, with placeholders for the defaults."""
     empty = inspect.Parameter.empty
     given = [
-        p.replace(annotation=empty, default=empty if p.default is empty else None) for p in told
+        p.replace(annotation=empty, default=empty if p.default is empty else None) for p in actual
     ]
     return str(inspect.Signature(given))[1:-1]
 
 
-def _arguments(told: Iterable[inspect.Parameter]) -> str:
-    """Returns the arguments that pass parameters on."""
+def _arguments(actual: Iterable[inspect.Parameter]) -> str:
+    """Return the source of an argument list that passes the parameters on."""
     forms: dict[Any, str] = {
         inspect.Parameter.VAR_POSITIONAL: "*{0}",
         inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
         inspect.Parameter.VAR_KEYWORD: "**{0}",
     }
-    return ", ".join(forms.get(p.kind, "{0}").format(p.name) for p in told)
+    return ", ".join(forms.get(p.kind, "{0}").format(p.name) for p in actual)
 
 
 _CLASS_METHOD_OF_C = type(dict.__dict__["fromkeys"])
 
 
 def _disguised(stand_in: Any, original: Any) -> Any:
-    """Gives a stand-in the name, documentation and signature of the original."""
+    """Give a stand-in the name, documentation and signature of the original, and return it."""
     functools.update_wrapper(stand_in, original)
     stand_in.__module__ = getattr(original, "__module__", None)
-    with suppress(TypeError, ValueError):  # of C, which may not tell
+    with suppress(TypeError, ValueError):  # C functions may have no signature
         stand_in.__signature__ = inspect.signature(original)
     return stand_in
 
@@ -201,11 +203,10 @@ def _disguised(stand_in: Any, original: Any) -> Any:
 def watch_mode(
     on_mode: Callable[[nn.Module, bool], None], *, on_fault: Callable[[BaseException], None]
 ) -> Patch:
-    """Tells `on_mode` each module that is switched to training or evaluation, afterwards.
+    """Return a patch that calls `on_mode` after a module switches to training or evaluation mode.
 
-    `eval()` is `train(False)`. This is what makes evaluation visible at no cost: between recorded
-    steps nothing is attached to any module, and a program switches once per evaluation phase, not
-    once per batch.
+    `eval()` is `train(False)`. This detects evaluation at no cost: between recorded steps nothing
+    is attached to any module, and a program switches once per evaluation phase, not once per batch.
     """
 
     def train(original: Callable[..., Any], module: nn.Module, mode: bool = True) -> Any:
@@ -220,24 +221,24 @@ def watch_mode(
 
 
 def run_natively(*functions: Callable[..., Any], within: bool = True) -> None:
-    """Keeps Dynamo from compiling functions of ours that compiled code comes by.
+    """Prevent Dynamo from compiling tracing's own functions where compiled code calls them.
 
-    Between two graphs of a compiled function it compiles whatever Python is called there, ours
-    too; and since `is_compiling()` is true in all that it compiles, a hook would take its call for
-    one that is only traced and do nothing.
+    Between two graphs of a compiled function, Dynamo compiles all Python functions that are called,
+    including ours. `is_compiling()` is true in compiled code, so a hook would mistake its call for
+    one during compilation and do nothing.
 
     Args:
         functions: plain functions or methods.
-        within: whether what they call is kept from it as well; not for wrappers, which call the
+        within: whether to skip the functions that they call too; False for wrappers, which call the
             program's code.
     """
     evaluation = of_evaluation
-    if not hasattr(evaluation, "set_code_exec_strategy"):  # another torch: they are compiled, then
+    if not hasattr(evaluation, "set_code_exec_strategy"):  # torch without it compiles them
         return
     action = evaluation._FrameAction
     inner = action.SKIP if within else action.DEFAULT
     for function in functions:
         code = getattr(getattr(function, "__func__", function), "__code__", None)
-        if code is not None:  # of Python, not of C
+        if code is not None:  # C functions have no code object
             strategy = evaluation._FrameExecStrategy(action.SKIP, inner)
             evaluation.set_code_exec_strategy(code, strategy)

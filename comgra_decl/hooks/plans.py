@@ -1,4 +1,4 @@
-"""What is to be captured of each selected module, and the slots it has filled so far."""
+"""Capture plans of the selected modules, parameters and buffers, with the slots they fill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ModulePlan:
-    """One selected module: its capture options, its call counter, its slots."""
+    """The plan of one selected module: its capture options and its slots."""
 
     __slots__ = (
         "__weakref__",
@@ -54,8 +54,8 @@ class ModulePlan:
         mark = mark_of(module)
         self.role = (mark and mark.role) or "output"
         self.kind = (mark and mark.kind) or "computed"
-        # ModuleList and its kin have no forward: nothing to wait for
-        # (looked up without waking descriptors: that of a scripted class cannot be asked)
+        # ModuleList and similar containers have no forward, so no call is expected. Looked up
+        # statically because the descriptor of a scripted class raises.
         has_forward = inspect.getattr_static(type(module), "forward") is not nn.Module.forward
         self.can_fire = has_forward and (
             capture.output or capture.output_grad or capture.input or capture.input_grad
@@ -64,7 +64,7 @@ class ModulePlan:
         self.slots: dict[tuple[str, int], Slot] = {}
 
     def slot(self, role: str, iteration: int) -> Slot:
-        """Returns the slot of an output or input at the `iteration`-th call of this step."""
+        """Return the slot of an output or input in an iteration of this step."""
         slot = self.slots.get((role, iteration))
         if slot is None:
             slot = self.slots[role, iteration] = Slot(
@@ -78,14 +78,15 @@ class ModulePlan:
 
 
 class TensorPlan:
-    """One parameter or buffer of a selected module; a shared one has one plan with all its names.
+    """The plan of one parameter or buffer; a shared one has a single plan with all its names.
 
     Attributes:
-        slot: its series in the pass `forward`; other passes (`grad`, `update`) hang on it.
-        states: the series of what an optimizer keeps for a parameter, by name (`exp_avg`).
-        look: at one that no optimizer holds, as a record found it, or left it; None for others.
+        slot: its slot in the pass `forward`; the other passes (`grad`, `update`) belong to it.
+        states: the slots of its optimizer state (such as `exp_avg`), by name and iteration.
+        look: for a tensor that no optimizer holds, a snapshot from the last record; otherwise None.
         moved: whether it was written between the last two records.
-        trainable: whether the last record gave it a gradient, or could have; None before.
+        trainable: whether it received, or could have received, a gradient in the last record; None
+            before the first.
     """
 
     __slots__ = (
@@ -115,16 +116,16 @@ class TensorPlan:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The parameter or buffer as the module holds it now."""
+        """The parameter or buffer that the module currently holds; None if there is none."""
         module = self.module()
         if module is None:
             return None
         held = module._buffers if self.slot.kind == "buffer" else module._parameters
-        # what a scripted module holds is no dict
+        # in a scripted module, `held` is not a dict
         return held[self.attribute] if self.attribute in held else None  # noqa: SIM401
 
     def state(self, name: str, iteration: int) -> Slot:
-        """Returns the slot of one tensor that the optimizer keeps for this parameter."""
+        """Return the slot of one optimizer state tensor of this parameter."""
         slot = self.states.get((name, iteration))
         if slot is None:
             slot = self.states[name, iteration] = Slot(
@@ -139,7 +140,7 @@ class TensorPlan:
 
 
 class Part(NamedTuple):
-    """One module of a model: selected or not, and maybe gone by now."""
+    """One module of a model, selected or not; it may no longer exist."""
 
     path: str
     class_name: str
@@ -147,38 +148,38 @@ class Part(NamedTuple):
 
 
 class TopPlan:
-    """Everything planned for one top: selection, plans of modules, parameters and buffers."""
+    """The plan of one outermost module: its selection and the plans of its modules and tensors."""
 
     def __init__(self, spec: Spec, top: Top) -> None:
         self._spec = spec
         self._tree: list[tuple[str, int, tuple[str, ...]]] = []
         self.top = top
-        self.version = -1  # of what is known about who owns which module
-        self._parameter: weakref.ref[torch.Tensor] | None = None  # one of the model's
+        self.version = -1  # of `Owners` when the plan was last renewed
+        self._parameter: weakref.ref[torch.Tensor] | None = None  # the first of the model
         self.selection: Selection = select(spec, ())
         self.parts: list[Part] = []
-        self.modules: list[ModulePlan] = []  # plans hold modules weakly: none is kept
+        self.modules: list[ModulePlan] = []  # plans refer to modules weakly
         self.parameters: list[TensorPlan] = []
         self.buffers: list[TensorPlan] = []
-        # Everything that ever was, by its name: what is gone for a while goes on with its series.
+        # All earlier plans by name, so that a module or tensor that reappears continues its series.
         self._known_modules: dict[str, ModulePlan] = {}
         self._known_tensors: dict[str, TensorPlan] = {}
 
     def holds_part_of(self, module: nn.Module) -> bool:
-        """Whether a module has the parameters of this one, which is gone."""
+        """Return whether a module holds the first parameter of this one, which no longer exists."""
         first = self._parameter() if self._parameter is not None else None
         return first is not None and any(first is other for other in module.parameters())
 
     def become(self, module: nn.Module) -> None:
-        """Goes on, with the same series, with another module of the class: the first is gone."""
+        """Continue the same series with another module of the class after the first is gone."""
         self.top.become(module)
         self.version = -1
         self._tree = []
 
     def renew(self, module: nn.Module) -> bool:
-        """Plans the model as it is built now; returns whether there is anything new.
+        """Update the plan to the current modules of the model; return whether anything changed.
 
-        A module that takes the place of another one goes on with its series.
+        A module that replaces another one continues its series.
         """
         named = list(named_modules(module))
         tree = [(path, id(m), tuple(_held(m))) for path, m in named]
@@ -215,10 +216,10 @@ class TopPlan:
 
 
 def _going_on(known: dict[str, TensorPlan], plans: Iterable[TensorPlan]) -> list[TensorPlan]:
-    """Gives plans the series of those with the same path before them, the last or earlier ones.
+    """Give tensor plans the slots of any earlier plans with the same path, and return them.
 
-    A parameter may be gone for a while: pruning puts another one in its place, and takes it back.
-    By path, not by node: that may have got a prefix meanwhile.
+    A parameter may disappear for some time: pruning replaces it with another one and later restores
+    it. Plans are matched by path, because the node may have received a prefix since.
     """
     renewed = list(plans)
     paths = [plan.slot.names()[0] for plan in renewed]
@@ -231,18 +232,18 @@ def _going_on(known: dict[str, TensorPlan], plans: Iterable[TensorPlan]) -> list
 
 
 def _held(module: nn.Module) -> Iterator[str]:
-    """Yields the names of the parameters that a module has by now."""
+    """Yield the names of the parameters that a module currently has."""
     return (name for name, tensor in module._parameters.items() if tensor is not None)
 
 
 def mark_of(module: nn.Module) -> Mark | None:
-    """Returns what `@comgra.node` says of a module's `forward`."""
+    """Return the `@comgra.node` mark of a module's `forward`; None if it has none."""
     mark = getattr(module.forward, "__comgra_node__", None)
     return mark if isinstance(mark, Mark) else None
 
 
 def _names_from_marks(named: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
-    """Returns, by path, the names that marks give: to the first module of each, no other."""
+    """Return the names from marks by module path; each name goes to the first module with it."""
     first: dict[str, str] = {}
     for path, module in named:
         mark = mark_of(module)
@@ -279,7 +280,7 @@ def _plan_tensors(
 
 
 def facts_of(path: str, module: nn.Module) -> ModuleFacts:
-    """Returns what selectors know of a module."""
+    """Return the properties of a module that selectors match."""
     mark = mark_of(module)
     classes = tuple(cls.__name__ for cls in class_of(module).__mro__)
     return ModuleFacts(path, classes, mark.name if mark is not None else "")

@@ -1,4 +1,4 @@
-"""Finding the tensors inside whatever a module takes or returns."""
+"""Find the tensors in nested arguments and outputs of modules."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-_MAX_DEPTH = 8  # deeper nesting is a cycle or a data structure that is no output
-_LEAVES = frozenset({type(None), bool, int, float, str})  # what needs no look inside
+_MAX_DEPTH = 8  # deeper nesting is a cycle or a data structure other than an output
+_LEAVES = frozenset({type(None), bool, int, float, str})  # types that contain no tensors
 
 
 def tensors_in(value: Any, path: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Returns (path, tensor) for every tensor in a nested value, in a stable order.
+    """Return (path, tensor) for every tensor in a nested value, in a stable order.
 
-    Mappings give `.key`, sequences `[i]`, named tuples, dataclasses and attrs classes `.field`.
-    Own walk rather than pytree: pytree does not enter dataclasses and is ten times slower on a
+    Mappings add `.key` to the path, sequences `[i]`, and named tuples, dataclasses and attrs
+    classes `.field`. torch's pytree does not traverse dataclasses and is ten times slower on a
     plain tensor.
     """
     if isinstance(value, torch.Tensor):
@@ -28,10 +28,10 @@ def tensors_in(value: Any, path: str = "") -> list[tuple[str, torch.Tensor]]:
 
 
 def gradient_function(tensor: torch.Tensor) -> Any:
-    """Returns the `grad_fn` of a tensor; None also where torch refuses to tell it.
+    """Return the `grad_fn` of a tensor; None also where reading it raises.
 
-    It does for a view that was made under `no_grad` of something that was then changed in place, as
-    LBFGS does with complex parameters.
+    It raises for a view that was created under `no_grad` and whose base was then modified in place,
+    as in LBFGS with complex parameters.
     """
     try:
         return tensor.grad_fn
@@ -43,14 +43,14 @@ def _collect(value: Any, path: str, found: list[tuple[str, torch.Tensor]], depth
     if depth == _MAX_DEPTH:
         return
     kind = type(value)
-    if kind is tuple or kind is list:  # nearly always, and a hook's time: no generator
+    if kind is tuple or kind is list:  # the usual case in a hook: avoid the cost of a generator
         for i, child in enumerate(value):
             if isinstance(child, torch.Tensor):
                 found.append((f"{path}[{i}]", child))
             elif type(child) not in _LEAVES:
                 _collect(child, f"{path}[{i}]", found, depth + 1)
         return
-    # the keyword arguments of a call, mostly none, are a dict: no generator for those either
+    # keyword arguments are a dict, usually empty: avoid the generator here too
     plain = kind is dict
     children = [(f".{key}", child) for key, child in value.items()] if plain else _children(value)
     for step, child in children:
@@ -79,7 +79,7 @@ def _field_names(value: Any) -> list[str]:
 
 
 class Tensors:
-    """A value of which only its tensors are known, by their paths in it."""
+    """A value of which only the tensors are known, by their paths."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, torch.Tensor] = {}
@@ -88,13 +88,13 @@ class Tensors:
 def rebuilt(
     paths: list[str], tensors: list[torch.Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a call in which tensors lie as `tensors_in` has found them.
+    """Return call arguments with the given tensors at the paths found by `tensors_in`.
 
-    What is no tensor and holds none is None, or missing at the end.
+    Arguments without tensors are None, or missing at the end.
     """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for path, tensor in zip(paths, tensors, strict=False):  # no tensors: one empty path
+    for path, tensor in zip(paths, tensors, strict=False):  # no tensors: a single empty path
         first, rest = _first_step(path)
         if isinstance(first, int):
             args.extend([None] * (first + 1 - len(args)))
@@ -121,7 +121,7 @@ def _with(value: Any, path: str, tensor: torch.Tensor) -> Any:
 
 
 def first_batch_size(*values: Any) -> int | None:
-    """Returns the first dimension of the first tensor with one, or None: the batch size."""
+    """Return the batch size: the first dimension of the first tensor that has one, else None."""
     for value in values:
         for _, tensor in tensors_in(value):
             if tensor.dim() > 0:

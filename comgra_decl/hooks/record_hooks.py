@@ -1,4 +1,4 @@
-"""What sits on a program while a step is recorded, put on and taken off as one."""
+"""Install and remove everything that observes a program while a step is recorded."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 
 
 class RecordHooks:
-    """Puts hooks, modes and stand-ins on the program for a record, and takes them off again.
+    """Installs hooks, modes and stand-ins on the program for a record, and removes them again.
 
-    `arm` is for a step of the training, `install` for an evaluation alone; `disarm` ends both, but
-    for an evaluation that is being recorded.
+    `arm` prepares a training step, and `install` an evaluation only. `disarm` ends both, except for
+    an evaluation that is still being recorded.
 
     Args:
-        declared: what depends on the spec.
-        state: the step in progress.
-        lanes: the threads that train.
-        graphs: knows when a CUDA graph is being captured.
-        losses: looks at `backward`.
-        training: the record of a step.
-        evaluation: the phases of evaluation and their record.
-        ending: whether tracing goes on.
+        declared: the components that depend on the spec.
+        state: the state of the step in progress.
+        lanes: the training threads.
+        graphs: detects the capture of CUDA graphs.
+        losses: observes `backward`.
+        training: the record of a training step.
+        evaluation: the evaluation phases and their record.
+        ending: whether tracing continues, and how it ends.
 
     Attributes:
-        direct: sees calls of `forward` alone.
-        stance: has compiled code run eagerly.
-        headroom: the room that hooks need on the stack.
+        direct: detects direct calls of `forward`.
+        stance: makes compiled code run eagerly.
+        headroom: the additional stack depth for hooks.
     """
 
     _recording: Callable[[bool], None]
@@ -86,21 +86,21 @@ class RecordHooks:
     def connect(
         self, *, recording: Callable[[bool], None], before_loss: Callable[[], None]
     ) -> None:
-        """Names what is called of parts that are made later.
+        """Set the callbacks of components that are created later.
 
         Args:
-            recording: called with whether anything is recorded from now on.
-            before_loss: called when `backward` is, before anything is read.
+            recording: called with whether anything is being recorded, when that changes.
+            before_loss: called before each `backward`, before anything is read.
         """
         self._recording, self._before_loss = recording, before_loss
 
-    # -- on and off ----------------------------------------------------------------------------
+    # -- installing and removing ---------------------------------------------------------------
 
     def arm(self, *, thread: int) -> None:
-        """A step is captured from now on.
+        """Start capturing a step.
 
         Args:
-            thread: the one whose calls are followed; 0: the first that calls a model.
+            thread: the thread whose calls are followed; 0 for the first that calls a model.
         """
         declared = self._declared
         self._train.begin()
@@ -110,14 +110,14 @@ class RecordHooks:
         followed = self.follow_graph()
         declared.compiled.begin(self.stance, followed=followed)
         if declared.compiled.observed:
-            self.direct.remove()  # of the step before: within a stand-in nothing is compiled
+            self.direct.remove()  # from the previous step: code within stand-ins is not compiled
         else:
             self.direct.install(all_classes=followed or not self._state.any_ended)
         if self._before_step is None:
             self._before_step = before_steps.add(self._before_optimizer)
 
     def install(self) -> None:
-        """Puts on what an evaluation needs as well; calling it twice is harmless."""
+        """Install the hooks that an evaluation needs too. Idempotent."""
         self.headroom.take()
         self.stance.force()
         self._declared.tracer.install()
@@ -126,13 +126,13 @@ class RecordHooks:
         self._recording(True)
 
     def disarm(self) -> None:
-        """No step is captured any longer; the hooks of an evaluation that is recorded stay."""
+        """Stop capturing steps; keep the hooks of an evaluation that is being recorded."""
         self._state.disarm()
         self._train.open = False
         self._unused.clear()
-        with ExitStack() as each:  # all of them, whatever one of them does; the last is first
+        with ExitStack() as each:  # runs all callbacks, last first, even if one fails
             if not self._evaluation.open or self._ending.over:
-                if self._ending.error is None:  # else frames of ours may lie below those of others
+                if self._ending.error is None:  # otherwise our own frames may still be on the stack
                     each.callback(self.headroom.give_back)
                 each.callback(self._recording, False)
                 each.callback(self.stance.restore)
@@ -151,17 +151,17 @@ class RecordHooks:
             self._before_step = None
 
     def follow_graph(self) -> bool:
-        """Follows the dependency graph from now on if it is wanted; returns whether it is."""
+        """Start following the dependency graph if the spec asks for it; return whether it does."""
         graph = self._declared.structures.start()
         self._declared.tracer.follow_graph(graph)
         return graph is not None
 
     def stop_graph(self) -> None:
-        """Follows the dependency graph no longer."""
+        """Stop following the dependency graph."""
         self._declared.structures.stop()
         self._declared.tracer.follow_graph(None)
 
-    # -- what torch and the program call -------------------------------------------------------
+    # -- called by torch and the program -------------------------------------------------------
 
     def _before_direct(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -177,7 +177,7 @@ class RecordHooks:
 
     @guarded
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """The optimizer's own arithmetic is no part of the graph (a closure's model calls are)."""
+        """Pause the graph during optimizer arithmetic (a closure's model calls are part of it)."""
         if self._lanes.is_beside(here()) or is_nested_step(sys._getframe(1), optimizer):
             return
         declared = self._declared
@@ -189,16 +189,21 @@ class RecordHooks:
         declared.tracer.before_optimizer(self._train, optimizer, closure=closure)
 
     def is_of_another_thread(self) -> bool:
-        """Whether the step of another thread is recorded, or the next that is."""
+        """Return whether the step being recorded, or to be recorded next, is another thread's."""
         return self._declared.tracer.thread not in (0, here())
 
     def is_elsewhere(self) -> bool:
-        """Whether this thread, unless it is one of autograd's, is not the one that is recorded."""
+        """Return whether this thread is neither the recorded thread nor running autograd."""
         return self.is_of_another_thread() and not is_backward()
 
     @guarded
     def on_loss(self, loss: torch.Tensor, backwarded: torch.Tensor) -> None:
-        """`backward` is about to be called; `loss`: what it was before the gradient scale."""
+        """Read a loss before `backward` is called.
+
+        Args:
+            loss: the loss before gradient scaling.
+            backwarded: the tensor that `backward` is called on.
+        """
         if self._evaluation.capture.open:
             self._evaluation.capture.backwards.name()
         if not self._train.open:
@@ -209,11 +214,11 @@ class RecordHooks:
             self._declared.tracer.read_loss(self._train, loss, backwarded)
 
     def on_backward_done(self, *, whole: bool, by_hand: bool) -> None:
-        """`backward` has ended, while a step is recorded.
+        """Handle the end of `backward` in a recorded step.
 
         Args:
-            whole: whether it has computed the gradients of all that it came to.
-            by_hand: whether the program may be about to use these gradients itself.
+            whole: whether it computed the gradients of all tensors that it reached.
+            by_hand: whether the program may use the gradients in a manual update.
         """
         self._unused.end(whole=whole)
         self._train.backwards.end()

@@ -1,4 +1,4 @@
-"""How deeply calls may nest while hooks of ours are on all modules."""
+"""Raise the recursion limit while hooks are installed on all modules."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 _FACTOR, _MORE = 2, 200
-"""With hooks, torch needs about 7 frames for each module within another instead of 4, and ours come
-on top of the innermost one."""
+"""The limit's new value is `_FACTOR` times the old one plus `_MORE`: with hooks, torch needs about
+7 frames instead of 4 for each level of nested modules, and our hooks add more at the innermost."""
 
 
 class Headroom:
-    """Raises the interpreter's recursion limit, so that a program may nest as deeply as it may.
+    """Raises the recursion limit, so that a program can nest calls as deeply as without tracing.
 
-    With one recording inside another, it is lowered again when both are done.
+    With nested recordings, the limit is restored when all are done.
     """
 
-    _users: ClassVar[set[int]] = set()  # ids of those that need it
+    _users: ClassVar[set[int]] = set()  # ids of the instances that need it
     _theirs: ClassVar[int] = 0
     _ours: ClassVar[int] = 0
 
     def take(self) -> None:
-        """Makes room; calling it twice is harmless."""
+        """Raise the limit. Idempotent."""
         cls = Headroom
         if not cls._users:
             cls._theirs = sys.getrecursionlimit()
@@ -37,17 +37,17 @@ class Headroom:
         cls._users.add(id(self))
 
     def give_back(self) -> None:
-        """Needs it no longer; a limit that the program has set meanwhile stays."""
+        """Restore the limit, unless the program has set another one or it is still needed."""
         cls = Headroom
         last = cls._users == {id(self)}
         cls._users.discard(id(self))
         if last and sys.getrecursionlimit() == cls._ours:
-            with contextlib.suppress(RecursionError):  # refused in the depth of a call
+            with contextlib.suppress(RecursionError):  # refused if the stack is deeper now
                 sys.setrecursionlimit(cls._theirs)
 
 
 class EveryCall:
-    """A hook that runs before each call of any module, as long as it is wanted.
+    """A hook that runs before each call of any module, while installed.
 
     Args:
         before: the hook.
@@ -60,17 +60,17 @@ class EveryCall:
 
     @property
     def on(self) -> bool:
-        """Whether it runs."""
+        """Whether the hook is installed."""
         return self._handle is not None
 
     def install(self) -> None:
-        """Lets it run from now on; calling it twice is harmless."""
+        """Install the hook. Idempotent."""
         if self._handle is None:
             self._headroom.take()
             self._handle = register_module_forward_pre_hook(self._before)
 
     def remove(self) -> None:
-        """Lets it run no longer."""
+        """Remove the hook. Idempotent."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.remove()

@@ -1,4 +1,4 @@
-"""What was declared and what came of it: said in the log, stored with the run."""
+"""The report of a run: what was declared and what was recorded, logged and stored with the run."""
 
 from __future__ import annotations
 
@@ -22,51 +22,52 @@ _log = logging.getLogger("comgra_decl")
 
 
 class Reporter:
-    """Builds the documents `modules` and `report`, anew whenever they would say something else."""
+    """Builds the documents `modules` and `report`, and rebuilds them when their content changes."""
 
     def __init__(self, spec: Spec) -> None:
         self._warnings: dict[str, None] = {}
         self._choices: dict[str, str] = {}
-        self._said = 0
+        self._choice_count = 0
         self._last: dict[str, Any] = {}  # the newest report
         self._is_priced = False
         self._described: WeakKeyDictionary[TopPlan, list[dict[str, Any]]] = WeakKeyDictionary()
-        self.beside: Beside | None = None  # knows what is recorded beside modules
-        self.on_uncalled: Callable[[type], None] = lambda _: None  # told classes of modules in use
-        self.price: Callable[[], dict[str, Any] | None] = lambda: None  # what records have cost
-        self.optimizers: Optimizers | None = None
+        self.beside: Beside | None = None  # records functions and annotated tensors
+        # called with classes of modules that were used without being called
+        self.on_uncalled: Callable[[type], None] = lambda _: None
+        self.price: Callable[[], dict[str, Any] | None] = lambda: None  # the cost of records
+        self.optimizers: Optimizers | None = None  # tells which parameters are optimized
 
         self.follow(spec)
 
     def follow(self, spec: Spec) -> None:
-        """Reports about what `spec` declares from now on."""
+        """Report on the declarations of `spec` from now on."""
         self._entries: dict[str, set[str]] = {
             name: set(entry.capture) for name, entry in spec.nodes.items()
         }
         self._states: dict[str, object] = {}
-        self._told = False
+        self._silence_reported = False
 
     def warn(self, message: str) -> None:
-        """Logs a warning once and keeps it for the report."""
+        """Log a warning once and keep it for the report."""
         if message not in self._warnings:
             self._warnings[message] = None
             _log.warning(message)
 
     def say(self, what: str, sentence: str) -> None:
-        """Logs a choice that was made and keeps the newest about `what` for the report."""
+        """Log a choice and keep the newest one about `what` for the report."""
         self._choices[what] = sentence
-        self._said += 1
+        self._choice_count += 1
         _log.info(sentence)
 
     def documents(
         self, tops: Collection[TopPlan], capture: StepCapture, info: StepInfo
     ) -> dict[str, Any]:
-        """Returns the documents that changed with this record (none, for most)."""
+        """Return the documents that changed with this record (none, for most)."""
         if self._state(tops, capture) == self._states.get(info.mode):
             return {}
         report = self._report(tops, capture)
         if info.mode == "train":
-            self._tell(report, tops)
+            self._warn_of(report, tops)
         report["warnings"] = list(self._warnings)
         report |= self._priced()
         self._last = report
@@ -81,7 +82,7 @@ class Reporter:
         return {} if report == self._last else {"report": report}
 
     def _empty(self) -> dict[str, Any]:
-        """Returns the report of a run without a record: nothing is known of what it declares."""
+        """Return the report of a run without records, in which nothing is known to match."""
         nothing = {"matched": 0, "fired": 0, "written": 0, "never_called": []}
         return {
             "entries": {name: dict(nothing) for name in self._entries},
@@ -96,7 +97,7 @@ class Reporter:
         return {} if price is None else {"price": price}
 
     def _modules(self, plan: TopPlan) -> list[dict[str, Any]]:
-        """Describes the modules of a model; as they were, if it is gone."""
+        """Describe the modules of a model; if it no longer exists, as they were last."""
         if plan.top.module() is not None or plan not in self._described:
             seen: dict[int, str] = {}
             known = {id(own.tensor): own.trainable for own in plan.parameters}
@@ -107,15 +108,15 @@ class Reporter:
         return self._described[plan]
 
     def _state(self, tops: Collection[TopPlan], capture: StepCapture) -> object:
-        """Returns what changes whenever there is something new to say."""
+        """Return a value that changes whenever the documents change."""
         fired = sum([plan.fired for top in tops for plan in top.modules])
         beside = None if self.beside is None else self.beside.state
         refused, warned = len(capture.refused), len(self._warnings)
         trainable = tuple([plan.trainable for top in tops for plan in top.parameters])
         self._is_priced = self._is_priced or self.price() is not None
-        priced = self._is_priced
+        priced, count = self._is_priced, self._choice_count
         held = () if self.optimizers is None else self.optimizers.sizes()
-        return (len(tops), fired, beside, refused, warned, self._said, trainable, priced, held)
+        return (len(tops), fired, beside, refused, warned, count, trainable, priced, held)
 
     def _report(self, tops: Collection[TopPlan], capture: StepCapture) -> dict[str, Any]:
         entries = {name: self._entry(name, tops) for name in self._entries}
@@ -132,7 +133,7 @@ class Reporter:
     def _entry(self, name: str, tops: Collection[TopPlan]) -> dict[str, Any]:
         wanted = self._entries[name]
         plans = [p for t in tops for p in t.modules if name in p.capture.entries]
-        # by module: two models of one class ask for the same name, and one is then numbered
+        # by module: two models of one class share a name until one of them is numbered
         slots = {id(p.module): _output_slots(p, wanted) for p in plans}
         for top in tops:
             for parameter in top.parameters:
@@ -151,26 +152,26 @@ class Reporter:
         }
 
     def _unmatched_beside(self, tops: Collection[TopPlan]) -> list[str]:
-        """Returns what is to be said of functions and of annotations that nothing carries."""
+        """Return warnings about patterns that match no function or annotation."""
         if self.beside is None:
             return []
-        heard, models = self.beside.names, [top.selection.unmarked for top in tops]
+        names, models = self.beside.names, [top.selection.unmarked for top in tops]
         return [
             *self.beside.unmatched(),
             *(
                 sentence
                 for pattern, sentence in (models[0] if models else {}).items()
                 if all(pattern in other for other in models)
-                and not any(compile_text(pattern).fullmatch(name) for name in heard)
+                and not any(compile_text(pattern).fullmatch(name) for name in names)
             ),
         ]
 
-    def _tell(self, report: dict[str, Any], tops: Collection[TopPlan]) -> None:
+    def _warn_of(self, report: dict[str, Any], tops: Collection[TopPlan]) -> None:
         for sentence in report["unmatched"]:
             self.warn(sentence)
-        plans = [] if self._told else [plan for top in tops for plan in top.modules]
-        self._told = True
-        called = {id(plan.module()) for plan in plans if plan.fired}  # maybe in another model
+        plans = [] if self._silence_reported else [plan for top in tops for plan in top.modules]
+        self._silence_reported = True
+        called = {id(plan.module()) for plan in plans if plan.fired}  # possibly in another model
         silent = [plan for plan in plans if _is_silent(plan) and id(plan.module()) not in called]
         for plan in silent:
             module = plan.module()
@@ -184,16 +185,16 @@ class Reporter:
 
 
 def _is_silent(plan: ModulePlan) -> bool:
-    """Whether a module was not called though it could be.
+    """Return whether a module was not called although a call was expected.
 
-    A model of which only parts are called has no output to miss: Lightning calls a module's
-    `training_step`, never the module.
+    The outermost module is exempt, because programs may call only its parts: Lightning calls a
+    module's `training_step`, never the module.
     """
     return plan.can_fire and not plan.fired and plan.path != ""
 
 
 def _output_slots(plan: ModulePlan, wanted: set[str]) -> int:
-    """Counts the series of a module's outputs and inputs that an entry asks for."""
+    """Return the number of series of a module's outputs and inputs that an entry asks for."""
     count = 0
     for (role, _), slot in plan.slots.items():
         side = "input" if role.startswith("input") else "output"
@@ -210,22 +211,22 @@ def _parameter_slots(plan: TensorPlan, wanted: set[str]) -> int:
 
 
 def _captured(pass_: str) -> str:
-    """Returns what is captured of a parameter in a pass that is not forward."""
+    """Return the capture option that a parameter's pass, other than forward, belongs to."""
     if pass_.startswith("update"):
         return "update"
     return "parameter_grad_raw" if pass_.startswith("grad:raw") else "parameter_grad"
 
 
 def _unmatched(tops: Collection[TopPlan]) -> list[str]:
-    """Returns what the selection says of patterns that match nothing in any of the models.
+    """Return the warnings about patterns that match nothing in any of the models.
 
-    The part of a sentence before its first semicolon names the pattern, the rest what is near it.
+    The part of a warning before its first semicolon names the pattern; the rest suggests matches.
     """
     models = [top for top in tops if top.top.parametric] or list(tops)
     if not models:  # a program of functions and named tensors only
         return []
-    said = [{text.partition(";")[0]: text for text in t.selection.unmatched} for t in models]
-    return [text for key, text in said[0].items() if all(key in other for other in said)]
+    found = [{text.partition(";")[0]: text for text in t.selection.unmatched} for t in models]
+    return [text for key, text in found[0].items() if all(key in other for other in found)]
 
 
 def _describe(

@@ -1,4 +1,4 @@
-"""What the call of a model is to the training: a part of it, an evaluation, or beside it."""
+"""Classify model calls as training, evaluation, or calls without gradient during training."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class RootCalls:
-    """Tells them apart, by what was called before and by the modes of modules.
+    """Classifies model calls by earlier calls and by the modes of modules.
 
     A network that stays in evaluation mode and is called in every step (a teacher, a target
-    network) belongs to the steps. One that is trained, and was switched to evaluation, does not.
+    network) belongs to the steps. A trained network that was switched to evaluation mode does not.
 
     Args:
-        owners: knows which module is part of which.
-        held_in: returns the ids of the parameters that optimizers hold, given whose to look for.
+        owners: the parent of each module.
+        held_in: given a model, returns the ids of the parameters held by optimizers.
 
     Attributes:
-        evaluating: whether the program evaluates what it trains, as far as it has said so.
-        maybe: whether it has switched a model to evaluation before anything was trained.
+        evaluating: whether a model in training was switched to evaluation mode.
+        maybe: whether a model was switched to evaluation mode before anything was trained.
     """
 
     def __init__(self, owners: Owners, *, held_in: Callable[[nn.Module], Collection[int]]) -> None:
@@ -38,25 +38,25 @@ class RootCalls:
 
     @property
     def training(self) -> bool:
-        """Whether anything has been trained until now."""
+        """Whether anything has been trained yet."""
         return bool(self._trained)
 
     def trains(self, root: nn.Module) -> None:
-        """Gradients flow through a call of `root`, in whichever mode it is."""
+        """Note that `root` is trained, in either mode."""
         self.maybe = False
         if id(root) not in self._trained:
             self._trained[id(root)] = weakref.ref(root)
 
     def tunes(self, root: nn.Module) -> None:
-        """Gradients flow through calls of `root` in evaluation mode, and are used."""
+        """Note that `root` is trained in evaluation mode."""
         self._tuned[id(root)] = weakref.ref(root)
         self.trains(root)
         self.evaluating = False
 
     def switched(self, module: nn.Module, training: bool) -> bool:
-        """A module was switched to training or evaluation; returns whether an evaluation begins.
+        """Handle a module's switch of mode; return whether an evaluation begins.
 
-        Each part of a model is switched before the whole is told of.
+        All parts of a model have switched before this is called for the model.
         """
         self.maybe = not (training or self._trained)
         if training:
@@ -68,10 +68,10 @@ class RootCalls:
         return True
 
     def _is_evaluated(self, module: nn.Module) -> bool:
-        """Whether a module that is now in evaluation mode is trained, or a part or owner of such.
+        """Return whether a module in evaluation mode is, contains or is part of a trained model.
 
-        A part that is kept in evaluation mode within a model that trains is only frozen; unless
-        that model only wraps it: for a loss, for a task, for another framework.
+        A part in evaluation mode within a model in training mode is only frozen, unless the model
+        only wraps it: for a loss, for a task, for another framework.
         """
         for owner in self._owners.and_above(module):
             if self._is_trained(owner):
@@ -86,12 +86,12 @@ class RootCalls:
         return _has(self._trained, module)
 
     def kind(self, root: nn.Module, *, training_mode: bool, gradient: bool) -> RootCall:
-        """Returns what a call that begins now is.
+        """Return the kind of a call that begins now.
 
         Args:
-            root: what is called.
+            root: the called module.
             training_mode: whether it is in training mode.
-            gradient: whether gradients can flow.
+            gradient: whether gradients are enabled.
         """
         if training_mode:
             if gradient:
@@ -104,13 +104,13 @@ class RootCalls:
         if self._trained and self._is_evaluated(root):
             return RootCall.EVALUATION
         if gradient and self._trained:
-            return RootCall.TRAINING  # a perceptual loss
+            return RootCall.TRAINING  # such as a perceptual loss
         if self.evaluating:
             return RootCall.EVALUATION
         return RootCall.WITHOUT_GRADIENT if self._trained else RootCall.UNDECIDED
 
     def related(self, root: nn.Module, others: Iterable[nn.Module]) -> bool:
-        """Whether `root` is one of others, a part of one, or has one as a part."""
+        """Return whether `root` is, contains or is part of one of the other modules."""
         above = [*self._owners.and_above(root)]
         return any(
             any(other is owner for owner in above)

@@ -1,4 +1,4 @@
-"""Which optimizer's step ends a step of the training, from the order in which things happen."""
+"""Determine which optimizer step ends a training step, from the order of events."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import NamedTuple
 from comgra_decl.errors import did_you_mean
 
 Optimizer = int
-"""Stands for an optimizer; the clock only tells them apart."""
+"""The identifier of an optimizer; the clock only compares it with others."""
 
 Model = int
-"""Stands for a model, or a part of one, that the program calls by itself."""
+"""The identifier of a model, or a part of one, that the program calls directly."""
 
 _PATIENCE = 8
-"""Steps of one optimizer after which those that have not stepped are no longer waited for: a critic
+"""The number of steps of one optimizer after which the others are no longer waited for. A critic
 often steps five times for each step of its generator."""
 
 _ODD = 100
-"""Optimizer steps without the end of a step after which that is said."""
+"""The number of optimizer steps without the end of a training step after which to warn."""
 
 _IN_VAIN = (
     f"an optimizer was expected to step, but another one stepped {_PATIENCE} times in the "
@@ -27,7 +27,7 @@ _IN_VAIN = (
     "class name or the index of the optimizer that ends it"
 )
 
-_TOLD_APART = (
+_COUNTED_SEPARATELY = (
     "several optimizers take turns within one training step. Their first steps were counted "
     "separately, so from now on step numbers are at least {} higher than the number of training "
     "steps. To count correctly from the start, set schedule.step to the class name or the index of "
@@ -36,13 +36,12 @@ _TOLD_APART = (
 
 
 class Seen(NamedTuple):
-    """What was seen of a step of the training up to an optimizer's step.
+    """The observations of a training step up to an optimizer step.
 
     Attributes:
-        own: the models called in it of which this optimizer trains parameters.
-        others: the other optimizers that train parameters of models called in it, and which models
-            these are.
-        aside: whether this optimizer trains no model, only a number beside the models called.
+        own: the called models with parameters that this optimizer trains.
+        others: the other optimizers that train parameters of called models, with those models.
+        aside: whether this optimizer trains only tensors outside the called models.
     """
 
     own: Collection[Model]
@@ -51,31 +50,32 @@ class Seen(NamedTuple):
 
 
 class _Habit(NamedTuple):
-    """What an optimizer did in the last step of the training that it took part in."""
+    """The role of an optimizer in the last training step in which it stepped."""
 
     ends: bool  # whether it was the last one to step
-    taken: Mapping[Optimizer, int]  # how often each one stepped
+    taken: Mapping[Optimizer, int]  # the number of steps of each optimizer
 
 
 class StepClock:
-    """Decides which optimizer's step ends a step of the training.
+    """Decides which optimizer step ends a training step.
 
-    Optimizers belong to one step if their models are called in it: a critic's step calls the
-    generator, so the generator's optimizer is waited for. Models that are trained one after
-    another, or side by side without calling each other, have steps of their own; so one that has
-    ended its steps alone is not waited for by another, until the two are seen to take turns.
+    Optimizers belong to the same training step if their models are called in it: a critic's step
+    calls the generator, so the clock waits for the generator's optimizer. Models that are trained
+    one after another, or concurrently without calling each other, have separate steps. So the clock
+    does not wait for an optimizer that has ended its steps alone, until it is seen to take turns
+    with the current one.
 
-    While nothing is recorded the clock does not see which models are called; it then goes by what
-    each optimizer did last time. One that it has never seen ends a step.
+    In steps that are not recorded, the clock does not know which models are called, and relies on
+    what each optimizer did last time; the first step of a new optimizer then ends a training step.
 
     Args:
-        rule: "last_optimizer" for the above; "any" optimizer; "explicit" for the program's word
-            only; the number of an optimizer in the order in which they first step; or the name of
-            its class.
-        warn: told, once for each sentence, what is odd.
+        rule: "last_optimizer" for the behaviour above; "any" if each optimizer step ends a training
+            step; "explicit" if only `comgra.step()` does; the index of an optimizer, in order of
+            first steps; or the name of its class.
+        warn: called with warnings.
 
     Attributes:
-        unfamiliar: whether an optimizer has ended a step only because it was never seen before.
+        unfamiliar: whether an optimizer ended a step only because it was new.
     """
 
     def __init__(self, rule: str | int = "last_optimizer", *, warn: Callable[[str], None]) -> None:
@@ -83,31 +83,31 @@ class StepClock:
         self.unfamiliar = False
         self._warn = warn
         self._habits: dict[Optimizer, _Habit] = {}
-        self._taken: dict[Optimizer, int] = {}  # how often each has stepped in this step, in order
+        self._taken: dict[Optimizer, int] = {}  # number of steps of each in this step, in order
         self._moved: set[Model] = set()  # the models that these train
         self._waiting: dict[Optimizer, Collection[Model]] = {}  # those that are expected to step
-        self._given_up: set[Optimizer] = set()  # those that were expected in vain
-        # Those that the last step did not wait for; None: it was not seen, so maybe any.
+        self._given_up: set[Optimizer] = set()  # those that were expected but did not step
+        # Those that the last step did not wait for; None if it was not observed, so perhaps any.
         self._left_out: Collection[Optimizer] | None = ()
         self._ender: Optimizer | None = None  # of the last step
         self._ender_before: Optimizer | None = None
-        self._alternate: set[frozenset[Optimizer]] = set()  # pairs that end every other step each
-        self._turns: set[frozenset[Optimizer]] = set()  # pairs that take turns all the same
+        self._alternate: set[frozenset[Optimizer]] = set()  # pairs that end steps alternately
+        self._turns: set[frozenset[Optimizer]] = set()  # pairs that take turns within a step
         self._in_doubt = False  # whether others may still belong to the step that ends
-        self._unsure: set[Optimizer] = set()  # those that have only ended steps that nobody saw
-        self._apart: Counter[frozenset[Optimizer]] = Counter()  # steps in doubt, by who stepped
+        self._unsure: set[Optimizer] = set()  # those that have only ended unobserved steps
+        self._apart: Counter[frozenset[Optimizer]] = Counter()  # doubtful steps by their optimizers
         self._order: list[Optimizer] = []  # by first steps
         self._last: Optimizer | None = None
-        self._ended = False  # an optimizer ended the last step, and nothing was said since
+        self._ended = False  # whether the last optimizer step ended a training step
         self._classes: dict[
             Optimizer, str
-        ] = {}  # of those that have stepped, while a rule names one
-        self._is_met = False  # whether the one that the rule names has ended a step
-        self._others = 0  # steps of other optimizers than the one that the rule names
+        ] = {}  # of the optimizers that have stepped, if the rule names one
+        self._is_met = False  # whether the optimizer that the rule names has ended a step
+        self._others = 0  # steps of other optimizers since then
 
     @property
     def explicit(self) -> bool:
-        """Whether only the program's word ends a step."""
+        """Whether only `comgra.step()` ends a step."""
         return self.rule == "explicit"
 
     @property
@@ -117,27 +117,27 @@ class StepClock:
 
     @property
     def simple(self) -> Optimizer | None:
-        """The optimizer that stepped last, if every step of any one ends a step of the training."""
+        """The optimizer that stepped last, if all optimizer steps end training steps, else None."""
         if self.rule != "last_optimizer" or self._last not in self._habits:
             return None
         return self._last if all(habit.ends for habit in self._habits.values()) else None
 
     def forget(self, optimizer: Optimizer) -> None:
-        """An optimizer is gone."""
+        """Forget an optimizer that no longer exists."""
         for known in (self._habits, self._taken, self._waiting):
             known.pop(optimizer, None)
         self._given_up.discard(optimizer)
         self._unsure.discard(optimizer)
         self._forget_apart(optimizer)
 
-    # -- what happens --------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------
 
     def called(self, model: Model) -> bool:
-        """A model is called, seen by the clock; returns whether the step in progress is over.
+        """Handle a model call in a recorded step; return whether the step in progress is over.
 
-        It is if the model was trained in it, and the optimizers that are still waited for train
-        nothing else: they would have stepped by now. So it is with a network that is called whole
-        and trained layer by layer, each layer by an optimizer of its own.
+        It is over if the model was trained in it and the optimizers still waited for train no other
+        models: they would have stepped by now. This happens if a network is called as a whole, and
+        each of its layers has its own optimizer.
         """
         if model not in self._moved or not self.complete:
             return False
@@ -147,10 +147,10 @@ class StepClock:
 
     @property
     def complete(self) -> bool:
-        """Whether optimizers have stepped, and all that is waited for trains the same models.
+        """Whether the optimizers still waited for train only models that were trained already.
 
-        Not if one of them has come next each time until now (the third optimizer of InfoGAN, which
-        trains what the others train).
+        False if none is waited for, or if one has alternated with an optimizer that has stepped
+        (the third optimizer of InfoGAN, which trains the same models as the others).
         """
         if not self._waiting or not all(map(self._moved.issuperset, self._waiting.values())):
             return False
@@ -160,12 +160,12 @@ class StepClock:
     def stepped(
         self, optimizer: Optimizer, *, seen: Seen | None = None, classes: Collection[str] = ()
     ) -> bool:
-        """An optimizer has stepped; returns whether that ends the step of the training.
+        """Handle an optimizer step; return whether it ends the training step.
 
         Args:
-            optimizer: which one.
-            seen: what was seen of the step; None: nobody has looked.
-            classes: the names of its class and of those that this is derived from.
+            optimizer: the optimizer.
+            seen: the observations of the training step; None if it was not observed.
+            classes: the names of the optimizer's class and its base classes.
         """
         if optimizer not in self._order:
             self._order.append(optimizer)
@@ -182,10 +182,10 @@ class StepClock:
         return self._ended
 
     def by_program(self) -> bool:
-        """Whether `comgra.step()`, just called, ends the training step.
+        """Handle `comgra.step()`; return whether it ends the training step.
 
-        It always does, but for the first time after optimizers have ended steps: then the step
-        that it means has ended already.
+        It always does, except the first time, if the last optimizer step has already ended the
+        step.
         """
         if not self.explicit:
             self.rule = "explicit"
@@ -199,7 +199,7 @@ class StepClock:
         return True
 
     def end(self) -> None:
-        """The step of the training is over, whatever ended it."""
+        """Reset the state of the step in progress when a training step ends, for any reason."""
         self._count_apart(frozenset(self._taken))
         last = next(reversed(self._taken), None)
         if last is not None and self._ender is not None:
@@ -215,7 +215,7 @@ class StepClock:
         self._moved.clear()
         self._waiting = {}
 
-    # -- which optimizer ends a step -----------------------------------------------------------
+    # -- deciding which optimizer ends a step --------------------------------------------------
 
     def _decide(self, optimizer: Optimizer, seen: Seen | None) -> bool:
         times = self._taken.pop(optimizer, 0) + 1
@@ -224,7 +224,7 @@ class StepClock:
             return self._by_habit(optimizer, times)
         self._moved.update(seen.own)
         self._given_up.discard(optimizer)
-        if not seen.others:  # nearly always: there is nothing to wait for
+        if not seen.others:  # the usual case: there is nothing to wait for
             self._waiting, self._left_out, self._in_doubt = {}, (), False
             self._unsure.discard(optimizer)
             return not seen.aside or times > 1 or not self._others_end(optimizer)
@@ -234,7 +234,7 @@ class StepClock:
         )
         pairs = {frozenset((optimizer, other)) for other in seen.others}
         if took_turns and self._left_out is None and self._stepped_before(absent):
-            self._turns.update(pairs)  # a round begins, of which the last one was not seen
+            self._turns.update(pairs)  # a round begins; the previous one was not observed
         left_out = {o for o in absent if self._goes_alone(o, optimizer)}
         expected = absent.keys() - left_out - self._given_up
         self._waiting = {o: absent[o] for o in expected}
@@ -251,16 +251,16 @@ class StepClock:
         return not seen.aside or times > 1 or not self._others_end(optimizer)
 
     def _amid_round(self, times: int) -> bool:
-        """Whether others are about to step as often: what ends should be a whole round."""
+        """Return whether another optimizer is one step behind, so that the round is incomplete."""
         return any(taken == times - 1 for taken in self._taken.values())
 
     def _stepped_before(self, others: Collection[Optimizer]) -> bool:
-        """Whether the one that has just stepped did so, ever, before all of these."""
+        """Return whether the first step of the last optimizer came before those of all others."""
         first = self._order.index(self._last) if self._last is not None else 0
         return all(o in self._habits and self._order.index(o) > first for o in others)
 
     def _goes_alone(self, optimizer: Optimizer, beside: Optimizer) -> bool:
-        """Whether one that has not stepped is none that another one's step waits for."""
+        """Return whether the step of `beside` does not wait for an optimizer yet to step."""
         habit = self._habits.get(optimizer)
         alone = habit is not None and len(habit.taken) == 1
         return alone and frozenset((optimizer, beside)) not in self._turns | self._alternate
@@ -276,12 +276,12 @@ class StepClock:
         complete = all(self._taken.get(o, 0) >= n for o, n in habit.taken.items())
         if times <= habit.taken.get(optimizer, 0):
             return habit.ends and complete
-        if not complete:  # the others step no longer
+        if not complete:  # the others have stopped stepping
             self._taken = {optimizer: 1}
         return True
 
     def _count_apart(self, taken: frozenset[Optimizer]) -> None:
-        """Says so if it turns out that steps were counted that are parts of one.
+        """Warn if steps that were counted separately turn out to be parts of one step.
 
         Args:
             taken: the optimizers that stepped in the step that has just ended.
@@ -292,13 +292,13 @@ class StepClock:
         if doubt:
             self._apart[taken] += 1
             if self._apart[taken] > _PATIENCE * (1 + self._apart.total() - self._apart[taken]):
-                del self._apart[taken]  # one that goes on like this takes no turns
+                del self._apart[taken]  # it keeps stepping without taking turns
             return
         parts = {part: times for part, times in self._apart.items() if part < taken}
         rounds = min(sum(n for part, n in parts.items() if o in part) for o in taken or [0])
         higher = sum(parts.values()) - rounds
         if higher > 0:
-            self._warn(_TOLD_APART.format(higher))
+            self._warn(_COUNTED_SEPARATELY.format(higher))
         for optimizer in taken:
             self._forget_apart(optimizer)
 
@@ -307,9 +307,10 @@ class StepClock:
             del self._apart[part]
 
     def _others_end(self, optimizer: Optimizer) -> bool:
-        """Whether another optimizer ends steps, to which one that trains no model then belongs.
+        """Return whether another optimizer ends steps.
 
-        The temperature of an actor and critic is such a number.
+        An optimizer that trains no model then belongs to those steps, such as one for the
+        temperature of an actor-critic algorithm.
         """
         return any(habit.ends for other, habit in self._habits.items() if other != optimizer)
 
@@ -317,16 +318,16 @@ class StepClock:
         self._others = 0 if self._ended else self._others + 1
         if self._others == _ODD:
             self._warn(
-                f"schedule.step: {self.rule!r} has ended no step in the last {_ODD} optimizer "
+                f"schedule.step: {self.rule!r} has not ended any step in the last {_ODD} optimizer "
                 f"steps; {self._those_that_stepped()}"
             )
 
     @property
     def in_vain(self) -> str | None:
-        """What to say at the end if the optimizer that the rule names has never ended a step."""
+        """A warning if the optimizer that the rule names has never ended a step, else None."""
         if not self._classes or self._is_met or self.explicit or self._others >= _ODD:
             return None
-        return f"schedule.step: {self.rule!r} has ended no step; {self._those_that_stepped()}"
+        return f"schedule.step: {self.rule!r} has not ended any step; {self._those_that_stepped()}"
 
     def _those_that_stepped(self) -> str:
         names = list(self._classes.values())

@@ -1,4 +1,4 @@
-"""The records of steps and of evaluations: how they are closed, and what is handed on."""
+"""Close and emit the records of training steps and evaluations."""
 
 from __future__ import annotations
 
@@ -73,21 +73,21 @@ _EMPTY = "no module was called in some of the steps to record, so they have no r
 
 
 class StepRecords:
-    """Closes the record of the step in progress, or that of an evaluation, and hands it on.
+    """Closes and emits the record of the step in progress, or of an evaluation.
 
     Args:
         sink: receives each closed record.
-        declared: what depends on the spec.
-        state: the step in progress.
-        training: the record of a step.
-        evaluation: the phases of evaluation and their record.
-        hooks: what sits on the program meanwhile.
-        roots: tells training from evaluation.
-        called: which models the step in progress has called.
-        table: hands out the numbers of series.
+        declared: the components that depend on the spec.
+        state: the state of the step in progress.
+        training: the record of a training step.
+        evaluation: the evaluation phases and their record.
+        hooks: installs and removes the hooks of a record.
+        roots: distinguishes training from evaluation.
+        called: the models called in the step in progress.
+        table: assigns the ids of slots.
         scalars: the numbers of all steps.
-        unended: knows of steps whose end cannot be seen.
-        reporter: is told what is odd.
+        unended: detects steps whose end cannot be observed.
+        reporter: receives warnings.
     """
 
     def __init__(
@@ -126,16 +126,18 @@ class StepRecords:
         return captured or self._state.begun or self._evaluation.capture.open
 
     def drop(self) -> None:
-        """Gives up the record of the step in progress."""
+        """Drop the record of the step in progress."""
         self._state.close()
         self._train.drop()
 
-    # -- the end of a step ---------------------------------------------------------------------
+    # -- ending a step -------------------------------------------------------------------------
 
     def close_step(self) -> float | None:
-        """Closes the record of the step that has ended; returns what it cost the schedule's budget.
+        """Close the record of the step that has ended.
 
-        In seconds; None for a step that is captured whatever the schedule says.
+        Returns:
+            Its cost to the schedule's budget, in seconds; None for a step that was captured only
+            because of `keep`.
         """
         state, train, agenda = self._state, self._train, self._declared.agenda
         keeps = self._declared.keeps
@@ -164,16 +166,17 @@ class StepRecords:
         return None if keeps and not due else cost
 
     def cut(self) -> None:
-        """Closes the record of a step that nobody ends, and waits for the next one.
+        """Close the record of a step whose end cannot be observed, and wait for the next step.
 
-        It would else grow for ever, and compiled code would run eagerly as long.
+        Otherwise, the record would grow without limit, and compiled code would keep running
+        eagerly.
         """
         self._finish_unstepped()
         self._declared.agenda.end(recorded=True)
         self._hooks.disarm()
 
     def finish_last(self, *, stepped: bool) -> None:
-        """Closes what came after the last step; all there is, if no step was seen to end.
+        """Close the record of everything after the last step, or of everything if no step ended.
 
         Args:
             stepped: whether any optimizer was seen to step.
@@ -184,13 +187,14 @@ class StepRecords:
         elif self._scalars.losses or (train.open and "loss" in train.calls):
             self._finish_unended()
         elif train.open and state.aside and not state.trained:
-            self.emit_undecided()  # a test without gradients
+            self.emit_undecided()  # a test run without gradients
 
     def _finish_unended(self) -> None:
-        """The program is over, and `backward` was called after the last step had ended.
+        """Handle calls of `backward` after the last step, at the end of the program.
 
-        A model that is trained in training mode, and is called in the other one now, is evaluated
-        with gradients: a saliency map, an adversarial example, an image made to please it.
+        A model that was trained in training mode and is called in evaluation mode now is evaluated
+        with gradients: a saliency map, an adversarial example, an image optimised to maximise an
+        output.
         """
         state = self._state
         tuned = self._train.open and state.trained > 0 and not state.in_training_mode
@@ -219,7 +223,7 @@ class StepRecords:
     # -- evaluations ---------------------------------------------------------------------------
 
     def begin_evaluation(self) -> None:
-        """A model was switched to evaluation: a phase begins, which is recorded if it is due."""
+        """Begin an evaluation phase, and install hooks if it is to be recorded."""
         self._declared.structures.pause()
         self._declared.tracer.rest()
         due = self._evaluation.begin(self._state.number, self._state.trained)
@@ -227,7 +231,7 @@ class StepRecords:
             self._hooks.install()
 
     def finish_evaluation(self) -> None:
-        """Closes the record of the evaluation in progress, if there is one."""
+        """Close the record of the evaluation in progress, if there is one."""
         evaluation, capture = self._evaluation, self._evaluation.capture
         phase = evaluation.open
         if capture.open and len(capture):
@@ -240,10 +244,10 @@ class StepRecords:
             self._declared.budget.restart()
 
     def settle_evaluation(self, root: nn.Module) -> None:
-        """A training goes on, or begins: an evaluation has ended, if it was one.
+        """Settle the evaluation in progress when training begins or continues.
 
-        What was called before anything was trained, and has nothing to do with what is trained
-        now, was a teacher or the like, and no phase of evaluation.
+        Models that were called before any training and are unrelated to the trained model were
+        teachers or similar, so those calls are not recorded as an evaluation.
         """
         evaluated = [module for ref in self._state.evaluated if (module := ref()) is not None]
         if self._roots.training or self._roots.related(root, evaluated):
@@ -254,13 +258,13 @@ class StepRecords:
         if not self._state.armed:
             self._hooks.disarm()
 
-    # -- what was called before anything was trained -------------------------------------------
+    # -- calls before any training -------------------------------------------------------------
 
     def settle_undecided(self, root: nn.Module) -> None:
-        """It turns out what was called before anything was trained.
+        """Settle whether the calls before any training were an evaluation.
 
-        If it is what is trained now, and was in evaluation mode, it was an evaluation; otherwise it
-        belongs to the step, as such calls do in all later steps.
+        They were if they called the model that is trained now, in evaluation mode. Otherwise they
+        belong to the step, like such calls in all later steps.
         """
         evaluated = [
             module
@@ -277,7 +281,7 @@ class StepRecords:
         self._hooks.follow_graph()
 
     def settle_tuning(self) -> None:
-        """`backward` is called: what was called in evaluation mode may be what is trained."""
+        """Treat undecided calls as training when `backward` is called and nothing else trained."""
         if self._state.is_only_undecided:
             for reference, _ in self._state.undecided:
                 root = reference()
@@ -287,7 +291,7 @@ class StepRecords:
             self._evaluation.forget()
 
     def emit_undecided(self) -> None:
-        """Records as an evaluation what was computed in the step in progress."""
+        """Record the computations of the step in progress as an evaluation, if one is due."""
         self._state.evaluates()
         number, tags = self._state.number, [*self._evaluation.tags]
         if not self._evaluation.begin(number, 1):
@@ -302,7 +306,7 @@ class StepRecords:
         self._declared.structures.as_evaluation()
         self._emit(self._train, info)
 
-    # -- handing on ----------------------------------------------------------------------------
+    # -- emitting ------------------------------------------------------------------------------
 
     def _emit(self, capture: StepCapture, info: StepInfo, *, scheduled: bool = True) -> None:
         declared, training = self._declared, capture is self._train

@@ -1,7 +1,7 @@
-"""What has happened in the step in progress, and what becomes of it: a state machine without torch.
+"""The state of the step in progress, as a state machine that does not depend on torch.
 
-It is given facts (a model is called, in which mode, with gradients or without) and answers what
-they mean for the record of the step. `StepRecords`, `CallRouter` and `Steps` act on the answers.
+It receives facts (a model is called, in which mode, with gradients or without) and decides what
+they mean for the record of the step. `StepRecords`, `CallRouter` and `Steps` act on the decisions.
 """
 
 from __future__ import annotations
@@ -14,56 +14,56 @@ from typing import Any, NamedTuple
 from comgra_decl.hooks.schedule.agenda import Plan
 
 MAX_ROOT_CALLS = 2000
-"""Calls of one model that a record has at most, and those of all models after which, without an
-optimizer step, it is given up (memory stays bounded)."""
+"""The maximum number of recorded calls per model, and the number of calls with gradient after which
+a record without an optimizer step is closed, so that memory stays bounded."""
 
 MOST_ASIDE = 8
-"""Calls without gradient that a record has at most, and two more for each call with."""
+"""The maximum number of recorded calls without gradient, plus two for each call with gradient."""
 
 
 class RootCall(Enum):
-    """What a call of a model, or of a part of one, from outside any module is."""
+    """The kind of a model call, of the whole model or a part, from outside any module."""
 
     TRAINING = "gradients flow through it"
-    WITHOUT_GRADIENT = "belongs to a step of the training, though no gradient flows through it"
-    EVALUATION = "evaluates what is trained"
-    UNDECIDED = "nothing is trained yet: a teacher, an evaluation, or a program that trains nothing"
+    WITHOUT_GRADIENT = "part of a training step, although no gradient flows through it"
+    EVALUATION = "evaluates a trained model"
+    UNDECIDED = "before any training: a teacher, an evaluation, or a program without training"
 
 
 class Stage(Enum):
-    """How far the step in progress is from a record."""
+    """The recording stage of the step in progress."""
 
-    WAITING = "it is only counted"
-    WATCHING = "the next call of a model decides whether it is recorded"
-    DECLINED = "that call has decided against it, or its record was given up"
-    ARMED = "it is captured"
+    WAITING = "only counted"
+    WATCHING = "the next model call decides whether it is recorded"
+    DECLINED = "a model call decided against recording it, or its record was dropped"
+    ARMED = "captured"
 
 
 class Room(Enum):
-    """Whether the record of a step has room for one more call of a model."""
+    """Whether the record of a step accepts another model call."""
 
-    FREE = "it has"
-    FULL = "it has enough"
-    CROWDED = "it has enough calls without gradient of a model in training mode, which is odd"
+    FREE = "accepts the call"
+    FULL = "has enough calls"
+    CROWDED = "has enough calls without gradient; unusual for a model in training mode"
 
 
 class Outcome(Enum):
-    """What becomes of a captured step that has ended."""
+    """The outcome of a captured step that has ended."""
 
-    RECORD = "it is recorded"
-    EVALUATION = "all that was called in it was an evaluation, which is recorded as such"
-    EMPTY = "nothing was called in it"
-    DROPPED = "its labels say that it is not recorded"
+    RECORD = "recorded"
+    EVALUATION = "recorded as an evaluation, because all of its calls were one"
+    EMPTY = "no model was called"
+    DROPPED = "not recorded, because of its labels"
 
 
 class Call(NamedTuple):
-    """The call of a model from outside any module.
+    """A model call from outside any module.
 
     Attributes:
-        model: stands for the model, here only to tell models apart.
-        kind: what it is, as far as modes of modules tell.
+        model: an identifier of the model.
+        kind: the kind of the call, as far as the modes of modules show.
         parametric: whether the model has parameters (a loss has none).
-        gradient: whether gradients can flow.
+        gradient: whether gradients are enabled.
         training_mode: whether the model is in training mode.
     """
 
@@ -78,30 +78,31 @@ class StepState:
     """The state of the step in progress.
 
     Args:
-        counted: returns how many steps have ended since `number` was last set, of which nobody
-            has told this.
+        counted: returns how many steps have ended since `number` was last set, in addition to those
+            that `end` has reported.
 
     Attributes:
-        stage: how far the step is from a record.
-        armed: whether it is captured: whether that is its stage.
-        open: whether its record takes calls. Not once that is closed early: what was captured
-            turned out to be an evaluation, or nobody ended the step.
-        deferred: whether it is decided again at its end if it is recorded.
+        stage: the recording stage of the step.
+        armed: whether the step is captured, which is the stage `ARMED`.
+        open: whether the record accepts calls. False if it was closed early because the captured
+            calls were an evaluation, or because the step has no observable end.
+        deferred: whether recording the step is decided again at its end.
         any_ended: whether any step of this program has been seen to end.
-        trained: calls with gradient in the step that was captured last.
-        aside: calls without gradient in this step.
-        usual: calls with gradient in the captured step before.
-        undecided: references to what was called in this step before anything was trained, and
+        trained: the number of calls with gradient in the last captured step.
+        aside: the number of calls without gradient in this step.
+        usual: the number of calls with gradient in the captured step before.
+        undecided: for each call in this step before any training, a reference to the model and
             whether it was in training mode.
-        evaluated: references to what was evaluated in this step before that, or with gradients.
+        evaluated: references to the models evaluated in this step before any training, or with
+            gradients.
         in_training_mode: whether a model was called in training mode in this step.
-        tuned_before: whether none was in the last captured step, as far as is known.
+        tuned_before: whether none was in the last captured step, as far as known.
     """
 
     def __init__(self, counted: Callable[[], int] = lambda: 0) -> None:
         self._counted = counted
         self._begun = 0
-        self._watched = False  # whether this step was to be decided about when a model is called
+        self._watched = False  # whether a model call was to decide about this step
         self._calls: Counter[Hashable] = Counter()
         self.stage = Stage.WAITING
         self.armed = False
@@ -115,7 +116,7 @@ class StepState:
 
     @property
     def number(self) -> int:
-        """The number of the step in progress, which is how many have ended."""
+        """The number of the step in progress, which is the number of steps that have ended."""
         return self._begun + self._counted()
 
     @number.setter
@@ -128,43 +129,43 @@ class StepState:
         return self.open and bool(self.trained or self.aside)
 
     def count_from_here(self) -> int:
-        """What `counted` returns begins again at nothing; returns the number."""
+        """Prepare for a reset of `counted` to 0; return the number of the step in progress."""
         self._begun = number = self.number
         return number
 
-    # -- a step begins -------------------------------------------------------------------------
+    # -- beginning a step ----------------------------------------------------------------------
 
     def begin(self, plan: Plan) -> None:
-        """A step begins that is not captured as yet; `Plan.ARM` is for `arm`."""
+        """Begin a step according to its plan; with `Plan.ARM`, call `arm` next."""
         self._watched = plan is Plan.WATCH
         if plan is not Plan.ARM:
             self.stage = Stage.WATCHING if self._watched else Stage.WAITING
             self.armed = self.open = False
 
     def arm(self) -> None:
-        """The step is captured from now on."""
+        """Start capturing the step."""
         self.stage = Stage.ARMED
         self.armed = True
         self.reopen()
 
     def reopen(self) -> None:
-        """What was called until now is no part of the step, whose capture begins again."""
+        """Restart capturing the step, without the calls so far."""
         self.open = True
         self.trained = 0
         self._calls.clear()
 
     def close(self) -> None:
-        """The record of the step takes no more calls; the step goes on."""
+        """Stop accepting calls for the record, although the step continues."""
         self.open = False
 
     def disarm(self) -> None:
-        """The step is captured no longer."""
+        """Stop capturing the step."""
         self.armed = self.open = False
         if self.stage is Stage.ARMED:
             self.stage = Stage.DECLINED if self._watched else Stage.WAITING
 
     def decide(self, *, due: bool) -> bool:
-        """The call of a model decides; returns whether the step is to be armed."""
+        """Decide on a model call whether to record the step; return whether to arm it."""
         if self.stage is not Stage.WATCHING:
             return False
         if not due:
@@ -172,20 +173,21 @@ class StepState:
         return due
 
     def reconsider(self) -> None:
-        """The next call of a model decides again, if one was to decide about this step."""
+        """Let the next model call decide again, if a model call was to decide about this step."""
         if self._watched and self.stage is Stage.DECLINED:
             self.stage = Stage.WATCHING
 
-    # -- a model is called ---------------------------------------------------------------------
+    # -- model calls ---------------------------------------------------------------------------
 
     def kind(self, call: Call, *, backward: bool, stepped: bool) -> RootCall:
-        """Returns what a call is, by what has happened until now.
+        """Return the kind of a call, given the state so far.
 
-        What looks like an evaluation may be a step of fine-tuning in that mode, if gradients can
-        flow, and nothing else was called in this step, or `backward` never yet: it will tell.
+        An apparent evaluation may be a step of fine-tuning in evaluation mode, if gradients are
+        enabled and this step has no other training call, or if there was no `backward` or optimizer
+        step yet. It then stays undecided until `backward` is called.
 
         Args:
-            call: what is called.
+            call: the call.
             backward: whether `backward` was called in this step.
             stepped: whether any optimizer has been seen to step.
         """
@@ -195,20 +197,20 @@ class StepState:
             return call.kind
         may_train = call.gradient and call.parametric and self.open
         if may_train and (not (backward or stepped) or not self.trained):
-            self.trained = 0  # of a network that is called while it is being built
+            self.trained = 0  # any earlier calls came from building the network
             return RootCall.UNDECIDED
         return RootCall.EVALUATION
 
     def is_endless(self, *, backward: bool) -> bool:
-        """Whether no end of this step can be seen though it is trained in, again and again."""
+        """Return whether this step has many training calls but its end cannot be observed."""
         return self.open and backward and not self.any_ended and self.trained >= MAX_ROOT_CALLS
 
     def room(self, call: Call, *, evaluation: int) -> Room:
-        """Counts a call of a model; returns whether the record has room for it.
+        """Count a model call; return whether the record accepts it.
 
         Args:
-            call: what is called; no evaluation.
-            evaluation: calls that the record of an evaluation would have.
+            call: the call, which is not an evaluation.
+            evaluation: the number of calls that the record of an evaluation would have.
         """
         if not self.open:
             return Room.FULL
@@ -217,7 +219,7 @@ class StepState:
             return Room.FULL
         if call.kind is RootCall.TRAINING:
             return Room.FREE
-        if call.kind is RootCall.UNDECIDED:  # as many as of an evaluation, which it may be
+        if call.kind is RootCall.UNDECIDED:  # accept as many as for an evaluation, which it may be
             may_train = call.training_mode or (call.gradient and not self.usual)
             most = max(evaluation, MOST_ASIDE if may_train else 0)
             return Room.FREE if self.aside < most else Room.FULL
@@ -226,7 +228,7 @@ class StepState:
         return Room.CROWDED if call.training_mode and call.parametric else Room.FULL
 
     def take(self, call: Call, reference: Callable[[], Any]) -> None:
-        """A call becomes part of the step; `reference` leads to the model as long as it lives."""
+        """Add a call to the step; `reference` returns the model, or None once it is gone."""
         if call.kind is RootCall.TRAINING:
             self.trained += call.parametric
         else:
@@ -234,32 +236,32 @@ class StepState:
         if call.kind is RootCall.UNDECIDED and call.parametric:
             self.undecided.append((reference, call.training_mode))
 
-    # -- what is called turns out to be ---------------------------------------------------------
+    # -- settling undecided calls ---------------------------------------------------------------
 
     @property
     def is_only_undecided(self) -> bool:
-        """Whether what was called may have been an evaluation, and nothing was trained since."""
+        """Whether the calls so far may have been an evaluation, with no training call since."""
         return bool(self.undecided) and not self.trained
 
     def tunes(self) -> None:
-        """`backward` was called on what was undecided: it is trained, in evaluation mode."""
+        """Count the undecided calls as training calls in evaluation mode."""
         self.trained, self.aside = self.aside, 0
         self.undecided.clear()
 
     def evaluates(self) -> None:
-        """What was undecided is recorded as an evaluation."""
+        """Forget the undecided calls, which are recorded as an evaluation."""
         self.undecided.clear()
         self.aside = 0
 
-    # -- a step ends ---------------------------------------------------------------------------
+    # -- ending a step -------------------------------------------------------------------------
 
     def outcome(self, *, due: bool, kept: bool, tensors: int) -> Outcome:
-        """Returns what becomes of this step, which was captured and ends now.
+        """Return the outcome of this captured step, which ends now.
 
         Args:
             due: whether the schedule records it.
-            kept: whether it is kept though the schedule does not, to be decided about later.
-            tensors: how many were captured.
+            kept: whether it is kept outside the schedule, to be kept or dropped later.
+            tensors: the number of captured tensors.
         """
         if self.is_only_undecided and not all(training for _, training in self.undecided):
             return Outcome.EVALUATION
@@ -268,17 +270,18 @@ class StepState:
         return Outcome.RECORD if due or kept else Outcome.DROPPED
 
     def end(self, *, steps: int = 1) -> None:
-        """The step has ended, and the next one has the number after its own.
+        """End the step and advance the step number.
 
         Args:
-            steps: how many have; more than one, if steps of other threads have ended meanwhile.
+            steps: the number of steps that ended; more than one if steps of other threads ended in
+                the meantime.
         """
         self._begun += steps
         self.forget_calls()
         self.in_training_mode = False
 
     def forget_calls(self) -> None:
-        """What was called until now belongs to another step."""
+        """Forget the calls so far, which belong to another step."""
         self.aside = 0
         self.undecided.clear()
         self.evaluated.clear()

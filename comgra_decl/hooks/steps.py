@@ -1,4 +1,4 @@
-"""The steps of a training: what ends one, and what to do about the one that begins."""
+"""End training steps, and decide whether the next one is recorded."""
 
 from __future__ import annotations
 
@@ -46,38 +46,38 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """Ends steps of the training, and begins the next ones.
+    """Ends training steps and begins the next ones.
 
-    Between recorded steps one global optimizer hook counts steps, and nothing else is attached. The
-    hook that ends the step before a recorded one arms the hooks; the one that ends the recorded
-    step closes the record and disarms them, unless the next step is recorded too. Where it depends
-    on the type of a step whether it is recorded, they are armed by the call of the model instead.
+    Between recorded steps, one global optimizer hook counts steps, and nothing else is attached. At
+    the end of the step before a recorded one, that hook arms the others. At the end of the recorded
+    step, it closes the record and disarms them, unless the next step is recorded too. If recording
+    a step depends on its type, the model call arms the hooks instead.
 
     Args:
-        declared: what depends on the spec.
-        state: the step in progress.
-        records: closes its record.
-        hooks: what sits on the program while it is recorded.
-        lanes: the threads that train.
-        turns: decides which of them is followed.
-        training: the record of a step.
-        evaluation: the phases of evaluation and their record.
-        roots: tells training from evaluation.
-        optimizers: those of the program.
-        called: which models the step in progress has called.
-        graphs: knows when a CUDA graph is being captured.
-        losses: looks at `backward`.
-        scalars: takes the numbers of all steps.
-        idle: counts steps in which nothing happens.
-        reporter: is told what was chosen.
-        ending: whether tracing goes on.
-        together: held while something of a step happens, by the thread that it happens in.
-        change: goes by another spec, from the step on that is about to begin.
+        declared: the components that depend on the spec.
+        state: the state of the step in progress.
+        records: closes and emits records.
+        hooks: installs and removes the hooks of a record.
+        lanes: the training threads.
+        turns: decides which thread is followed.
+        training: the record of a training step.
+        evaluation: the evaluation phases and their record.
+        roots: distinguishes training from evaluation.
+        optimizers: the optimizers of the program.
+        called: the models called in the step in progress.
+        graphs: detects the capture of CUDA graphs.
+        losses: observes `backward`.
+        scalars: receives the numbers of all steps.
+        idle: counts the steps that need no other work.
+        reporter: receives choices and warnings.
+        ending: whether tracing continues, and how it ends.
+        together: lock held by a thread while it handles an event of a step.
+        change: switches to another spec, starting with the step about to begin.
         ended: called when a step has ended and the next one has begun; may raise.
 
     Attributes:
-        signs: how often something was seen to change parameters.
-        resumption: finds out which step a resumed training goes on with, until it has made one.
+        signs: the number of events that may have changed parameters.
+        resumption: determines the step at which a resumed training continues; None after that step.
     """
 
     def __init__(
@@ -126,45 +126,45 @@ class Steps:
         self._ended = ended
         self._watch = RootWatch(self._on_watched_call, on_fault=ending.fault)
         self._pace = Pace()
-        self._quiet = 0.0  # no step before this one can be due
+        self._quiet = 0.0  # the first step that can be due
         self._incoming: deque[tuple[Spec | None, str]] = deque()
         self._is_by_hand_reported = False
-        self._nested = False  # whether an optimizer's step is told of twice
-        self._begun_unseen = False  # whether the step that begins has called its model already
+        self._nested = False  # whether optimizer steps are nested, so that hooks run twice
+        self._begun_unseen = False  # whether the beginning step has already called its model
         self._kept_enough = False
-        self._scale_known = -1  # the last step of which the gradient scale was reported
+        self._scale_known = -1  # the last step whose gradient scale was logged
         self.signs = 0
         self.resumption: Resumption | None = None
 
-    # -- what others ask for -------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
     def replace(self, spec: Spec | None, note: str) -> None:
-        """Has a spec be in effect from the next step on, from any thread (None: only notes)."""
+        """Request another spec from the next step on, or only add a note; call from any thread."""
         self._incoming.append((spec, note))
         self._idle.end()
 
     def stop_keeping(self) -> None:
-        """Asks, from any thread, that steps are no longer captured to be decided about later."""
+        """Stop capturing steps outside the schedule; may be called from any thread."""
         self._kept_enough = True
 
     def ask_again(self) -> None:
-        """Whether the next step is due is asked again, whatever was known of it."""
+        """Recompute whether the next step is due."""
         self._quiet = -math.inf
         self._idle.end()
 
     def stop(self) -> None:
-        """Looks no longer at calls that decide."""
+        """Stop watching for model calls."""
         self._watch.remove()
 
     @property
     def is_too_late(self) -> bool:
-        """Whether labels that come now cannot have the step in progress recorded any more."""
+        """Whether it is too late for labels to have the step in progress recorded."""
         return self._state.stage is Stage.DECLINED
 
-    # -- an optimizer steps --------------------------------------------------------------------
+    # -- optimizer steps -----------------------------------------------------------------------
 
     def after_optimizer(self, optimizer: Any) -> None:
-        """An optimizer has stepped, and this step is not only counted."""
+        """Handle an optimizer step that is not only counted."""
         with self._together:
             self._idle.end()
             if is_nested_step(sys._getframe(1), optimizer):
@@ -203,21 +203,21 @@ class Steps:
                 self._idle.end()
 
     def _ends_step(self, optimizer: Any) -> bool:
-        """Whether an optimizer that has stepped ends the step of the training."""
+        """Return whether an optimizer step ends the training step."""
         self._optimizers.note(optimizer)
         seen: Seen | None = None
         lane, armed = self._lanes.followed, self._state.armed
         if lane.clock.rule == "last_optimizer" and (armed or self._called.watched):
             seen = self._optimizers.seen(optimizer, iter(self._called))
             if armed and seen.own and not self._lanes.several and lane.thread:
-                act_for(lane.thread)  # it trains what that one has called
+                act_for(lane.thread)  # its optimizer trains models called in the followed thread
         classes = () if lane.clock.rule == "last_optimizer" else _classes(optimizer)
         return lane.clock.stepped(id(optimizer), seen=seen, classes=classes)
 
     # -- mixed precision -----------------------------------------------------------------------
 
     def note_scale(self, scaler: Any, *, always: bool = False) -> None:
-        """Mixed precision is about to let an optimizer step, or not: what is the loss scaled by?"""
+        """Log the gradient scale, once per step, before a scaler steps an optimizer or skips."""
         armed, number = self._state.armed, self._state.number
         if self._ending.over or not (armed or always) or self._scale_known == number:
             return
@@ -230,7 +230,7 @@ class Steps:
             self._scalars.measured(GRAD_SCALE, value)
 
     def on_skip(self, optimizer: Any, scaler: Any) -> None:
-        """Mixed precision did not let an optimizer step; the step has ended all the same."""
+        """Handle an optimizer step skipped by a gradient scaler, which ends the step as well."""
         if self._ending.over:
             return
         with self._together:
@@ -241,15 +241,15 @@ class Steps:
             self._scalars.note("the optimizer step was skipped: a gradient is not finite")
         self._idle.after_optimizer(optimizer, None, None)
 
-    # -- the program writes its parameters itself ----------------------------------------------
+    # -- manual updates ------------------------------------------------------------------------
 
     def announce(self) -> None:
-        """Hears of `backward` before it runs, as long as updates by hand may end steps."""
+        """Observe `backward` before it runs, as long as manual updates may end steps."""
         by_hand = any(lane.hand.possible and not lane.clock.explicit for lane in self._lanes)
         self._losses.announce(self._on_backward if by_hand else None)
 
     def _on_backward(self, tensors: Any) -> None:
-        """`backward` is about to be called, in a program whose optimizers nobody has seen step."""
+        """Handle a call of `backward`, before it runs, in a program without optimizer steps."""
         if self._ending.over:
             return
         lane = self._turns.elsewhere()
@@ -262,14 +262,14 @@ class Steps:
             self.announce()
             return
         if self._turns.hand.over():
-            self._begun_unseen = True  # what was called until now belongs to the next step
+            self._begun_unseen = True  # the calls so far belong to the next step
             try:
                 self.end_by_hand()
             finally:
                 self._begun_unseen = False
         hand = self._turns.hand
         hand.backward(tensors)
-        if not hand.possible:  # an optimizer holds what is trained: no more to hear
+        if not hand.possible:  # an optimizer holds the parameters: stop observing `backward`
             self.announce()
         if hand.active and not self._state.armed and self._state.number + 1 >= self._quiet:
             self._watch.install()
@@ -277,11 +277,15 @@ class Steps:
             self._hooks.stance.force_if_needed()
 
     def on_backward_done(self, whole: bool) -> None:
-        """`backward` has ended, while a step is recorded; `whole`: for all that it came to."""
+        """Handle the end of `backward` in a recorded step.
+
+        Args:
+            whole: whether it computed the gradients of all tensors that it reached.
+        """
         self._hooks.on_backward_done(whole=whole, by_hand=self._turns.hand.pending)
 
     def end_by_hand(self) -> None:
-        """The program has written its parameters: a step is over."""
+        """End the step after a manual update of the parameters."""
         hand = self._turns.hand
         if not hand.active:
             hand.active = True
@@ -296,10 +300,10 @@ class Steps:
             self._is_by_hand_reported = True
             self._reporter.say("steps", BY_HAND)
 
-    # -- the program says that a step ends -----------------------------------------------------
+    # -- explicit steps ------------------------------------------------------------------------
 
     def by_program(self) -> None:
-        """The program says that a step ends here."""
+        """Handle `comgra.step()`."""
         if self._ending.over:
             return
         with self._together:
@@ -322,10 +326,10 @@ class Steps:
             self._state.any_ended = True
             self.end()
 
-    # -- a step ends ---------------------------------------------------------------------------
+    # -- ending a step -------------------------------------------------------------------------
 
     def end(self) -> None:
-        """The step in progress has ended; the next one begins."""
+        """End the step in progress and begin the next one."""
         with self._together:
             self._end_followed()
         self._ended()
@@ -370,7 +374,7 @@ class Steps:
         self._begin_rest()
 
     def _settle_resumption(self, resumption: Resumption) -> None:
-        """The first step of a resumed training ends: by now it is known which one it is."""
+        """Set the step number at the end of the first step of a resumed training."""
         self.resumption = None
         self._state.number, text = resumption.settle()
         self._scalars.resume(self._state.number, text)
@@ -378,7 +382,7 @@ class Steps:
         self._quiet = 0.0
 
     def _adopt(self) -> None:
-        """Goes by a changed spec from the step that is about to begin."""
+        """Apply requested specs, starting with the step about to begin, and add their notes."""
         while self._incoming:
             spec, note = self._incoming.popleft()
             number = self._state.number
@@ -390,14 +394,14 @@ class Steps:
                 self._quiet = 0.0
 
     def end_unfinished(self, lanes: Iterable[Lane]) -> None:
-        """Threads have ended, and the program: maybe after an update by hand."""
+        """End the steps of threads that have ended, possibly after a manual update."""
         for lane in lanes:
             if lane.hand.over():
                 self._end_elsewhere(lane)
         self._scalars.turn_to(self._lanes.followed.saying)
 
     def _end_elsewhere(self, lane: Lane) -> None:
-        """A step of a thread ends while one of another is recorded, or about to be."""
+        """End a step of a thread while a step of another thread is followed."""
         lane.clock.end()
         lane.hand.end_step()
         lane.waits = True
@@ -406,17 +410,17 @@ class Steps:
         if self._records.begun or self._lanes.passed:
             self._lanes.passed += 1
             number += 1
-        else:  # the other one may never begin its step: it keeps no number for it
+        else:  # do not reserve a number for the followed thread, which may never begin its step
             self._state.number += 1
         if lane.saying is not self._scalars.saying:
             self._scalars.turn_to(lane.saying)
         self._scalars.end_step(number, lane.labels)
         lane.labels = {}
 
-    # -- a step begins -------------------------------------------------------------------------
+    # -- beginning a step ----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A step begins: it is captured, or a call decides that, or it is only counted."""
+        """Begin a step: capture it, leave the decision to a model call, or only count it."""
         state, hooks = self._state, self._hooks
         plan = self._plan()
         if plan is Plan.ARM:
@@ -430,7 +434,8 @@ class Steps:
         labelled = plan is Plan.ARM and self._declared.labeller is not None
         if plan is Plan.WATCH or labelled:
             self._watch.install()
-            # Compiled code must not find the hook; what the first step compiles is not known yet.
+            # Compiled code must not run with the hook on it. For step 0, it is not known yet
+            # whether anything will be compiled.
             (hooks.stance.force_if_needed if state.number else hooks.stance.force)()
         elif self._watch.waiting:
             self._watch.remove()
@@ -451,13 +456,13 @@ class Steps:
         if lanes.several:
             self._quiet = -math.inf
             plan = self._turns.in_turn(plan, keeps=declared.keeps)
-        if self._begun_unseen:  # it stays due
+        if self._begun_unseen:  # the record stays due
             lanes.owed = lanes.owed or (lanes.several and plan is Plan.ARM)
             plan = Plan.WAIT
         return plan
 
     def _begin_rest(self) -> None:
-        """Counts the next steps only, unless there is more to do in each."""
+        """Only count the next steps, unless each of them needs more work."""
         state, lanes = self._state, self._lanes
         busy = (
             state.armed
@@ -477,12 +482,12 @@ class Steps:
         steps = 0 if owner is None else min(self._quiet - 1 - step, self._pace.steps(step))
         self._idle.begin(owner or 0, int(max(steps, 0)))
         if self._ending.over or self._ending.requested or self._incoming:
-            self._idle.end()  # another thread may have asked meanwhile
+            self._idle.end()  # another thread may have sent a request in the meantime
 
-    # -- the call of a model decides -----------------------------------------------------------
+    # -- watched model calls -------------------------------------------------------------------
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """A call begins for which no hook runs; returns whether one was waited for."""
+        """Handle a call for which no hook runs; return whether a model call was being watched."""
         if not self._watch.waiting:
             return False
         if self._on_watched_call(module, args, kwargs):
@@ -492,12 +497,12 @@ class Steps:
     def _on_watched_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> bool:
-        """An outermost module is called; returns whether that decides about the step."""
+        """Handle the call of an outermost module; return whether it decides about the step."""
         with self._together:
             if self._lanes.several and (
                 is_within_call(sys._getframe(1)) or not self._turns.turn_here()
             ):
-                return False  # another thread has begun to wait within this call
+                return False  # another thread started watching during this call
             try:
                 return self._decides(module, args, kwargs)
             except Exception as error:
@@ -512,12 +517,12 @@ class Steps:
         gradient, training_mode = torch.is_grad_enabled(), in_training(module)
         kind = self._roots.kind(module, training_mode=training_mode, gradient=gradient)
         training = kind is not RootCall.EVALUATION
-        # a teacher is not called with what tells the type of a step
+        # the arguments of a teacher's call do not determine the type of a step
         comes_before = kind is not RootCall.TRAINING and declared.labeller is not None
         if not training:
             self._records.begin_evaluation()
         elif not has_parameters(module) or comes_before:
-            return False  # a transform of the data, perhaps
+            return False  # possibly a data transform
         else:
             self._decide(module, args, kwargs)
         if declared.tracer.installed and not attached:
@@ -528,7 +533,7 @@ class Steps:
         return training
 
     def _decide(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Arms in the middle of the step if its labels say so."""
+        """Arm the hooks during the step if its labels make it due."""
         agenda, labeller = self._declared.agenda, self._declared.labeller
         if labeller is not None:
             agenda.declare(labeller(module, args, kwargs))

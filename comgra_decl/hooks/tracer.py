@@ -1,4 +1,4 @@
-"""The hooks that sit on a program while a step is recorded, and what they do at each call."""
+"""The module hooks that run while a step is recorded, and what they do at each call."""
 
 from __future__ import annotations
 
@@ -50,51 +50,52 @@ if TYPE_CHECKING:
 
 
 _MOST_NAMESAKES = 32
-"""Models of one class with nodes of their own; a program that makes ever new ones reuses names."""
+"""The maximum number of models of one class with their own nodes; models created after that reuse
+the names of models that no longer exist."""
 
 
 class Calls(Protocol):
-    """What a tracer asks about the calls of models: of outermost modules, or parts of one."""
+    """Handles calls of roots for a tracer: of outermost modules, or of parts of one."""
 
     def entered(self) -> None:
-        """A model is called; nothing was looked for yet."""
+        """Handle the beginning of a call, before anything else."""
 
     def choose(self, root: nn.Module, top: Top) -> StepCapture | None:
-        """Returns the record that this call belongs to; None: to none.
+        """Return the record that this call belongs to, or None if it is not recorded.
 
         Args:
-            root: what is called.
-            top: the model that it is, or is a part of.
+            root: the called module.
+            top: the outermost module, which is or contains the root.
         """
 
     def left(self) -> None:
-        """The call has returned."""
+        """Handle the end of the call."""
 
     def abandoned(self) -> bool:
-        """Whether the thread that was followed is gone, and nothing of its step recorded."""
+        """Return whether the followed thread has ended before anything of its step was recorded."""
 
 
 class ModuleTracer:
-    """Follows module calls while installed, finding roots by itself.
+    """Follows module calls while installed, and finds root modules automatically.
 
     Args:
         spec: what to capture.
-        owners: who owns which module.
+        owners: the parent of each module.
         calls: decides which record a call belongs to.
-        direct: is told of calls of modules, to tell those of `forward` alone from them.
-        held: returns the ids of the parameters that optimizers hold.
-        together: held while it is decided which thread's calls are followed.
-        on_fault: called with an exception of our own; the program never sees it.
+        direct: is notified of module calls, to distinguish them from direct calls of `forward`.
+        held: returns the ids of the parameters held by optimizers.
+        together: lock held while deciding which thread's calls are followed.
+        on_fault: called with exceptions of tracing itself, which never reach the program.
 
     Attributes:
-        thread: the one whose calls are followed; 0: it is not known yet.
-        marks: on what the models of the step in progress have returned.
-        provenance: follows the dependency graph of the step in progress, if anything does.
-        tops: the plan of each model that was called, by the model's `id`.
+        thread: the thread whose calls are followed; 0 while it is not known.
+        marks: marks the model outputs of the step in progress.
+        provenance: follows the dependency graph of the step in progress; None if none is followed.
+        tops: the plan of each called model, by the model's `id`.
         recorder: reads outputs and their gradients.
         parameters: reads parameters and their gradients.
-        observers: for what is compiled, where it stays compiled.
-        functions: knows compiled functions, if the program may have any.
+        observers: observe code that stays compiled; None if it runs eagerly.
+        functions: tracks compiled functions; None if the program cannot have any.
     """
 
     def __init__(
@@ -116,16 +117,17 @@ class ModuleTracer:
         self.direct = direct
         self._on_fault = on_fault
         self._handles: list[RemovableHandle] = []
-        self._late: dict[int, RemovableHandle] = {}  # ours behind those of modules in a call
-        self._late_inputs: set[int] = set()  # modules whose own hooks may replace what they take
+        # hooks that run after a module's own hooks, during its call
+        self._late: dict[int, RemovableHandle] = {}
+        self._late_inputs: set[int] = set()  # modules whose own hooks may replace their inputs
         self._plans: dict[int, ModulePlan] = {}
         self.recorder = TensorRecorder(on_fault=on_fault)
         self._recomputed = Recomputed(self.recorder, on_fault=on_fault)
         self._ends = Ends(spec, recorder=self.recorder, on_fault=on_fault)
-        self._in_model = False  # whether the root being called has parameters: no loss, no metric
+        self._in_model = False  # whether the root being called has parameters, unlike a loss
         self.parameters = Parameters(held=held, on_fault=on_fault)
-        self.thread = 0  # the one that trains, whose calls are followed; 0: not known yet
-        self.marks = Marks()  # on what its models have returned in this step
+        self.thread = 0
+        self.marks = Marks()
         self._together = together
         self._depth = 0
         self._batch_before: int | None = None
@@ -133,20 +135,21 @@ class ModuleTracer:
         self._epoch = -1  # the step that the last model call belonged to
         self._capture: StepCapture | None = None
         self._native = NativeCalls()
-        self._graph: Provenance | None = None  # the provenance, where the current call is followed
-        self.tops: dict[int, TopPlan] = {}  # by the module's id
-        self._namesakes: dict[str, list[TopPlan]] = {}  # by the class, in order of first calls
+        self._graph: Provenance | None = None  # the provenance, if it follows the current call
+        self.tops: dict[int, TopPlan] = {}
+        self._namesakes: dict[str, list[TopPlan]] = {}  # by class, in order of first calls
         self.provenance: Provenance | None = None
         self._plain: Top | None = None  # the model whose nodes have no prefix
-        self.prefixed: bool | None = None  # whether node names carry the root's class; None: open
+        # whether node names begin with the root's class; None: not decided yet
+        self.prefixed: bool | None = None
         self._strays = Strays(owners)
-        self.observers: Observers | None = None  # for what is compiled, where it stays compiled
-        self.functions: CompiledFunctions | None = None  # if the program may have any
+        self.observers: Observers | None = None
+        self.functions: CompiledFunctions | None = None
 
     # -- attaching -----------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Puts the hooks on; calling it twice is harmless."""
+        """Install the hooks. Idempotent."""
         if not self._handles:
             self._depth = 0
             self._handles = [
@@ -158,35 +161,35 @@ class ModuleTracer:
 
     @property
     def installed(self) -> bool:
-        """Whether the hooks are on."""
+        """Whether the hooks are installed."""
         return bool(self._handles)
 
     @property
     def capture(self) -> StepCapture | None:
-        """The record that the call in progress belongs to, None if it is not recorded."""
+        """The record that the call in progress belongs to; None if it is not recorded."""
         return self._capture
 
     def follow_thread(self, thread: int) -> None:
-        """Follows the calls of a thread from now on; 0: of the first that trains."""
+        """Follow the calls of a thread from now on; 0 for the first thread that trains."""
         self.thread = thread
 
     def follow_graph(self, graph: Provenance | None) -> None:
-        """Shows what is recorded to whoever follows the dependency graph; None: nobody does."""
+        """Set the object that follows the dependency graph; None to follow none."""
         self.provenance = graph
 
     def observe(self, observers: Observers | None) -> None:
-        """Has compiled code show what it computes, from now on; None: it runs eagerly."""
+        """Set the observers of code that stays compiled; None if compiled code runs eagerly."""
         self.observers = observers
 
     def know_functions(self, functions: CompiledFunctions) -> None:
-        """Notes, from now on, which calls of models are made within compiled functions."""
+        """Start tracking which model calls are made within compiled functions."""
         self.functions = functions
 
     @property
     def inside(self) -> bool:
-        """Whether a module is being called right now.
+        """Whether a module call is in progress.
 
-        The count of calls alone would not do: Ctrl-C in a notebook leaves calls that never return.
+        The depth alone is not reliable: Ctrl-C in a notebook leaves calls that never return.
         """
         if not self._handles or self._depth == 0:
             return False
@@ -196,9 +199,10 @@ class ModuleTracer:
         return found
 
     def _claim(self) -> bool:
-        """Whether this thread is followed: the first that trains is, and until then all are.
+        """Return whether this thread can be followed, and follow it if it trains.
 
-        So is one that has never trained, if that whose step would be recorded next is gone.
+        All threads can until one trains. A thread that has never trained can also take over if the
+        thread whose step would be recorded next has ended.
         """
         trains = torch.is_grad_enabled()
         with self._together:
@@ -208,11 +212,11 @@ class ModuleTracer:
         return free
 
     def recover(self) -> None:
-        """Forgets calls that never returned: Ctrl-C in a notebook runs no hook."""
+        """Forget calls that never returned, as after Ctrl-C in a notebook."""
         self._depth = 0
 
     def remove(self) -> None:
-        """Takes every hook off."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         for handle in self._late.values():
@@ -226,7 +230,7 @@ class ModuleTracer:
         self._release()
 
     def finish(self, capture: StepCapture) -> None:
-        """Reads what is known only when the step ends, and lets go of its tensors."""
+        """Read the values that are known only when the step ends, and release its tensors."""
         with without_functions():
             self.parameters.finish(capture)
         self._release()
@@ -238,7 +242,7 @@ class ModuleTracer:
         self.parameters.release()
 
     def _hook_late(self, plan: ModulePlan) -> None:
-        """A module's own hooks may replace what it takes: ours must run after them."""
+        """Hook a module so that its inputs are read after its own hooks, which may replace them."""
         module = plan.module()
         if module is None:
             return
@@ -255,13 +259,13 @@ class ModuleTracer:
             self.direct.entered[get_ident()] = module
             if self.observers is not None and self._is_compiled(module):
                 return
-            # what `is_no_step` asks, with no call of ours: this runs at each call of each module
+            # inlined `is_no_step`, because this runs at each call of each module
             if graph_task() != -1 or tracing_state() is not None:
                 return
             mine = here()
             if mine != self.thread and not self._claim():
                 return
-            # A global pre hook is not given keyword arguments: its caller's frame has them.
+            # Global pre-hooks do not receive keyword arguments, so read them from the caller.
             outermost = self._depth == 0
             kwargs = torch_variable(sys._getframe(1), "kwargs") or {} if outermost else {}
             if not self._descend(mine, module, args, kwargs):
@@ -278,7 +282,7 @@ class ModuleTracer:
     def before_direct(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        """The `forward` of a module is called without the module being called."""
+        """Handle the beginning of a direct call of `forward`."""
         try:
             mine = here()
             if is_no_step() or (mine != self.thread and not self._claim()):
@@ -297,9 +301,9 @@ class ModuleTracer:
     def _descend(
         self, mine: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """A call begins in the thread `mine`; returns whether it is followed.
+        """Begin a call in the thread `mine`; return whether it is followed.
 
-        Another thread may be, just now: so this is asked while no other one can change it.
+        Checks the followed thread under the lock, because another thread may just have claimed it.
         """
         with self._together:
             if self.thread not in (0, mine):
@@ -315,54 +319,55 @@ class ModuleTracer:
 
     @guarded
     def after_direct(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """The `forward` has returned; None if it failed."""
+        """Handle the end of a direct call of `forward`; `output` is None if the call failed."""
         self._finish(module, args, output)
 
     def before_compiled(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """A compiled function that shows what it does calls a module."""
+        """Handle the beginning of a module call reported by an observed compiled function."""
         mine = here()
         if not (is_no_step() or (mine != self.thread and not self._claim())):
             self._descend(mine, module, args, kwargs)
 
     @guarded
     def after_compiled(self) -> None:
-        """That module has returned."""
+        """Handle the end of that module call."""
         if not is_no_step() and self.thread in (0, here()) and self._handles:
             self._depth = max(0, self._depth - 1)
             if self._depth == 0:
                 self._leave_root(self._capture, (), None)
 
     def before_function(self) -> None:
-        """A compiled function begins that shows what it does, and calls models."""
+        """Handle the beginning of an observed compiled function that calls models."""
         self._ends.targets.interrupt()
 
     def given(self, tensor: torch.Tensor) -> None:
-        """It was given what a model in it is called with: that is no target, there or outside."""
+        """Exclude a tensor from the targets: an argument that the function passes to a model."""
         self._ends.targets.know(tensor)
 
     def target(self, tensor: torch.Tensor) -> None:
-        """It has met a target, outside of models."""
+        """Handle a target that the function found outside models."""
         if self._capture is None or not self._in_model:
             self._ends.targets.shown(tensor)
 
     def after_function(self, returned: Any) -> None:
-        """It has returned; or it has failed, and so have the calls that it was in."""
+        """Handle the end of the function, or its failure together with the calls around it."""
         self._depth, self._capture = 0, None
         self._ends.targets.know(returned)
         self._ends.targets.resume()
 
     def _is_compiled(self, module: nn.Module) -> bool:
-        """Whether this is the graph of a compiled function, which some backends call as a module.
+        """Return whether a module is the graph of a compiled function.
 
-        The modules that it has compiled tell of themselves.
+        Some backends call the graph as a module. The modules compiled into it report their own
+        calls.
         """
         within = self.observers is not None and self.observers.within_function
         return within and isinstance(module, torch.fx.GraphModule) and id(module) not in self._plans
 
     def plans_of(self, module: nn.Module) -> list[ModulePlan]:
-        """Returns the plans of the modules of a model that is called, or a part of it."""
+        """Return the plans of all modules of the model that is, or contains, the called module."""
         return self._adopt(module).modules
 
     def _enter_native(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -371,12 +376,15 @@ class ModuleTracer:
 
     @guarded
     def _before_late(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
-        """Keyword arguments are missing if tracing was ended by another hook of this very call."""
+        """Read the inputs of a module after its own pre-hooks.
+
+        `kwargs` is missing if another hook of the same call ended tracing.
+        """
         if kwargs is not None and not is_no_step():
             self._take_inputs(module, args, kwargs)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """The hooks were put on within the call of an outermost module that begins now."""
+        """Follow the call of an outermost module during which the hooks were installed."""
         self._depth = 1
         with without_functions():
             self._enter_root(module, args, dict(kwargs))
@@ -386,9 +394,10 @@ class ModuleTracer:
             self._take_inputs(module, args, dict(kwargs))
 
     def _come_after(self, module: nn.Module) -> None:
-        """A module's own hooks may replace what it returns: for this call, ours runs after them.
+        """Add a hook that runs after a module's own hooks, which may replace its output.
 
-        Between calls it has none, so the program may copy it, save it or make a script of it.
+        It stays for this call only, so that the program can copy, save or script the module between
+        calls.
         """
         if id(module) in self._plans and id(module) not in self._late:
             hook = ModuleHook(self._after_late)
@@ -406,7 +415,7 @@ class ModuleTracer:
             self._on_fault(error)
 
     def _expect(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """The module's own hooks come next: what they compute from its output comes from it."""
+        """Announce a module's output to the graph before the module's own hooks compute with it."""
         capture, plan, graph = self._capture, self._plans.get(id(module)), self._graph
         if is_no_step() or self.thread not in (0, here()):
             return
@@ -423,7 +432,7 @@ class ModuleTracer:
                 graph.expect(slot, tensor, (t for _, t in tensors_in(args)))
 
     def _after_late(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        # While an error is handled, torch may be going through the hooks themselves, not a copy.
+        # While an error is handled, torch may be iterating over the hooks themselves, not a copy.
         failed = sys.exc_info()[1] is not None
         try:
             self._finish(module, args, output)
@@ -435,7 +444,7 @@ class ModuleTracer:
             self._on_fault(error)
 
     def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        # what `is_no_step` asks, with no call of ours, as in `_before`
+        # inlined `is_no_step`, as in `_before`
         no_step = graph_task() != -1 or tracing_state() is not None
         if no_step or self.thread not in (0, here()):
             if self._recomputed.capture is not None and is_backward():
@@ -448,12 +457,12 @@ class ModuleTracer:
             if output is not None:
                 plan.fired = True
                 if plan.capture.output or plan.capture.output_grad:
-                    # no mode, ours or the program's, and no class of tensors sees what we read
+                    # hide our reads from modes, ours or the program's, and from tensor subclasses
                     with without_functions():
                         self._record(plan, capture, args, output)
         elif capture is not None and module._parameters and self._depth > 1:
             self._strays.see(module)
-        if self._depth:  # else installed inside a call: its end only
+        if self._depth:  # 0 if the hooks were installed during this call
             self._depth -= 1
         if self._depth == 0:
             self._leave_root(capture, args, output)
@@ -474,15 +483,15 @@ class ModuleTracer:
         if capture is not None and capture.categories is not None:
             capture.categories.leave(output)
         if capture is not None and capture.aside and self._batch_before is not None:
-            capture.batch_size = self._batch_before  # the one that is trained on is the step's
+            capture.batch_size = self._batch_before  # the step keeps the size of its training batch
         self._calls.left()
         if not within_compiled:
-            self._ends.targets.resume()  # below the graph's mode, which sees targets after it
+            self._ends.targets.resume()  # below the graph's mode, which sees targets later
 
     def _enter_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self._adopt(module)
         modes.sweep()
-        known = plan.top.parametric and module is plan.top.module()  # a model may get them later
+        known = plan.top.parametric and module is plan.top.module()  # others may get some later
         self._in_model = known or has_parameters(module)
         if self._in_model:
             self._ends.targets.interrupt()
@@ -512,16 +521,17 @@ class ModuleTracer:
             self._ends.read_inputs(capture, args, kwargs, self._graph)
 
     def _prepares(self, plan: TopPlan, args: Any, kwargs: Any) -> bool:
-        """Whether a part of a model that has no parameters is given what the model is given.
+        """Return whether a part without parameters receives the inputs of its model.
 
-        Nothing of the model has been called in this step; a loss is called after it.
+        It does if no part of the model was called before it in this step and its inputs have no
+        history. A loss module is called after the model.
         """
         if self._model_called or not plan.top.parametric:
             return False
         return all(gradient_function(tensor) is None for _, tensor in tensors_in((args, kwargs)))
 
     def _begin(self, capture: StepCapture) -> None:
-        """The first model of a step is called; the step before may have been dropped."""
+        """Reset the state at the first model call of a step; the previous one may be dropped."""
         self._epoch = capture.epoch
         self._model_called = False
         self.marks.renew()
@@ -530,11 +540,11 @@ class ModuleTracer:
         self.parameters.begin()
 
     def _adopt(self, root: nn.Module) -> TopPlan:
-        """Plans a root module when it is first called: names, selection, slots."""
+        """Return the plan of a root module, creating or updating it if necessary."""
         module = self._owners.top_of(root)
         plan = self.tops.get(id(module))
         if plan is None or plan.top.module() is not module:
-            for part in module.modules():  # one that was called while the model was being built
+            for part in module.modules():  # some may have been called while building the model
                 self.tops.pop(id(part), None)
             self._owners.know(module)
             plan = self.tops[id(module)] = self._named(module)
@@ -545,10 +555,10 @@ class ModuleTracer:
         return plan
 
     def _named(self, module: nn.Module) -> TopPlan:
-        """Returns a plan whose name no living module has.
+        """Return a plan for a new outermost module, under a name that no living module has.
 
-        A loss that is made anew in each step (`nn.MSELoss()(out, y)`) is one node all the same, and
-        so is what is put around a model anew in each step.
+        A loss module that is recreated in each step (`nn.MSELoss()(out, y)`) remains one node, and
+        so does a wrapper that is recreated around a model.
         """
         known = self._namesakes.setdefault(unwrapped_class(module), [])
         parametric = has_parameters(module)
@@ -563,7 +573,7 @@ class ModuleTracer:
         return known[-1]
 
     def strays(self) -> str:
-        """Returns a sentence about modules that are called and are part of no model, once."""
+        """Return a warning about called modules that belong to no model; each is reported once."""
         return self._strays.sentence()
 
     def _take_in(self, plan: TopPlan) -> None:
@@ -575,24 +585,24 @@ class ModuleTracer:
 
     @property
     def called_tops(self) -> list[TopPlan]:
-        """The outermost modules that take part in the training, or did before they were gone."""
+        """The plans of outermost modules that take part in training, even if they are gone."""
         known = (plan for plans in self._namesakes.values() for plan in plans)
         return [plan for plan in known if plan.top.takes_part and self._is_top(plan)]
 
     def _is_top(self, plan: TopPlan) -> bool:
-        """Whether a module has not become a part of another one since it was called."""
+        """Return whether a module has not become part of another one since it was called."""
         module = plan.top.module()
         return module is None or self.tops.get(id(module)) is plan
 
     def settle_names(self) -> None:
-        """Fixes how nodes are named, once the first record shows how many models there are."""
+        """Fix the naming of nodes after the first record, when the number of models is known."""
         if self.prefixed is None:
             models = [plan.top for plan in self.tops.values() if plan.top.parametric]
             self.prefixed = len(models) > 1
             self._plain = models[0] if len(models) == 1 else None
 
     def go_on_from(self, before: ModuleTracer) -> None:
-        """Takes over what nodes are called, after the spec has changed."""
+        """Continue with the node names of the previous tracer after a change of the spec."""
         self.prefixed, self._plain = before.prefixed, before._plain
         for label, plans in before._namesakes.items():
             self._namesakes[label] = [self._again(plan.top) for plan in plans]
@@ -606,9 +616,10 @@ class ModuleTracer:
         return plan
 
     def _is_prefixed(self, top: Top) -> bool:
-        """Whether nodes have the class in front: of all models but a single one, or the first.
+        """Return whether the names of a model's nodes begin with its class.
 
-        Those of losses have: their parts may be called like parts of the model.
+        A model that was the only one in the first record has no prefix. Losses always have one,
+        because their parts may have the same names as parts of the model.
         """
         if not top.parametric:
             return True
@@ -619,7 +630,7 @@ class ModuleTracer:
     # -- reading tensors -----------------------------------------------------------------------
 
     def _record(self, plan: ModulePlan, capture: StepCapture, args: Any, output: Any) -> None:
-        """Reads what a selected module has returned, and waits for its gradients."""
+        """Read the output of a selected module, and hook its gradients."""
         wanted = plan.capture
         iteration = capture.iteration(plan, plan.node)
         if iteration is None:
@@ -643,7 +654,7 @@ class ModuleTracer:
             )
 
     def _take_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Reads what a selected module is given; it is another node's tensor, so no edge."""
+        """Read the inputs of a selected module, without edges: they are outputs of other nodes."""
         capture, plan = self._capture, self._plans.get(id(module))
         if capture is None or plan is None or not plan.reads_inputs or plan.module() is not module:
             return
@@ -663,17 +674,17 @@ class ModuleTracer:
                 )
 
     def know(self, value: Any) -> None:
-        """What the program has named itself needs no finding."""
+        """Exclude tensors named by the program from the search for targets."""
         self._ends.targets.know_named(value)
 
     def rest(self) -> None:
-        """The program evaluates: there is no target before it trains again."""
+        """Pause the search for targets until the next training call."""
         self._ends.targets.rest()
 
     def before_optimizer(
         self, capture: StepCapture, optimizer: torch.optim.Optimizer, *, closure: bool
     ) -> None:
-        """Reads what an optimizer is given; its arithmetic is none of the loss."""
+        """Read the gradients before an optimizer step, whose arithmetic contains no targets."""
         self._ends.targets.rest()
         if self.functions is not None:
             self.functions.ends(sys._getframe(1))
@@ -681,22 +692,28 @@ class ModuleTracer:
             self.parameters.before_step(optimizer, capture, closure=closure)
 
     def after_optimizer(self, capture: StepCapture, optimizer: torch.optim.Optimizer) -> None:
-        """Reads what an optimizer has made of the gradients."""
+        """Read the parameters and the optimizer state after an optimizer step."""
         with without_functions():
             self.parameters.after_step(optimizer, capture)
 
     def after_hand(self, capture: StepCapture) -> None:
-        """Reads the gradients of a step that the program has ended itself."""
+        """Read the gradients of a step ended by a manual update."""
         with without_functions():
             self.parameters.after_hand(capture)
 
     def read_loss(self, capture: StepCapture, loss: torch.Tensor, backwarded: torch.Tensor) -> None:
-        """Reads a tensor that `backward()` was called on (`loss`: before the AMP scale)."""
+        """Read a tensor that `backward()` was called on.
+
+        Args:
+            capture: the record of the step.
+            loss: the loss before gradient scaling.
+            backwarded: the tensor that `backward` is called on.
+        """
         if self.functions is not None:
             self.functions.ends(sys._getframe(1))
         self._ends.read_loss(capture, loss, backwarded, self.provenance)
 
     def parameter_slot(self, tensor: torch.Tensor) -> Slot | None:
-        """Returns the slot of a parameter or buffer that is traced, else None."""
+        """Return the slot of a parameter or buffer, or None if it is not traced."""
         plan = self.parameters.plan_of(tensor)
         return plan.slot if plan is not None else None

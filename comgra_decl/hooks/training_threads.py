@@ -1,4 +1,4 @@
-"""Threads that train side by side: each has steps of its own, and one at a time is recorded."""
+"""Concurrent training threads: each has its own steps, and one thread is recorded at a time."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.step_state import StepState
 
 _PATIENCE = 4
-"""Steps of a thread for which it leaves a record to another one whose turn it is."""
+"""The number of steps for which a thread leaves a record to another one whose turn it is."""
 
 _STALE = 1000
-"""Steps of other threads after which a record that one has begun is given up."""
+"""The number of steps of other threads after which an unfinished record is dropped."""
 
 IN_TURNS = (
     "several threads train. Steps are numbered in the order in which they end, across threads; one "
@@ -41,19 +41,19 @@ IN_TURNS = (
 
 @dataclass(eq=False)
 class Lane:
-    """The steps of one thread.
+    """The state of one training thread.
 
     Attributes:
-        thread: which one; 0 while nobody has trained.
-        clock: tells its steps apart.
-        hand: likewise, where no optimizer of torch does.
-        saying: what was said of its step in progress.
-        labels: of that step.
-        record: its step that was recorded last.
-        waited: steps of its own since it began to leave a record to another thread.
-        waits: whether others still leave a record to it; not, once they have done so in vain.
-        calls: whether it was seen to call a model; None: nobody has looked.
-        helper: another one that calls `backward` for it; 0: none does.
+        thread: the identifier of the thread; 0 while none has trained.
+        clock: determines which optimizer step ends its training steps.
+        hand: detects the end of its steps after manual updates.
+        saying: the numbers and notes of its step in progress.
+        labels: the labels of that step.
+        record: the number of its last recorded step; -1 if there is none.
+        waited: the number of its steps since it began to leave a record to another thread.
+        waits: whether others still leave a record to it; False after they have done so in vain.
+        calls: whether it was seen to call a model; None if it was not observed.
+        helper: another thread that calls `backward` for it; 0 if there is none.
     """
 
     thread: int
@@ -69,17 +69,18 @@ class Lane:
 
 
 class Lanes:
-    """The threads that train, and which of them is followed.
+    """The training threads, and the one that is followed.
 
     Args:
-        first: that of the thread that trains first.
+        first: the lane of the first thread that trains.
 
     Attributes:
         several: whether more than one thread trains.
-        followed: the one whose step is recorded, or that has done something last.
-        owed: whether a record is due that the followed one was not given.
-        passed: steps of others that ended since the followed one began the step in progress.
-        refused: how often another one would have begun the record that this one has not begun.
+        followed: the lane of the thread whose step is recorded, or which was active last.
+        owed: whether a record is due that the followed thread did not begin.
+        passed: the number of steps of other threads that ended during the followed one's step.
+        refused: how often another thread could have begun the record that the followed one has not
+            begun.
     """
 
     def __init__(self, first: Lane) -> None:
@@ -94,21 +95,21 @@ class Lanes:
         return iter(self._all)
 
     def of(self, thread: int) -> Lane | None:
-        """Returns that of a thread; None if it was not seen to train."""
+        """Return the lane of a thread; None if it was not seen to train."""
         return next((lane for lane in self._all if lane.thread == thread), None)
 
     def is_beside(self, thread: int) -> bool:
-        """Whether a thread trains and is not the one that is followed."""
+        """Return whether a thread trains but is not the followed one."""
         lane = self.of(thread)
         return lane is not None and lane is not self.followed
 
     def add(self, lane: Lane) -> None:
-        """Another thread trains."""
+        """Add the lane of another training thread."""
         self._all.append(lane)
         self.several = True
 
     def prune(self) -> list[Lane]:
-        """Forgets threads that have ended, and returns theirs."""
+        """Remove and return the lanes of threads that have ended."""
         threads = alive()
         gone = [x for x in self._all if x is not self.followed and x.thread not in threads]
         self._all = [lane for lane in self._all if lane not in gone]
@@ -117,17 +118,20 @@ class Lanes:
 
     @property
     def stale(self) -> bool:
-        """Whether a record that the followed thread has begun is not waited for any longer."""
+        """Whether to give up an unfinished record of the followed thread."""
         gone = self.followed.thread not in alive()
         return gone or self.passed >= _STALE
 
     def tired(self) -> bool:
-        """Whether another thread, whose step ends, takes over the record that has not begun yet."""
+        """Count a refusal; return whether the other thread may now take over the due record.
+
+        Called when a step of another thread ends and the followed one has not begun the record.
+        """
         self.refused += 1
         return self.refused > _PATIENCE * len(self._all)
 
     def leaves(self) -> bool:
-        """Whether the followed thread leaves the record that is due to one whose turn it is."""
+        """Return whether the followed thread leaves the due record to one whose turn it is."""
         mine = self.followed
         older = [lane for lane in self._all if lane.record < mine.record and lane.waits]
         if older and mine.waited < _PATIENCE:
@@ -140,22 +144,22 @@ class Lanes:
 
 
 class Turns:
-    """Lets one of the threads that train be followed at a time, and the record go round.
+    """Decides which training thread is followed, so that the threads take turns with the record.
 
     Args:
-        lanes: the threads that train.
-        new_lane: returns the lane of a thread that was not seen before.
-        declared: what depends on the spec.
-        state: the step in progress of the thread that is followed.
-        records: gives up its record.
-        hooks: what sits on the program meanwhile.
-        evaluation: the phases of evaluation and their record.
-        losses: looks at `backward` in the thread that calls it.
-        scalars: takes the numbers of steps.
-        idle: counts steps in which nothing happens.
-        called: notes which models a step has called.
-        reporter: is told what is odd.
-        announce: called when another thread is seen to train.
+        lanes: the training threads.
+        new_lane: creates the lane of a new thread.
+        declared: the components that depend on the spec.
+        state: the state of the followed thread's step in progress.
+        records: drops records.
+        hooks: installs and removes the hooks of a record.
+        evaluation: the evaluation phases and their record.
+        losses: observes `backward`.
+        scalars: receives the numbers of steps.
+        idle: counts the steps that need no other work.
+        called: the models called in the step in progress.
+        reporter: receives warnings.
+        announce: called when another thread is first seen to train.
     """
 
     def __init__(
@@ -191,55 +195,59 @@ class Turns:
 
     @property
     def clock(self) -> StepClock:
-        """Decides which optimizer's step ends a step of the thread that is followed."""
+        """The step clock of the followed thread."""
         return self._lanes.followed.clock
 
     @property
     def hand(self) -> HandUpdates:
-        """Knows when its step is over though no optimizer has stepped."""
+        """The detector of manual updates in the followed thread."""
         return self._lanes.followed.hand
 
     def thread_to_follow(self) -> int:
-        """Returns the thread whose calls a record that begins now follows; 0: whichever calls."""
+        """Return the thread that a beginning record follows; 0 for the first that calls a model."""
         lane = self._lanes.followed
         if self._lanes.several or (lane.calls and not is_called_by_module(sys._getframe(1))):
             return lane.thread
         if lane.calls:
             return here()
         if lane.calls is None and lane.thread in (0, here()):
-            return here() if self._state.number else 0  # armed by the step before
+            return here() if self._state.number else 0  # armed at the end of the previous step
         return 0
 
     def turn_here(self) -> bool:
-        """Follows this thread, if it is one of several that train and the others allow it."""
+        """Follow the current thread if it is one of several training threads and it is free to.
+
+        Returns:
+            Whether the current thread is followed now.
+        """
         lane = self._lanes.of(here()) if self._lanes.several else None
         return lane is not None and self._turn_to(lane)
 
     def abandoned(self) -> bool:
-        """Whether the thread whose step would be recorded next is gone, and this one is new."""
+        """Return whether this thread is new and the thread to record next has ended."""
         gone = not self._records.begun and self._declared.tracer.thread not in alive()
         return gone and self._lanes.of(here()) is None
 
     def elsewhere(self, *, ends: bool = False) -> Lane | None:
-        """Turns to the step of this thread, if it trains: what happens now is part of that one.
+        """Switch to the step of the current thread, if it trains, to handle an event in it.
 
         Args:
-            ends: whether what this thread does now ends a step, so that a record can begin.
+            ends: whether the event ends a step, so that a record can begin.
 
         Returns:
-            The lane of this thread if another one is followed, and stays so.
+            The lane of the current thread if another thread remains followed, else None.
         """
         if not self._lanes.several:
             return None
         lane = self._lanes.of(here())
-        if lane is None:  # it does not train: what it reports is about the one that is followed
+        if lane is None:  # it does not train, so the event belongs to the followed thread
             return None
         if lane.saying is not self._scalars.saying:
             self._scalars.turn_to(lane.saying)
         return None if self._turn_to(lane, ends=ends) else lane
 
     def is_followed(self, losses: Any) -> bool:
-        """Whether this thread, which calls `backward` on `losses`, is followed now."""
+        """Return whether the current thread is followed when it calls `backward` on `losses`."""
         followed = self._lanes.followed
         if self._is_alone(followed):
             return True
@@ -249,8 +257,8 @@ class Turns:
         if not self._takes_part(losses) and self._lanes.of(here()) is None:
             act_for(get_ident())
             self._idle.end()
-            self._scalars.turn_to(followed.saying)  # what has happened until now is of that one
-            self._scalars.talks = True  # what they say is told apart by where steps end
+            self._scalars.turn_to(followed.saying)  # earlier events belong to that thread
+            self._scalars.talks = True  # their events can only be separated at the ends of steps
             self._called.stop()
             self._called.begin_step()
             self._lanes.add(self._new_lane(here()))
@@ -259,7 +267,7 @@ class Turns:
         return self.elsewhere() is None
 
     def _is_alone(self, lane: Lane) -> bool:
-        """Whether no thread but this one has been seen to train, or is recorded."""
+        """Return whether the current thread is the only one seen to train or being recorded."""
         mine = get_ident()
         if self._lanes.several or lane.helper or not lane.thread == mine == here():
             return False
@@ -267,9 +275,9 @@ class Turns:
         return traced and self._losses.thread == mine
 
     def _takes_part(self, losses: Any) -> bool:
-        """Whether this thread goes on with a step that another one has begun, or has helped with.
+        """Return whether this thread continues or helps with a step that another thread began.
 
-        The two do one thing after the other then: they are no threads that train side by side.
+        The two threads then work on one step in sequence rather than train concurrently.
         """
         tracer, armed = self._declared.tracer, self._state.armed
         several, lane, traced = self._lanes.several, self._lanes.followed, tracer.thread
@@ -278,7 +286,7 @@ class Turns:
             self._help(own)
             return True
         if armed and tracer.marks.are_behind(losses):
-            if not several:  # the one before is gone, or has called no model
+            if not several:  # the previous thread has ended, or has called no model
                 lane.thread = traced
             elif self._lanes.of(traced) is None:
                 return False
@@ -288,7 +296,7 @@ class Turns:
             return False
         threads = alive()
         if lane.helper and (lane.helper == get_ident() or lane.helper not in threads):
-            self._help(lane)  # the one that did until now is gone
+            self._help(lane)  # the previous helper has ended, or is this thread
             return True
         if lane.thread not in threads:
             lane.thread, lane.calls = get_ident(), None
@@ -297,14 +305,14 @@ class Turns:
         return False
 
     def _help(self, lane: Lane) -> None:
-        """Does, from now on, what this thread does for the one that a lane is of."""
+        """Make the current thread act for the thread of a lane from now on."""
         act_for(lane.thread)
         lane.helper = 0 if lane.thread == get_ident() else get_ident()
         if lane is self._lanes.followed:
             self._losses.follow(lane.helper or lane.thread)
 
     def _turn_to(self, lane: Lane, *, ends: bool = False) -> bool:
-        """Follows a thread if no record of another one is in progress; returns whether it is."""
+        """Follow a thread unless another one's record is in progress; return whether it is now."""
         lanes, tracer, state = self._lanes, self._declared.tracer, self._state
         before = lanes.followed
         if lane is before:
@@ -329,14 +337,14 @@ class Turns:
         return True
 
     def in_turn(self, plan: Plan, *, keeps: bool) -> Plan:
-        """Leaves a record that is due to the thread whose turn it is.
+        """Adjust a plan so that a due record goes to the thread whose turn it is.
 
         Args:
-            plan: what to do about the step that begins in the thread that is followed.
+            plan: the plan for the step that begins in the followed thread.
             keeps: whether all steps are captured.
 
         Returns:
-            What to do about it, taking turns.
+            The adjusted plan.
         """
         lanes = self._lanes
         if lanes.owed and not keeps:

@@ -1,4 +1,4 @@
-"""Modules that are called within a model and are no part of it."""
+"""Detect modules that are called within a model but not registered in it."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ _STRAYS = (
 
 
 class Strays:
-    """Notes them, by class; one that a model keeps after the call that made it is none.
+    """Collects unregistered modules by class.
+
+    A module that a model registers during the call that creates it does not count.
 
     Args:
-        owners: knows which module is part of which.
+        owners: the parent of each module.
     """
 
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
         self._parts: dict[int, weakref.ref[nn.Module]] = {}
         self._seen: dict[str, weakref.ref[nn.Module]] = {}
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def know(self, parts: Iterable[weakref.ref[nn.Module]]) -> None:
-        """These are parts of models."""
+        """Add modules that are parts of models."""
         for part in parts:
             module = part()
             if module is not None:
                 self._parts[id(module)] = part
 
     def see(self, module: nn.Module) -> None:
-        """A module with parameters of its own, of which nothing is recorded, was called."""
+        """Note the call of a module of which nothing is recorded, if it has parameters itself."""
         part = self._parts.get(id(module))
         if part is not None and part() is module:
             return
@@ -51,9 +53,9 @@ class Strays:
             self._seen[name] = weakref.ref(module)
 
     def sentence(self) -> str:
-        """Returns what is to be said of them; empty if there is nothing new."""
-        new = sorted(name for name in self._seen.keys() - self._said if self._is_stray(name))
-        self._said.update(self._seen)
+        """Return a warning about new unregistered modules; empty if there are none."""
+        new = sorted(name for name in self._seen.keys() - self._reported if self._is_stray(name))
+        self._reported.update(self._seen)
         return _STRAYS.format(", ".join(new)) if new else ""
 
     def _is_stray(self, name: str) -> bool:

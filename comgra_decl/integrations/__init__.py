@@ -1,8 +1,8 @@
-"""Callbacks for training frameworks, for those who prefer a word in the code to one outside it.
+"""Callbacks for training frameworks, for those who prefer to enable recording in code.
 
-They record what the doors record; each framework also works unmodified through `+comgra=debug`,
-`python -m comgra_decl` and `COMGRA=debug`. `comgra.integrations.lightning` and
-`comgra.integrations.transformers` are imported when they are first used.
+They record the same as the other entry points; each framework also works unmodified through
+`+comgra=debug`, `python -m comgra_decl` and `COMGRA=debug`. `comgra.integrations.lightning` and
+`comgra.integrations.transformers` are imported on first use.
 """
 
 from __future__ import annotations

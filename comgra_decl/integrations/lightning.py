@@ -29,22 +29,23 @@ else:
 
 
 class TraceCallback(Callback):
-    """Records what the trainer trains: a run per `fit`.
+    """Record what the trainer trains: one run per `fit`.
 
-    Records what the doors would record, and beside it the hyperparameters, the metrics that the
-    module logs per epoch (as `trainer/NAME`), and whether an evaluation was a sanity check, a
-    validation or a test (as a type of execution).
+    Records the same as the other entry points, and in addition the hyperparameters, the metrics
+    that the module logs per epoch (as `trainer/NAME`), and whether an evaluation was a sanity
+    check, a validation or a test (as a type of execution).
 
     Args:
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.
-        root: folder of all groups; otherwise the spec's, "runs" if it says nothing.
-        group: folder of the runs that are looked at together; otherwise the script's name.
-        name: the run's own folder; otherwise the time. A name that is taken gets a number.
+        root: folder of all groups; defaults to the spec's, or "runs".
+        group: folder of runs to be compared; defaults to the script's name.
+        name: the run's own folder; defaults to the current time. A number is appended to a name
+            that exists already.
         overrides: changes to the spec, such as "schedule.every=10".
-        stages: what is recorded, each in a run of its own: of "fit", "validate", "test", "predict".
+        stages: what to record, each as its own run: any of "fit", "validate", "test", "predict".
 
     Raises:
-        SpecError: the spec is wrong; carries every problem, one line each.
+        SpecError: the spec is invalid; lists every problem, one per line.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class TraceCallback(Callback):
 
     @property
     def path(self) -> Location | None:
-        """The folder of the run in progress, or of the last one."""
+        """The folder of the current run, or of the last one."""
         return self._recording.path
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begins a run."""
+        """Start a run."""
         if stage in self._stages:
             self._recording.begin(
                 {
@@ -77,35 +78,35 @@ class TraceCallback(Callback):
             )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Finishes the run."""
+        """Finish the run."""
         self._recording.end()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Finishes the run: `teardown` is not called any more."""
+        """Finish the run, since `teardown` will not be called."""
         self._recording.end()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says which evaluation this is."""
+        """Tag the evaluation as a sanity check or a validation."""
         self._tag("sanity_check" if trainer.sanity_checking else "validation")
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says which evaluation this is."""
+        """Tag the evaluation as a test."""
         self._tag("test")
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says which evaluation this is."""
+        """Tag the evaluation as a prediction."""
         self._tag("predict")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Notes the metrics of the validation."""
+        """Record the metrics of the validation."""
         if not trainer.sanity_checking:
-            self._recording.say(trainer.callback_metrics)
+            self._recording.log(trainer.callback_metrics)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Notes the metrics of the epoch."""
-        self._recording.say(trainer.callback_metrics)
+        """Record the metrics of the epoch."""
+        self._recording.log(trainer.callback_metrics)
 
     def _tag(self, name: str) -> None:
         if self._recording.open:
@@ -117,6 +118,6 @@ def _data(trainer: Trainer) -> Any:
 
 
 def _settings(trainer: Trainer) -> dict[str, Any]:
-    """Returns the settings of the trainer that decide what a step is."""
+    """Return the trainer's settings that define a step."""
     names = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
     return {name: getattr(trainer, name, None) for name in names}

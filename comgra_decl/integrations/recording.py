@@ -1,4 +1,4 @@
-"""What the callbacks of all frameworks share: one run after another, at the framework's word."""
+"""Start and finish runs on behalf of a framework; shared by the callbacks of all frameworks."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 
 
 class Recording:
-    """Begins and ends runs; what it is given is checked when it is made.
+    """Starts and finishes runs; its arguments are checked on construction.
 
     Args:
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.
-        root: folder of all groups; otherwise the spec's.
-        group: folder of the runs that are looked at together; otherwise the script's name.
-        name: the run's own folder; otherwise the time. A name that is taken gets a number.
+        root: folder of all groups; defaults to the spec's.
+        group: folder of runs to be compared; defaults to the script's name.
+        name: the run's own folder; defaults to the current time. A number is appended to a name
+            that exists already.
         overrides: changes to the spec, such as "schedule.every=10".
 
     Raises:
-        SpecError: the spec is wrong; carries every problem, one line each.
+        SpecError: the spec is invalid; lists every problem, one per line.
     """
 
     def __init__(
@@ -53,10 +54,10 @@ class Recording:
         self.path: Location | None = None
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Starts a run; one that is still open is finished first.
+        """Start a run; finish the current one first, if any.
 
         Args:
-            config: the framework's settings and the model's, saved with the run.
+            config: the settings of the framework and the model, saved with the run.
         """
         self.end()
         script = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -65,7 +66,7 @@ class Recording:
         self.path = self._session.path
 
     def end(self) -> None:
-        """Finishes the run, if one is open."""
+        """Finish the current run, if any."""
         session, self._session = self._session, None
         if session is not None:
             finish_session(session)
@@ -75,8 +76,8 @@ class Recording:
         """Whether a run is being recorded."""
         return self._session is not None
 
-    def say(self, metrics: Mapping[str, Any]) -> None:
-        """Records what the framework logs, as `trainer/NAME`: its `loss` is seldom a step's."""
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Record logged metrics as `trainer/NAME`, since their `loss` is rarely that of a step."""
         if self._session is None:
             return
         for name, value in metrics.items():
@@ -88,7 +89,7 @@ class Recording:
 
 
 def saved(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration as JSON can hold it, without passwords and keys."""
+    """Return a configuration as plain JSON data, with passwords and keys masked."""
     plain = masked(_plain(config))
     assert isinstance(plain, dict)
     return plain

@@ -25,21 +25,22 @@ else:
 
 
 class TraceCallback(TrainerCallback):
-    """Records what the Trainer trains: a run per `train()`.
+    """Record what the Trainer trains: one run per `train()`.
 
-    Records what the doors would record, and beside it the training arguments, the model's config
-    and what the Trainer logs (as `trainer/NAME`). If `train()` raises, nobody tells a callback: the
-    run is finished by the next `train()` or when the program ends.
+    Records the same as the other entry points, and in addition the training arguments, the model's
+    config and what the Trainer logs (as `trainer/NAME`). Callbacks are not notified if `train()`
+    raises; the run is then finished by the next `train()` or at the end of the program.
 
     Args:
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.
-        root: folder of all groups; otherwise the spec's, "runs" if it says nothing.
-        group: folder of the runs that are looked at together; otherwise the script's name.
-        name: the run's own folder; otherwise the time. A name that is taken gets a number.
+        root: folder of all groups; defaults to the spec's, or "runs".
+        group: folder of runs to be compared; defaults to the script's name.
+        name: the run's own folder; defaults to the current time. A number is appended to a name
+            that exists already.
         overrides: changes to the spec, such as "schedule.every=10".
 
     Raises:
-        SpecError: the spec is wrong; carries every problem, one line each.
+        SpecError: the spec is invalid; lists every problem, one per line.
     """
 
     def __init__(
@@ -55,13 +56,13 @@ class TraceCallback(TrainerCallback):
 
     @property
     def path(self) -> Location | None:
-        """The folder of the run in progress, or of the last one."""
+        """The folder of the current run, or of the last one."""
         return self._recording.path
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begins a run."""
+        """Start a run."""
         settings: Any = args
         model: Any = getattr(kwargs.get("model"), "config", None)
         config = {"arguments": settings.to_dict()}
@@ -77,11 +78,11 @@ class TraceCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Notes what the Trainer logs."""
-        self._recording.say(logs or {})
+        """Record what the Trainer logs."""
+        self._recording.log(logs or {})
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Finishes the run."""
+        """Finish the run."""
         self._recording.end()

@@ -1,8 +1,9 @@
-"""A second ring behind the first, in which steps wait until the run's rules have checked them.
+"""A second ring after the first, in which steps wait until the run's rules have checked them.
 
-Rules check the steps that the first ring passes on for storing, in order. Steps that it would drop
-wait here just as long, because a finding may request the steps before it. Rules never see steps
-stored for that reason alone, neither now nor in a later diagnosis, so that both agree.
+Rules check the steps that the first ring passes on for storing, in order. Steps that would be
+dropped wait here equally long, because a finding may request the steps before it. Rules never check
+steps stored only because of such a request, neither now nor in a later diagnosis, so that both
+agree.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ T = TypeVar("T")
 
 
 class Request(NamedTuple):
-    """A finding's request to keep the steps around `step`; `reason` is its text."""
+    """A finding's request to keep the steps around `step`; `reason` is stored with them."""
 
     step: int
     reason: str
 
 
 class Answer(NamedTuple):
-    """Result of a request.
+    """Answer to a request.
 
-    `kept`: the first kept step and the step of the finding itself; None if none is kept.
+    `kept`: the first kept step and the step of the finding itself; None if none was kept.
     """
 
     request: Request
@@ -33,15 +34,15 @@ class Answer(NamedTuple):
 
 
 Watch = Callable[[Sequence[Entry[T]]], Sequence[Request]]
-"""Passes steps to the rules. Returns the requests of new findings."""
+"""Passes steps to the rules; returns the requests of new findings."""
 
 
 class FindingRing(Generic[T]):
-    """Decides again about steps that leave the first ring.
+    """Decides again about the steps that leave the first ring.
 
     Args:
         ring: ring of the same length as the first one.
-        watch: passes steps stored anyway to the rules.
+        watch: passes the steps to be stored to the rules.
         answer: called with the result of each request.
     """
 
@@ -50,12 +51,12 @@ class FindingRing(Generic[T]):
         self._watch, self._answer = watch, answer
 
     def __call__(self, entries: Sequence[Entry[T]]) -> list[Entry[T]]:
-        """Adds steps that have left the first ring, in order. Returns steps to store now."""
+        """Adds steps that have left the first ring, in order; returns steps to store now."""
         self._take(entries)
         return self.ring.leaving()
 
     def close(self, entries: Sequence[Entry[T]]) -> list[Entry[T]]:
-        """Adds the last steps. Returns all remaining steps to store."""
+        """Adds the last steps; returns all remaining steps to store."""
         self._take(entries)
         return self.ring.flush()
 

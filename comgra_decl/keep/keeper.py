@@ -68,18 +68,18 @@ class _Carried:
 class Keeper:
     """Takes every captured step and returns those to store, in order.
 
-    Steps wait in finalised form, a fraction of their raw size. Steps dropped within one call only
-    get the statistics that triggers need, no histograms.
+    Steps wait in finalised form, which takes a fraction of their raw size. For steps dropped within
+    the same call, only the statistics that triggers need are computed, and no histograms.
 
     Args:
         spec: the spec's `keep` section.
         finalise: turns raw steps into batches to store.
-        look: the same with the given `statistics` only, for triggers.
+        look: like `finalise`, but computes only the given `statistics`, for triggers.
         statistics: names of all statistics, in stored order.
         note: called with a note for the run when a trigger fires.
-        exhausted: called when no more steps can be kept, so that capturing scheduled ones suffices.
-        watch: passes steps stored anyway to the rules, in order, and returns the steps that their
-            findings request; None if findings keep no steps.
+        exhausted: called when no more steps can be kept: only scheduled ones need capturing.
+        watch: passes the steps to be stored to the rules, in order, and returns the steps that
+            their findings request; None if findings keep no steps.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Keeper:
         self._second: FindingRing[_Payload] | None = None
         if watch is not None:
             again: Ring[_Payload] = Ring(before=spec.ring, after=spec.after, allowance=allowance)
-            self._second = FindingRing(again, watch=self._show, answer=self._tell)
+            self._second = FindingRing(again, watch=self._show, answer=self._note_answer)
         self._fired = [{"fired": 0, "first": None, "last": None} for _ in self._triggers]
         self._taken = self._stored = self._kept = self._given_up = 0
         self._exhausted_at: int | None = None
@@ -120,7 +120,7 @@ class Keeper:
         self._unseen: list[list[int]] = []  # the same for steps that rules have not checked
 
     def __call__(self, steps: list[RawStep]) -> list[StepBatch]:
-        """Adds the next steps. Returns the batches to store now."""
+        """Adds the next steps; returns the batches to store now."""
         for raw in steps:
             self._names.add(raw.new_slots)
             self._carry(raw)
@@ -132,7 +132,10 @@ class Keeper:
         return self._batches(stored)
 
     def close(self) -> list[StepBatch]:
-        """Returns the last batches to store when no more steps come: the scheduled ones waiting."""
+        """Returns the last batches to store: the scheduled steps still waiting.
+
+        No steps may follow.
+        """
         for trigger in self._triggers:
             if trigger.trouble is not None:
                 _log.warning("comgra.keep: %s never fired: %s", trigger.name, trigger.trouble)
@@ -178,24 +181,24 @@ class Keeper:
         if self._ring.exhausted and self._exhausted_at is None and steps:
             self._exhausted_at = steps[-1].info.step
             _log.warning(
-                "comgra.keep: %s records were stored because of triggers, which is what "
-                "comgra.keep.at_most allows; from now on only the schedule records",
+                "comgra.keep: %s records were stored because of triggers, the maximum of "
+                "comgra.keep.at_most; from now on only scheduled steps are recorded",
                 self._spec.at_most,
             )
             self._exhausted()
         return stored
 
-    def _say_given_up(self, number: int) -> None:
+    def _warn_given_up(self, number: int) -> None:
         if not self._given_up:
             _log.warning(
                 "comgra.keep: %d steps take more than the %d MiB of comgra.keep.memory_mb; "
-                "fewer than that are kept before a trigger fires",
+                "fewer steps are kept before a trigger fires",
                 self._spec.ring,
                 self._spec.memory_mb,
             )
         self._given_up += number
 
-    # -- what findings ask for
+    # -- requests of findings
 
     def _show(self, entries: Sequence[Entry[_Payload]]) -> Sequence[Request]:
         """Passes stored steps to the rules."""
@@ -211,7 +214,7 @@ class Keeper:
             self._news.give(batches[0])
         return self._watch(batches)
 
-    def _tell(self, answer: Answer) -> None:
+    def _note_answer(self, answer: Answer) -> None:
         """Logs a note about the steps that a finding has kept."""
         request, kept = answer
         after = f" and {self._spec.after} after" if self._spec.after else ""
@@ -219,22 +222,22 @@ class Keeper:
         text = f"kept for {request.reason} at step {request.step}: {which}"
         self._note(Note(request.step, "train", time.time(), text))
 
-    # -- what is stored
+    # -- storing
 
     def _carry(self, raw: RawStep) -> None:
-        """Collects data of a step that must be stored even if the step is dropped."""
+        """Collects the data of a step that must be stored even if the step is dropped."""
         self._carried.take(raw)
         if self._second is not None:
             self._news.take(raw)
         raw.new_slots, raw.structure, raw.documents = [], None, {}
 
     def _compacted(self, ring: Ring[_Payload]) -> list[Entry[_Payload]]:
-        """Finalises a ring's steps and applies the memory limit. Returns the steps to store."""
+        """Finalises a ring's steps and applies the memory limit; returns the steps to store."""
         self._finish(ring.pending)
         others = 0 if ring is self._ring else sum(e.nbytes for e in self._ring.pending)
         left, given_up = ring.shrink(max(0, (self._spec.memory_mb << 20) - others))
         if given_up:
-            self._say_given_up(given_up)
+            self._warn_given_up(given_up)
         return left
 
     def _finish(self, entries: Iterable[Entry[_Payload]]) -> None:
@@ -294,7 +297,7 @@ class Keeper:
 
 def _kpis(raw: RawStep) -> dict[str, float]:
     """Returns a step's recorded and logged numbers; waits for devices."""
-    return {**{name: float(value) for name, value in raw.said.items()}, **raw.kpis}
+    return {**{name: float(value) for name, value in raw.logged.items()}, **raw.kpis}
 
 
 def _extend(ranges: list[list[int]], step: int) -> None:

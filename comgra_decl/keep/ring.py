@@ -1,4 +1,4 @@
-"""Decides which steps to store once the following steps are known."""
+"""Holds steps until it is known which of them to store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Entry(Generic[T]):
     """A step that may or may not be stored.
 
     Attributes:
-        step: its number; entries come in ascending order (an evaluation has its step's number).
+        step: number of the step, ascending (an evaluation has the number of its step).
         scheduled: whether it is stored in any case.
         payload: data to store.
         nbytes: size of the payload in bytes.
@@ -38,7 +38,7 @@ class Entry(Generic[T]):
 
 @dataclass(slots=True)
 class Allowance:
-    """How many more unscheduled entries may be kept; None: no limit."""
+    """Number of unscheduled entries that may still be kept; None: no limit."""
 
     left: int | None
 
@@ -53,9 +53,9 @@ class Ring(Generic[T]):
         before: number of steps to keep before an event.
         after: number of steps to keep after it.
         allowance: number of unscheduled entries to keep in total. If it runs out, the event's step
-            comes first, then the nearest ones.
-        patient: whether to hold scheduled entries, too, until it is known whether they are kept.
-        whole: whether to pass on dropped entries as well, for another ring to decide.
+            has priority, then the nearest ones.
+        patient: whether scheduled entries are also held until it is known whether they are kept.
+        whole: whether dropped entries are also passed on, for another ring to decide.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Ring(Generic[T]):
         return self._allowance.left == 0
 
     def push(self, entry: Entry[T], fired: list[str]) -> list[Entry[T]]:
-        """Adds the next step and its reasons. Returns the entries to pass on."""
+        """Adds the next step with any reasons to keep it; returns the entries to pass on."""
         if fired:
             self._append(entry)
             self.fire(entry, fired)
@@ -122,11 +122,11 @@ class Ring(Generic[T]):
         return (kept[0], at.step) if at.wanted else None
 
     def leaving(self) -> list[Entry[T]]:
-        """Returns entries out of reach once the next step comes, in order."""
+        """Returns the entries that no trigger can reach once the next step arrives, in order."""
         return self._leaving(self._newest + 1 - self._before)
 
     def flush(self) -> list[Entry[T]]:
-        """Returns the held entries when no step follows."""
+        """Returns the held entries; no step may follow."""
         return self._leaving(None)
 
     def shrink(self, nbytes: int) -> tuple[list[Entry[T]], int]:
@@ -172,5 +172,5 @@ class Ring(Generic[T]):
 
 
 def _short(reasons: Iterable[str]) -> list[str]:
-    """Returns the triggers' names without details about this step."""
+    """Returns the names of the triggers, without details about a step."""
     return list(dict.fromkeys(reason.partition(":")[0] for reason in reasons))

@@ -1,4 +1,4 @@
-"""Numbers of a few steps by name, which triggers read."""
+"""Numbers of a few steps by name, as read by triggers."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class StepNumbers:
 
     Attributes:
         batch: their statistics.
-        statistics: names of these, in order.
-        kpis: of each step, its KPIs by name.
+        statistics: names of the statistics, in order.
+        kpis: KPIs of each step, by name.
         names: slots by name.
-        watched: [k], which steps triggers check: those in train mode.
+        watched: mask [k] of the steps that triggers check: those in train mode.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class StepNumbers:
         return self.batch.aggregates[:, :, self.statistics.index(name), rank]
 
     def by_type(self) -> dict[str, NDArray[np.intp]]:
-        """Returns the steps to check, by step type."""
+        """Returns the steps to check, by type of execution."""
         found: dict[str, list[int]] = {}
         for i, info in enumerate(self.batch.steps):
             if self.watched[i]:
@@ -85,14 +85,14 @@ class Measure:
 
     Args:
         spec: spec of the number.
-        lowest: whether to use the smallest of several slots, not the largest.
+        lowest: whether to use the smallest value of several slots instead of the largest.
     """
 
     def __init__(self, spec: MeasureSpec, *, lowest: bool = False) -> None:
         self._spec = spec
         self._extreme = np.fmin if lowest else np.fmax
         self.found = False
-        """Whether the number was ever recorded."""
+        """Whether the number has ever been recorded."""
 
     def __str__(self) -> str:
         spec = self._spec
@@ -106,7 +106,7 @@ class Measure:
         return ("mean",) if self._spec.kpi is not None else (self._spec.statistic,)
 
     def read(self, look: StepNumbers) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Returns the numbers [k], and which steps have one."""
+        """Returns the numbers [k], and a mask of the steps that have one."""
         values, there = self._kpi(look) if self._spec.kpi is not None else self._extremes(look)
         self.found = self.found or bool(there.any())
         return values, there
@@ -154,10 +154,10 @@ class StepView:
     """One step as seen by a user function; valid only while that function runs.
 
     Attributes:
-        step: its number.
-        type: its step type.
-        batch_size: None if unknown.
-        kpis: its KPIs by name, "loss" for one.
+        step: number of the step.
+        type: its type of execution.
+        batch_size: number of samples in the batch; None if unknown.
+        kpis: KPIs by name, such as "loss".
     """
 
     __slots__ = ("_i", "_info", "_look", "kpis")
@@ -169,17 +169,17 @@ class StepView:
 
     @property
     def step(self) -> int:
-        """The step's number."""
+        """Number of the step."""
         return self._info.step
 
     @property
     def type(self) -> str:
-        """The step's type."""
+        """Type of execution of the step."""
         return self._info.type
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in the batch."""
+        """Number of samples in the batch; None if unknown."""
         return self._info.batch_size
 
     def lookup(

@@ -1,4 +1,4 @@
-"""Triggers, which decide whether a step is kept; each checks many steps at once."""
+"""Triggers, which decide whether to keep a step; each checks many steps at once."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Spike:
         self._sigmas, self._window = spec.spike, spec.window
         self._warm_up = max(20, spec.window // 2)
         self._measure = Measure(spec.of)
-        self._latest: dict[str, NDArray[np.float64]] = {}  # recent finite numbers, by step type
+        self._latest: dict[str, NDArray[np.float64]] = {}  # recent finite numbers, by type
         self._finite: dict[str, bool] = {}  # whether the last number was finite
         self.name = name or f"spike of {self._measure}"
         self.statistics = self._measure.statistics
@@ -124,7 +124,7 @@ class Spike:
         return fires
 
     def _rises(self, known: NDArray[np.float64], start: int) -> NDArray[np.bool_]:
-        """Returns for each number from `start` on whether it exceeds the limit set before it."""
+        """Returns a mask of the numbers from `start` on that exceed the limit set before them."""
         rises = np.zeros(len(known) - start, np.bool_)
         whole = max(start, self._window)
         for i in range(max(start, self._warm_up), min(whole, len(known))):

@@ -1,9 +1,9 @@
-"""What a person asks of a run: tables, series, values, as pandas and numpy.
+"""Public API for reading runs: tables, series and values as pandas and numpy objects.
 
 ```python
 run = open_run("runs/train/2026-11-21_10-00-00")
-run.series("blocks.0.attn", "std")          # pandas Series by step
-run.slot("blocks.0.attn").grad.series("l2") # of its gradient
+run.series("blocks.0.attn", "std")          # pandas Series indexed by step
+run.slot("blocks.0.attn").grad.series("l2") # the same for its gradient
 run.value("blocks.0.attn", step=100)        # numpy array [samples, ...]
 ```
 """

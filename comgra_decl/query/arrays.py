@@ -1,4 +1,4 @@
-"""The level below pandas: numpy arrays by slot id, for programs that read much of a run."""
+"""Low-level access without pandas: numpy arrays by slot id, for reading large parts of a run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Shape = tuple[int, ...] | None
 
 
 class Rows(NamedTuple):
-    """Statistics of the slots, or of the samples, that a record has.
+    """Statistics of the slots, or of the samples, present in a record.
 
     Attributes:
-        ids: slot ids, or numbers of samples, ascending.
-        names: the statistics.
-        values: [ids, names], float32.
+        ids: slot ids or sample numbers, ascending.
+        names: names of the statistics.
+        values: float32 [ids, names].
     """
 
     ids: NDArray[np.int64]
@@ -45,8 +45,8 @@ class Heat(NamedTuple):
 
     Attributes:
         ids: slot ids, ascending.
-        steps: the steps of the records.
-        values: [steps, ids], float32.
+        steps: steps of the records.
+        values: float32 [steps, ids].
     """
 
     ids: NDArray[np.int64]
@@ -55,7 +55,7 @@ class Heat(NamedTuple):
 
 
 class Arrays:
-    """What a run has recorded, by slot id; see `Run.arrays`."""
+    """Recorded data of a run as arrays by slot id; see `Run.arrays`."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         """Use `Run.arrays`."""
@@ -63,11 +63,11 @@ class Arrays:
 
     @property
     def slots(self) -> list[SlotInfo]:
-        """All slots; the id of each is its place."""
+        """All slots; the list index of each is its id."""
         return self._snapshot.view.slots
 
     def row(self, step: int, *, over_batch: str = "mean", type: str | None = None) -> Rows:
-        """Returns all statistics of the slots that were recorded at a step."""
+        """Returns all statistics of the slots recorded at a step."""
         return row(self._snapshot, step, type, over_batch)
 
     def heat(
@@ -82,12 +82,12 @@ class Arrays:
         return heat(self._snapshot, statistic, of, over_batch, type)
 
     def shapes(self, step: int, *, type: str | None = None) -> dict[int, Shape]:
-        """Returns the shapes of the slots that were recorded at a step, None where damaged."""
+        """Returns the shapes of the slots recorded at a step; None where damaged."""
         return shapes(self._snapshot, step, type)
 
 
 def row(snapshot: Snapshot, step: int, type_: str | None, over_batch: str) -> Rows:
-    """Returns all statistics of the slots that were recorded at a step."""
+    """Returns all statistics of the slots recorded at a step."""
     rank = aggregate(over_batch)
     table = snapshot.view.row("agg", snapshot.record(step, type_))
     names = [*snapshot.view.meta.statistics]
@@ -103,7 +103,7 @@ def row(snapshot: Snapshot, step: int, type_: str | None, over_batch: str) -> Ro
 
 
 def present(snapshot: Snapshot, names: list[str], values: NDArray[np.float32]) -> Rows:
-    """Returns the lines that were recorded: there `nonfinite` is a number, whatever the rest is."""
+    """Returns only the recorded rows, that is, those whose `nonfinite` is not NaN."""
     nonfinite = snapshot.view.meta.statistics.index("nonfinite")
     there = np.flatnonzero(~np.isnan(values[:, nonfinite]))
     return Rows(there, names, values[there])
@@ -116,7 +116,7 @@ def heat(
     records = snapshot.records(type_)
     if not is_one_of(pass_, [pass_]):
         raise UnknownNameError(
-            f"{shown(pass_)} is not a pass; write 'forward' or 'grad', for example."
+            f"{shown(pass_)} is not a valid pass; use 'forward' or 'grad', for example."
         )
     ids = np.array([s.id for s in snapshot.view.slots if s.key.pass_ == pass_], np.int64)
     return Heat(
@@ -136,7 +136,7 @@ def table(snapshot: Snapshot, statistic: str, over_batch: str) -> NDArray[np.flo
 
 
 def shapes(snapshot: Snapshot, step: int, type_: str | None) -> dict[int, Shape]:
-    """Returns the shapes of the slots that were recorded at a step, None where damaged."""
+    """Returns the shapes of the slots recorded at a step; None where damaged."""
     view, names = snapshot.view, snapshot.view.meta.columns
     values = view.row("agg", snapshot.record(step, type_))[: len(view.slots)]
     there = np.flatnonzero(~np.isnan(values[:, names.index("nonfinite.mean")]))
@@ -150,7 +150,7 @@ def shapes(snapshot: Snapshot, step: int, type_: str | None) -> dict[int, Shape]
 def fill_ratios(
     snapshot: Snapshot, out: NDArray[np.float32], lengths: NDArray[np.float32], over_batch: str
 ) -> None:
-    """Fills in the update ratios [..., slots] of all slots that have one, from their l2."""
+    """Computes the update ratios [..., slots] from l2, where a slot has one, into `out`."""
     there = {
         slot: pair for slot, pair in snapshot.update_pairs.items() if max(pair) < lengths.shape[-1]
     }
@@ -164,13 +164,12 @@ def fill_ratios(
 def dataset(
     snapshot: Snapshot, names: Sequence[str], of: str | None, over_batch: str, type_: str | None
 ) -> xarray.Dataset:
-    """Returns statistics [step, slot] of all slots, or of those of a pass."""
+    """Returns statistics [step, slot] of all slots, or of those of one pass."""
     try:
         import xarray
     except ImportError as error:
         raise MissingPackageError(
-            "this needs the package 'xarray', which is not installed: "
-            "pip install 'comgra-decl[xarray]'"
+            "the package 'xarray' is required but not installed: pip install 'comgra-decl[xarray]'"
         ) from error
     passes = list(dict.fromkeys(slot.key.pass_ for slot in snapshot.view.slots))
     if of is not None and not is_one_of(of, passes):

@@ -1,4 +1,4 @@
-"""A run from its first record to its last, some records at a time."""
+"""Iterates over all records of a run, one chunk at a time."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ from .snapshot import Snapshot
 from .tables import decoded
 from .view import RecordView
 
-_BYTES = 32 << 20  # most memory for the statistics of one chunk
+_BYTES = 32 << 20  # memory limit for the statistics of one chunk
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some records of a run, by number, in the order in which they were stored.
+    """Consecutive records of a run in stored order, without those replaced by a resumed training.
 
-    Records that a resumed training has replaced are left out.
-
-    `aggregates` float32 [k, slots, statistics, 3] as in `records.AGGREGATES`, NaN where a slot is
-    not in a record; `steps` int64 [k]; `train` bool [k]; `structures`: hash of each one's graph.
-    `shape_codes` float32 [k, slots]: 0 where a tensor has the shape that its slot says, else 1 +
-    the place in `shapes`; None: the run does not say.
+    `aggregates`: float32 [k, slots, statistics, 3] as in `records.AGGREGATES`, NaN where a record
+    lacks the slot. `steps`: int64 [k]. `train`: bool [k]. `structures`: hash of each record's
+    graph. `shape_codes`: float32 [k, slots], 0 where a tensor has the shape given by its slot,
+    otherwise 1 + the index in `shapes`; None if the run does not store shapes.
     """
 
     snapshot: Snapshot
@@ -44,12 +42,12 @@ class Chunk:
 
     @property
     def slots(self) -> list[SlotInfo]:
-        """All slots of the run, also those that come later."""
+        """All slots of the run, including those that first appear in later records."""
         return self.snapshot.view.slots
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes that `shape_codes` stand for."""
+        """The shapes that `shape_codes` refer to."""
         return self.snapshot.view.shapes
 
     @property
@@ -63,24 +61,24 @@ class Chunk:
         return [_facts(self.snapshot.view, int(record)) for record in self.records]
 
     def structure(self, digest: str) -> Structure:
-        """Returns the graph of a hash in `structures`."""
+        """Returns the graph with the given hash, taken from `structures`."""
         return self.snapshot.view.structure(digest)
 
     def histograms(self, slot: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Returns counts [k, bins] and ranges [k, 2] of a slot, None without histograms."""
+        """Returns a slot's counts [k, bins] and ranges [k, 2]; None without histograms."""
         if not self.has_histograms:
             return None
         counts, ranges = self._histograms
         return counts[:, slot], ranges[:, slot]
 
     def samples(self, slot: int) -> NDArray[np.float32] | None:
-        """Returns the statistics of the recorded samples [k, samples, statistics], if any."""
+        """Returns the statistics of the recorded samples, [k, samples, statistics], or None."""
         if not self.snapshot.view.meta.sample_count:
             return None
         return self._samples[:, slot]
 
     def values(self, row: int, slot: int) -> NDArray[Any] | None:
-        """Returns the values [samples, ...] that a record holds of a slot, if it does."""
+        """Returns the values [samples, ...] of a slot in a record; None if it holds none."""
         return self.snapshot.view.value(int(self.records[row]), slot)
 
     @cached_property
@@ -90,7 +88,7 @@ class Chunk:
         ranges = table[..., -2:]
         for slot in range(len(view.slots)):
             lost = view.lost("hist", slot)
-            if lost is not None:  # zeros that nobody has counted
+            if lost is not None:  # fill values, not counts
                 ranges[lost[self.records], slot] = np.nan
         return counts, ranges
 
@@ -100,7 +98,7 @@ class Chunk:
 
 
 def chunks(snapshot: Snapshot) -> Iterator[Chunk]:
-    """Yields all records in order, as many at a time as take little memory."""
+    """Yields all records in order, in chunks of limited size."""
     view = snapshot.view
     names = len(view.meta.statistics)
     width = max(1, len(view.slots)) * len(view.meta.columns) * 4
@@ -134,6 +132,6 @@ def _facts(view: RecordView, record: int) -> dict[str, Any]:
 
 
 def _rows(view: RecordView, family: str, records: NDArray[np.int64]) -> NDArray[Any]:
-    """Returns all slots of these records, [k, slots, ...]."""
+    """Returns all slots of the given records, [k, slots, ...]."""
     first, last = int(records[0]), int(records[-1]) + 1
     return view.rows(family, first, last)[records - first]

@@ -1,4 +1,4 @@
-"""Runs side by side: one statistic of all of them, and the settings in which they differ."""
+"""Compares runs: one statistic across runs, and the settings in which they differ."""
 
 from __future__ import annotations
 
@@ -23,16 +23,22 @@ def compare(
     over_batch: str = "mean",
     type: str | None = None,
 ) -> pd.DataFrame:
-    """Returns one statistic of one tensor in several runs: a line per step, a column per run.
+    """Returns one statistic of one tensor in several runs: a row per step, a column per run.
 
-    NaN where a run did not record the step, and in all of a run that lacks the tensor. Where a
-    step has several records (of several evaluations, say), the last counts.
+        run        lr_1e-3   lr_1e-2
+        step
+        0         0.581002  0.581002
+        10        0.603418  1.190233
+        20        0.611920       NaN
+
+    NaN where a run did not record the step or lacks the tensor. If a step has several records
+    (from several evaluations, for example), the last one is used.
 
     Args:
-        runs: a `Group`, or any runs; columns are called as they are, with the group where two
-            have the same name.
-        node: this and the rest as in `Run.slot` and `Slot.series`.
-        statistic: one that the runs have.
+        runs: a `Group`, or any runs. Each column has the name of its run, with the group added
+            where two runs share a name.
+        node: module path or annotated name, as in `Run.slot`.
+        statistic: name of a statistic that the runs have.
         role: which of the node's tensors.
         of: the pass: "forward", "grad", ...
         iteration: which call within the step.
@@ -40,7 +46,8 @@ def compare(
         type: type of execution; None: training.
 
     Raises:
-        UnknownNameError: no run has it; says what the last one asked has instead.
+        UnknownNameError: no run has the tensor or the statistic; the message lists what the last
+            run has instead.
     """
     columns: dict[str, pd.Series[float]] = {}
     missing: UnknownNameError | None = None
@@ -62,11 +69,15 @@ def compare(
 
 
 def differences(runs: Iterable[Run]) -> pd.DataFrame:
-    """Returns the settings in which runs differ: a line per setting, a column per run.
+    """Returns the settings in which runs differ: a row per setting, a column per run.
 
-    Settings of the spec are called `spec.schedule.every`, those of the program's own
-    configuration `config.optimizer.lr`. <NA> where a run does not have the setting. Where a run
-    is recorded to is no difference.
+        run                    lr_1e-3  lr_1e-2
+        setting
+        spec.schedule.every         10       20
+        config.optimizer.lr      0.001     0.01
+
+    `spec.*` are settings of the spec, `config.*` those of the program's own configuration; <NA>
+    where a run lacks the setting. The location of a run does not count as a difference.
     """
     named = _named(list(runs))
     settings = {name: dict(_settings(run)) for name, run in named}
@@ -83,7 +94,7 @@ def differences(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def _named(runs: list[Run]) -> list[tuple[str, Run]]:
-    """Gives each run the shortest name that no other has."""
+    """Returns the runs with the shortest names that are unique."""
     for name_of in (_name, _long_name, _path):
         names = [name_of(run) for run in runs]
         if len(set(names)) == len(names):
@@ -111,7 +122,7 @@ def _settings(run: Run) -> Iterator[tuple[str, Any]]:
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the settings within a mapping, lists as a whole."""
+    """Yields the settings within a mapping; a list is one setting."""
     if isinstance(value, Mapping) and value:
         for name, part in value.items():
             yield from _flat(f"{key}.{name}", part)

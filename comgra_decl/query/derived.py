@@ -1,11 +1,11 @@
-"""Statistics made of stored ones when a run is read; nothing is stored twice.
+"""Statistics computed from stored ones when a run is read, so that nothing is stored twice.
 
     update_ratio  l2(update) / l2(parameter), the parameter as the step's forward pass used it
 
-About 1e-3 is usual; far less learns nothing, far more is unstable. It belongs to the parameter
-(pass `forward`, where it is that of the step's first update) and to each of its updates. A
-parameter of zeros that was changed has inf, one that was not NaN. It takes the statistic `l2`, and
-`parameter` and `update` among what is captured.
+A ratio of about 1e-3 is usual; far less learns nothing, far more is unstable. It is available
+for the parameter (pass `forward`, the ratio of the step's first update) and for each of its
+updates. A parameter of zeros has inf if it was changed and NaN if not. Requires the statistic
+`l2`, and `parameter` and `update` among the captures.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _BASE = "l2"
 
 
 class Pair(NamedTuple):
-    """The slots of a parameter's update and of the parameter."""
+    """Slot ids of a parameter's update and of the parameter."""
 
     update: int
     parameter: int
 
 
 def pairs(slots: list[SlotInfo]) -> dict[int, Pair]:
-    """Returns what the update ratio of each slot is made of, for those that have one."""
+    """Returns the pair from which each slot's update ratio is computed, for slots that have one."""
     parameters = {
         (s.key.node, s.key.role): s.id
         for s in slots
@@ -53,22 +53,22 @@ def pairs(slots: list[SlotInfo]) -> dict[int, Pair]:
 
 
 def offered(snapshot: Snapshot) -> list[str]:
-    """Returns the derived statistics that something in the run has."""
+    """Returns the derived statistics available for at least one slot of the run."""
     if _BASE not in snapshot.view.meta.statistics or not snapshot.update_pairs:
         return []
     return list(NAMES)
 
 
 def base(snapshot: Snapshot) -> int:
-    """Returns the rank of the stored statistic that the derived ones are made of.
+    """Returns the index of the stored statistic from which the derived ones are computed.
 
     Raises:
-        UnknownNameError: the run does not have what it takes.
+        UnknownNameError: the run lacks a required statistic or capture.
     """
     if not offered(snapshot):
         raise UnknownNameError(
-            f"this run has no {UPDATE_RATIO!r}: it takes the statistic {_BASE!r}, and 'parameter' "
-            "and 'update' among what is captured"
+            f"this run has no {UPDATE_RATIO!r}: it requires the statistic {_BASE!r} and the "
+            "captures 'parameter' and 'update'"
         )
     return snapshot.statistic(_BASE)
 
@@ -76,7 +76,7 @@ def base(snapshot: Snapshot) -> int:
 def ratio(
     update: NDArray[np.float32], parameter: NDArray[np.float32], over_batch: str
 ) -> NDArray[np.float32]:
-    """Returns update / parameter; its deviation over a batch, which there is none of, is 0."""
+    """Returns update / parameter, or 0 as its std: it has a single value per batch."""
     with np.errstate(all="ignore"):
         quotient = np.divide(update, parameter, dtype=np.float32)
     if over_batch == "std":

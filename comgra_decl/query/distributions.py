@@ -1,4 +1,4 @@
-"""Values and histograms of slots."""
+"""Reads values and histograms of slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def value(
     part: Part,
     type_: str | None,
 ) -> NDArray[Any]:
-    """Returns a part of the values of all recorded samples, or of one."""
+    """Returns part of the values of one recorded sample, or of all of them."""
     record = snapshot.record(step, type_)
     if sample is not None:
         sample = snapshot.sample(sample)
@@ -40,7 +40,7 @@ def value(
 def histogram(
     snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Returns counts and edges at a step."""
+    """Returns the counts and edges of a slot's histogram at a step."""
     _check_bins(snapshot)
     view, record = snapshot.view, snapshot.record(step, type_)
     if not view.has_column(record, slot.id) or np.isnan(_facts(snapshot, record, slot)[0]):
@@ -53,7 +53,7 @@ def histogram(
 def histograms(
     snapshot: Snapshot, slot: SlotInfo, type_: str | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Returns steps, counts and ranges of all records that have the slot, undamaged."""
+    """Returns steps, counts and ranges of all undamaged records that have the slot."""
     _check_bins(snapshot)
     view, names = snapshot.view, snapshot.view.meta.columns
     records = snapshot.records(type_)
@@ -62,7 +62,7 @@ def histograms(
     ranges = view.series("agg", slot.id, slice(len(names) - 2, len(names)))
     counts = view.series("hist", slot.id)
     lost = view.lost("hist", slot.id)
-    if lost is not None:  # zeros that nobody has counted
+    if lost is not None:  # fill values, not counts
         records = records[~lost[records]]
     ranges, counts = ranges[records], counts[records]
     return snapshot.steps[records], counts.astype(np.int64), ranges.astype(np.float64)

@@ -1,4 +1,4 @@
-"""The dependency graph valid at a step."""
+"""Finds the dependency graph valid at a step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .snapshot import Snapshot
 
 
 def structure(snapshot: Snapshot, step: int | None, type_: str | None) -> Structure | None:
-    """Returns the graph of a record or, where it has none, of the nearest one before (or after)."""
+    """Returns the graph of a record, or of the nearest record before (or after) that has one."""
     digest = structure_hash(snapshot, step, type_)
     return None if digest is None else snapshot.view.structure(digest)
 
 
 def structure_hash(snapshot: Snapshot, step: int | None, type_: str | None) -> str | None:
-    """Returns the hash of that graph, which takes no reading."""
+    """Returns the hash of that graph without reading the graph."""
     records = snapshot.records(type_)
     if not len(records):
         return None
@@ -32,9 +32,9 @@ def structure_hash(snapshot: Snapshot, step: int | None, type_: str | None) -> s
 
 
 def edges(snapshot: Snapshot, step: int | None, type_: str | None) -> list[tuple[str, str]]:
-    """Returns the node pairs of that graph, each once, without loops.
+    """Returns the node pairs of that graph, each once, without self-loops.
 
-    What comes from an earlier step has the name of its node with `EARLIER_STEP` behind.
+    The node of a tensor from an earlier step has its name followed by `EARLIER_STEP`.
     """
     graph = structure(snapshot, step, type_)
     if graph is None:

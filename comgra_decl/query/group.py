@@ -1,4 +1,4 @@
-"""Runs that are looked at together."""
+"""Opens several runs together."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .tables import table_html
 
 
 def open_group(path: Where) -> Group:
-    """Opens all runs below a folder, or a place in a bucket.
+    """Opens all runs below a folder or a place in a bucket.
 
     Raises:
-        RunNotFoundError: there is no such folder.
-        StoreError: a bucket cannot be reached.
+        RunNotFoundError: the folder does not exist.
+        StoreError: the bucket cannot be reached.
     """
     place = location(path)
     if not isinstance(place, Remote) and not place.is_dir():
-        raise RunNotFoundError(f"there is no folder {str(path)!r}.")
+        raise RunNotFoundError(f"folder {str(path)!r} does not exist.")
     return Group(place)
 
 
 class Group:
-    """The readable runs below a folder, oldest first; opened as they are asked for.
+    """The readable runs below a folder, oldest first; each is opened on first access.
 
     ```python
     for run in open_group("runs/train"):
@@ -66,7 +66,7 @@ class Group:
             yield self._open(run.path)
 
     def __getitem__(self, key: str | int) -> Run:
-        """Returns a run by name or by rank (-1 is the newest)."""
+        """Returns a run by its name or by its index (-1 is the newest)."""
         readable = self._readable
         if isinstance(key, int):
             return self._open(readable[key].path)
@@ -88,7 +88,12 @@ class Group:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> pd.DataFrame:
-        """Returns one statistic of one tensor in all runs: a line per step, a column per run.
+        """Returns one statistic of one tensor in all runs: a row per step, a column per run.
+
+            run        lr_1e-3   lr_1e-2
+            step
+            0         0.581002  0.581002
+            10        0.603418  1.190233
 
         NaN where a run did not record it; see `comgra_decl.query.compare`.
         """
@@ -104,7 +109,14 @@ class Group:
         )
 
     def differences(self) -> pd.DataFrame:
-        """Returns the settings in which the runs differ: a line per setting, a column per run."""
+        """Returns the settings in which the runs differ: a row per setting, a column per run.
+
+            run                    lr_1e-3  lr_1e-2
+            setting
+            config.optimizer.lr      0.001     0.01
+
+        <NA> where a run lacks the setting; see `comgra_decl.query.differences`.
+        """
         return differences(self)
 
     @property

@@ -1,4 +1,4 @@
-"""Lists the runs below a folder, whatever state they are in."""
+"""Lists the runs below a folder, in whatever state they are."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from .opening import run_folders
 from .ranks.reader import open_reader
 
 _AT_ONCE = 16
-"""Runs of a bucket that are opened side by side."""
+"""Maximum number of runs of a bucket that are opened concurrently."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run of a list; `path` is its folder, or a `Remote` where it lies in a bucket.
+    """Summary of one run in a list.
 
-    `state` is "waiting", "live", "finished", "stopped" or, where `error` says why it cannot be
-    read, "damaged" or "unreadable" (a newer format). `records` and `last_step` (of training, None
-    if there is none yet) are as of now, `started` is in unix seconds.
+    `path` is its folder, or a `Remote` for a run in a bucket. `state` is "waiting", "live",
+    "finished" or "stopped"; for a run that cannot be read, it is "damaged" or "unreadable" (a newer
+    format) and `error` gives the reason. `records` and `last_step` (of training; None if there is
+    none yet) are current at the time of listing; `started` is in unix seconds.
     """
 
     path: Location
@@ -39,14 +40,14 @@ def list_runs(root: Where) -> list[RunSummary]:
     """Lists the runs at or below a folder or a place in a bucket, oldest first.
 
     A run that cannot be read is listed with the reason; a folder that does not exist has no runs.
-    In a bucket all names below the place are looked at, in a request for each thousand.
+    In a bucket, all names below the place are listed, with one request per thousand names.
 
     Raises:
-        StoreError: a bucket cannot be reached.
+        StoreError: the bucket cannot be reached.
     """
     place = location(root)
     paths = list(run_folders(place))
-    if isinstance(place, Remote):  # each run takes several requests, one after another
+    if isinstance(place, Remote):  # each run takes several consecutive requests
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             found = list(pool.map(_summary, paths))
     else:
@@ -70,8 +71,8 @@ def _summary(path: Location) -> RunSummary | None:
             error=head.get("error"),
         )
     except RunNotFoundError:
-        return None  # being created this moment
-    except StoreError:  # a bucket cannot be reached: nothing is known of its runs
+        return None  # currently being created
+    except StoreError:  # the bucket cannot be reached, so nothing is known about its runs
         raise
     except ComgraError as error:
         state = "unreadable" if isinstance(error, FormatError) else "damaged"

@@ -1,4 +1,4 @@
-"""Finds the run that a path means."""
+"""Finds and opens the run at a path."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .run import Run
 
 _log = logging.getLogger("comgra_decl")
 
-_ALWAYS = 3  # levels that are looked at however much they hold: root/group/sweep/job
+_ALWAYS = 3  # levels always searched, whatever their size: root/group/sweep/job
 _MOST = 200_000
-"""Names of files and folders after which no deeper level is looked at: about a second."""
+"""Number of file and folder names after which no deeper level is searched: about a second."""
 
 
 def open_run(path: Where) -> Run:
     """Opens a run, live or finished.
 
     Args:
-        path: a run's folder, or its place in a bucket (`s3://bucket/runs/train/first`); a group
-            or a root gives the newest run in it.
+        path: a run's folder, or its place in a bucket (`s3://bucket/runs/train/first`). For a group
+            or a root, the newest run in it is opened.
 
     Raises:
-        RunNotFoundError: there is no run.
-        DamagedRunError: the run cannot be read; names the key and the reason.
+        RunNotFoundError: there is no run at the path.
+        DamagedRunError: the run cannot be read; the message names the key and the reason.
         FormatError: the run was written in a newer format.
-        StoreError: it is in a bucket that cannot be reached.
+        StoreError: the run is in a bucket that cannot be reached.
     """
     folder = location(path)
     if folder.name == DATABASE:
@@ -56,23 +56,23 @@ def open_run(path: Where) -> Run:
         require_folder(folder)
         if not isinstance(folder, Remote) and (folder / DATABASE).is_symlink():
             raise RunNotFoundError(
-                f"{str(folder / DATABASE)!r} is a link, which is not followed: a run is what its "
-                "own folder holds. Pass the folder that the link points to, or copy the run."
+                f"{str(folder / DATABASE)!r} is a link, and links are not followed: a run must "
+                "be in its own folder. Pass the folder that the link points to, or copy the run."
             )
         if isinstance(search, Search) and search.cut and failure is None:
-            raise RunNotFoundError(f"no run was found in {str(folder)!r}: {search.cut}")
+            raise RunNotFoundError(f"no run found in {str(folder)!r}: {search.cut}")
         raise failure or RunNotFoundError(
-            f"there is no run in {str(folder)!r}: neither it nor a folder below it holds a "
+            f"there is no run in {str(folder)!r}: neither it nor any folder below it contains a "
             "'trace.ocdbt'. Pass a run's folder, or the folder that holds the runs."
         )
     return newest
 
 
 def require_folder(folder: Location) -> None:
-    """Says what is wrong with a path that is no folder, or one that may not be read.
+    """Raises an error if a path is not a readable folder.
 
     Raises:
-        RunNotFoundError: it is missing (names near ones), a file, or closed to this user.
+        RunNotFoundError: the path is missing (suggests similar names), a file, or not readable.
     """
     if isinstance(folder, Remote):
         return
@@ -83,7 +83,7 @@ def require_folder(folder: Location) -> None:
         pass
     except OSError as error:
         raise RunNotFoundError(
-            f"{str(folder)!r} cannot be read: {error.strerror}. Pass a folder that you may read."
+            f"{str(folder)!r} cannot be read: {error.strerror}. Pass a readable folder."
         ) from None
     if folder.exists():
         raise RunNotFoundError(
@@ -97,11 +97,11 @@ def require_folder(folder: Location) -> None:
 
 
 def run_folders(root: Location) -> Iterator[Location]:
-    """Yields the run folders at or below `root`, as deep as it takes; those above come first.
+    """Yields the run folders at or below `root`, at any depth, upper levels first.
 
-    What a run's own folder holds, hidden folders, links, and folders that may not be read are
-    passed over. In a bucket, which has no folders, all names below `root` are looked at. Where a
-    tree is so large that not all of it is looked at, a warning says so, once.
+    Skips the contents of run folders, hidden folders, links, and folders that cannot be read. In a
+    bucket, which has no folders, lists all names below `root`. If a tree is too large to be
+    searched completely, logs a warning once.
     """
     if isinstance(root, Remote):
         yield from _run_places(root)
@@ -110,10 +110,10 @@ def run_folders(root: Location) -> Iterator[Location]:
 
 
 class Search:
-    """Looks for runs in a folder and below it, a level of folders at a time.
+    """Searches a folder and those below it for runs, one level at a time.
 
     Attributes:
-        cut: what was not looked at, if anything, and what to do.
+        cut: if the search was incomplete, what was not searched and what to do; otherwise "".
     """
 
     def __init__(self, root: Path) -> None:
@@ -140,19 +140,19 @@ class Search:
 
     def _end(self, depth: int) -> None:
         self.cut = (
-            f"it holds so much that after {self._names} names what lies more than {depth} levels "
-            "below it was not looked at. Pass a folder nearer to the runs."
+            f"it is so large that, after {self._names} names, nothing more than {depth} levels "
+            "below it was searched. Pass a folder nearer to the runs."
         )
-        if str(self._root.absolute()) not in _said:
-            _said.add(str(self._root.absolute()))
+        if str(self._root.absolute()) not in _logged:
+            _logged.add(str(self._root.absolute()))
             _log.warning("there may be more runs in %r: %s", str(self._root), self.cut)
 
 
-_said: set[str] = set()  # the roots of which that was said: the viewer looks every second
+_logged: set[str] = set()  # roots already logged: the viewer searches every second
 
 
 def _content(folder: Path) -> tuple[int, list[Path] | None]:
-    """Returns how many names a folder holds, and the folders in it; None if it is that of a run."""
+    """Returns the number of names in a folder, and the folders in it; None for a run's folder."""
     try:
         with os.scandir(folder) as found:
             entries = list(found)
@@ -185,16 +185,16 @@ def _above(place: Remote) -> Iterator[Remote]:
 
 
 def is_run(folder: Location) -> bool:
-    """Whether the folder holds a run: its database, or that of a rank but the first."""
+    """Whether the folder holds a run: its database, or that of any rank other than the first."""
     if database_exists(folder):
         return True
     if isinstance(folder, Remote):
-        return False  # its ranks are found by listing
+        return False  # ranks in a bucket are found by listing
     return (folder / RANKS).is_dir() and bool(rank_paths(folder))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Links are not followed: they could lead out of the folder, or round in circles."""
+    """Whether an entry is a visible folder. Links could lead out of the tree or form loops."""
     try:
         return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
     except OSError:

@@ -1,4 +1,4 @@
-"""One run, as a person asks for it."""
+"""One recorded run, as opened by `open_run`."""
 
 from __future__ import annotations
 
@@ -28,25 +28,33 @@ if TYPE_CHECKING:
 
 
 class Run(RunFacts):
-    """A recorded run: everything it holds, loaded when asked for.
+    """A recorded run. Its contents are loaded on access.
 
-    What it shows is as of the last `refresh` (or of its opening); a live run grows only then.
-    Safe to use from several threads.
+    All data are as of the last `refresh` (or of opening the run): a live run does not grow by
+    itself. Thread-safe.
 
-    `slot` gives a handle on one recorded tensor. `type` chooses the records by type of execution
-    (or by tag), where None means those in train mode (all records, if none is); `over_batch` is how
-    per-sample statistics were aggregated over the batch: "mean", "std" or "abs_max". In every table
-    NaN means that nothing was recorded; a tensor that held NaN or infinities has a `nonfinite`
-    above 0.
+    `slot` returns a handle to one recorded tensor. Common arguments: `type` selects the records by
+    type of execution (or by tag); None selects those in train mode (all records, if there are
+    none). `over_batch` is how per-sample statistics were aggregated over the batch: "mean", "std"
+    or "abs_max". In every table, NaN means that nothing was recorded; a tensor that contained NaN
+    or infinities has a `nonfinite` above 0.
     """
 
-    # -- what it holds
+    # -- contents
 
     @property
     def records(self) -> pd.DataFrame:
-        """All records: step, type, mode, time, structure, batch_size, cost (seconds), kept.
+        """All records, a row per record.
 
-        `kept` says why a trigger of the spec's `keep` made a record be kept, None if none did.
+                   step   type   mode          time structure batch_size      cost  kept tags
+            record
+            0         0  train  train  1.763719e+09  9f2c41ab         32  0.004130  None   ()
+            1        10  train  train  1.763719e+09  9f2c41ab         32  0.001702  None   ()
+
+        `time` is in unix seconds. `structure` is the hash of the dependency graph. `cost` is the
+        time that the training thread spent on the record, in seconds. `kept` names the triggers of
+        the spec's `keep` that stored the record, or is None. `tags` are the labels other than the
+        type.
         """
         return self._snapshot.records_table.copy()
 
@@ -65,7 +73,7 @@ class Run(RunFacts):
 
     @property
     def tags(self) -> list[str]:
-        """Labels that records have beside their type, in order of first appearance."""
+        """Labels of records other than their type, in order of first appearance."""
         return list(self._snapshot.tags)
 
     @property
@@ -75,95 +83,119 @@ class Run(RunFacts):
 
     @property
     def slots(self) -> pd.DataFrame:
-        """All slots: node, role, iteration, pass, kind, dtype, shape, batch_dim, ...
+        """All slots, a row per slot.
 
-        `shape` is that of the first record; `Slot.shapes` has that of each.
+                 node    role  iteration     pass      kind    dtype    shape  batch_dim ...
+            slot
+            0   embed  output          0  forward  computed  float32  (32, 8)          0
+            1    head  output          0  forward  computed  float32  (32, 2)          0
+
+        Further columns: `module_class`, and `names` with all names of a shared tensor. `shape` is
+        that of the first record; `Slot.shapes` returns that of each record.
         """
         return self._snapshot.slots_table.copy()
 
     @property
     def statistics(self) -> list[str]:
-        """Names of the recorded statistics, then of those made of them: `update_ratio`."""
+        """Names of the recorded statistics, followed by derived ones such as `update_ratio`."""
         return [*self._reader.meta.statistics, *derived.offered(self._snapshot)]
 
     @property
     def sample_count(self) -> int:
-        """Number of samples recorded individually."""
+        """Number of samples per record recorded individually."""
         return self._reader.meta.sample_count
 
     @property
     def bins(self) -> int | None:
-        """Number of bins of a histogram, None if the run has none."""
+        """Number of bins of a histogram; None if the run has no histograms."""
         return self._reader.meta.bins
 
     def kpis(self) -> pd.DataFrame:
-        """Returns the numbers of all steps: step, type, name, value; one line per value.
+        """Returns the metrics of all steps, recorded or not, a row per value.
 
-        Losses ("loss", "loss[1]", ...) and what `comgra.kpi` was told, also of steps that are no
-        records.
+               step   type  name     value
+            0     0  train  loss  2.302585
+            1     1  train  loss  2.287411
+
+        These are the losses ("loss", "loss[1]", ...) and everything logged with `comgra.kpi`.
         """
         return self._snapshot.kpis_table.copy()
 
     def notes(self) -> pd.DataFrame:
-        """Returns the notes of the run, in order: step, type, time (unix seconds), text."""
+        """Returns the notes of the run in order, a row per note.
+
+               step   type          time               text
+            0    40  train  1.763719e+09  warm-up is over
+
+        `time` is in unix seconds.
+        """
         return self._snapshot.notes_table.copy()
 
     def findings(self) -> pd.DataFrame:
-        """Returns what the rules found while the run was recorded, best first; one line each.
+        """Returns what the rules found during recording, a row per finding, most important first.
 
-        rule, severity, node, role, iteration, pass (None where it is about the run as a whole),
-        first_step, last_step, message, advice, also (how many further tensors show it), because
-        (the rule that explains it, if any). `comgra_decl.rules.diagnose` looks again.
+        The columns are:
+
+        - `rule`: name of the rule
+        - `severity`: "error", "warning" or "hint"
+        - `node`, `role`, `iteration`, `pass`: the slot; None if the finding is about the whole run
+        - `first_step`, `last_step`: range of steps
+        - `message`: what was found
+        - `advice`: what to do
+        - `also`: number of further tensors with the same finding
+        - `because`: name of the rule that explains the finding, or None
+
+        `comgra_decl.rules.diagnose` applies the rules again.
         """
         return findings_table(self._snapshot.view.document("findings"))
 
     def experiments(self) -> list[NotedCheck]:
-        """Returns the verdicts of experiments with the script that were noted beside the run.
+        """Returns the verdicts of experiments with the script, stored next to the run.
 
-        `comgra-decl overfit-one-batch --for RUN` and `batch-mixing --for RUN` note theirs. One that
-        cannot be read is left out; `damage` says so, `noted` why.
+        `comgra-decl overfit-one-batch --for RUN` and `batch-mixing --for RUN` store them. A verdict
+        that cannot be read is left out and listed in `damage`; `noted` gives the reason.
         """
         return list(self.noted().verdicts)
 
     def document(self, name: str) -> Any:
-        """Returns the newest document of a name as it was stored, None where there is none.
+        """Returns the newest document with a name, as it was stored; None if there is none.
 
-        "modules", "report", and "findings", which `comgra_decl.rules.stored` reads.
+        Documents are "modules", "report" and "findings", which `comgra_decl.rules.stored` reads.
         """
         return self._snapshot.view.document(name) if is_one_of(name, [name]) else None
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields all records in the order in which they were stored, some at a time.
+        """Yields all records in stored order, in chunks.
 
-        For whoever looks at everything, as the rules do, in little memory.
+        Use it to process a whole run in little memory, as the rules do.
         """
         return chunks(self._snapshot)
 
-    # -- its graph
+    # -- graph
 
     def structure(self, step: int | None = None, *, type: str | None = None) -> Structure | None:
-        """Returns the dependency graph valid at a step (None: at the last), if there is one."""
+        """Returns the dependency graph valid at a step (None: the last one), or None."""
         return graphs.structure(self._snapshot, step, type)
 
     def structure_hash(self, step: int | None = None, *, type: str | None = None) -> str | None:
-        """Returns the hash of that graph; the same graph has the same hash in any run."""
+        """Returns the hash of that graph; equal graphs have the same hash in every run."""
         return graphs.structure_hash(self._snapshot, step, type)
 
     def edges(self, step: int | None = None, *, type: str | None = None) -> list[tuple[str, str]]:
         """Returns (source node, sink node) of the graph valid at a step, each pair once.
 
         Connections within a node are left out; `structure` has them. A tensor of an earlier step
-        that is used again is a node of its own, "cell (earlier step)".
+        that is used again is a separate node, "cell (earlier step)".
         """
         return graphs.edges(self._snapshot, step, type)
 
-    # -- its statistics
+    # -- statistics
 
     def cuts(self, step: int | None = None, *, type: str | None = None) -> list[str]:
-        """Where values left torch, so that the graph at a step could not be followed further.
+        """Returns where values left torch, which ends the graph of a step.
 
-        Each is a node and the call through which its values left: `head.item()`. What the
-        program computed from them, if anything, has no edge from that node.
+        Each entry is a node and the call through which its values left, such as `head.item()`.
+        Anything that the program computed from them has no edge from that node.
         """
         graph = self.structure(step, type=type)
         return [] if graph is None else list(graph.cuts)
@@ -171,7 +203,7 @@ class Run(RunFacts):
     def slot(
         self, node: str, *, role: str = "output", of: str = "forward", iteration: int = 0
     ) -> Slot:
-        """Returns one recorded tensor, which has the series, values and histograms of it.
+        """Returns a handle to one recorded tensor, for its series, values and histograms.
 
         Args:
             node: a module path or an annotated name.
@@ -180,7 +212,7 @@ class Run(RunFacts):
             iteration: which call of the node within the step, counting from 0.
 
         Raises:
-            UnknownNameError: no such slot was ever recorded; names near ones.
+            UnknownNameError: no such slot was ever recorded; the message suggests similar names.
         """
         key = self._snapshot.slot(node, role, iteration, of).key
         return Slot(lambda: self._snapshot, key)
@@ -197,7 +229,15 @@ class Run(RunFacts):
         over_batch: str = "mean",
         type: str | None = None,
     ) -> pd.Series[float]:
-        """Returns one statistic of a node's output by step: `slot(node).series(statistic)`."""
+        """Returns one statistic of a node's output by step: `slot(node).series(statistic)`.
+
+            step
+            0     1.002241
+            10    0.987120
+            Name: std, dtype: float32
+
+        NaN where the output was not recorded.
+        """
         return self.slot(node).series(statistic, over_batch=over_batch, type=type)
 
     def value(
@@ -209,7 +249,7 @@ class Run(RunFacts):
         part: Part = ...,
         type: str | None = None,
     ) -> NDArray[Any]:
-        """Returns the recorded values of a node's output: `slot(node).value(step)`."""
+        """Returns a node's recorded values, [samples, ...]: `slot(node).value(step)`."""
         return self.slot(node).value(step, sample=sample, part=part, type=type)
 
     def row(self, step: int, *, over_batch: str = "mean", type: str | None = None) -> pd.DataFrame:
@@ -217,27 +257,40 @@ class Run(RunFacts):
 
         The index has the levels node, role, iteration and pass:
 
-                                                mean       std        l2 ...
-            node  role   iteration pass
-            embed output 0         forward  0.013201  1.002241  5.672901
-            head  output 0         forward -0.104114  0.581002  1.180234
-                                   grad     0.000000  0.021250  0.042500
+                                                    mean       std        l2 ...
+                node  role   iteration pass
+                embed output 0         forward  0.013201  1.002241  5.672901
+                head  output 0         forward -0.104114  0.581002  1.180234
+                                       grad     0.000000  0.021250  0.042500
         """
         return statistics.row(self._snapshot, step, type, over_batch)
 
     def shapes(self, step: int, *, type: str | None = None) -> pd.Series[Any]:
-        """Returns the shapes of all slots recorded at a step, with the index that `row` has."""
+        """Returns the shapes of all slots recorded at a step, indexed as in `row`.
+
+            node   role    iteration  pass
+            embed  output  0          forward    (32, 8)
+            head   output  0          forward    (32, 2)
+            Name: shape, dtype: object
+
+        None where the record is damaged.
+        """
         return statistics.shapes(self._snapshot, step, type)
 
     @property
     def reshaped(self) -> bool:
-        """Whether any tensor had another shape in some record than in its first one."""
+        """Whether any tensor changed its shape between records."""
         return self._snapshot.view.reshaped
 
     def samples(self, step: int, *, type: str | None = None) -> pd.DataFrame:
-        """Returns the samples recorded individually at a step: index sample number.
+        """Returns the samples recorded individually at a step, a row per sample.
 
-        `place` is a sample's place in the batch, `label` its category, None where it has none.
+                    place label
+            sample
+            0           0   cat
+            1           7   dog
+
+        `place` is the sample's index in the batch; `label` is its category, or None.
         """
         snapshot = self._snapshot
         record = snapshot.record(step, type)
@@ -280,56 +333,57 @@ class Run(RunFacts):
         `node`, `role`, `iteration` and `pass` are coordinates of the dim slot.
 
         Args:
-            names: the statistics; none: all that were recorded.
-            of: only the slots of this pass: "forward", "grad", ...; None: all slots.
+            names: names of the statistics; by default, all recorded ones.
+            of: return only the slots of this pass: "forward", "grad", ...; None: all slots.
             over_batch: "mean", "std" or "abs_max".
             type: type of execution; None: training.
 
         Raises:
-            MissingPackageError: xarray is not installed; names the extra that brings it.
-            UnknownNameError: no such statistic or pass.
+            MissingPackageError: xarray is not installed; the message names the extra to install.
+            UnknownNameError: a statistic or the pass does not exist.
         """
         wanted = names or self._reader.meta.statistics
         return arrays.dataset(self._snapshot, wanted, of, over_batch, type)
 
-    # -- its tensors, by slot id
+    # -- tensors by slot id
 
     def values_of(self, record: int) -> dict[int, NDArray[Any]]:
-        """Returns all values [samples, ...] that a record (see `records`) holds, by slot id."""
+        """Returns all values [samples, ...] of a record (a row of `records`), by slot id."""
         view = self._snapshot.view
         found = {slot: view.value(record, slot) for slot in view.value_slots(record)}
         return {slot: value for slot, value in found.items() if value is not None}
 
     @property
     def arrays(self) -> Arrays:
-        """The same as numpy arrays by slot id, for programs that read much of a run."""
+        """The run as numpy arrays by slot id, for reading large parts of it."""
         return Arrays(self._snapshot)
 
-    # -- how it shows itself
+    # -- display
 
     def view(self, pane: str | None = None, **at: Any) -> Any:
-        """Returns the viewer of this run, or one pane of it, to be shown in a notebook.
+        """Returns the viewer of this run, or one pane of it, for display in a notebook.
 
-        It shows the run as of the last `refresh`; `comgra-decl view` follows one that is being
-        recorded. Clicks work as in the viewer. `run.view("graph").save("graph.html")` writes it
-        into a file that needs nothing else.
+        It shows the run as of the last `refresh`; `comgra-decl view` follows a live run. It is
+        interactive, like the viewer. `run.view("graph").save("graph.html")` writes a self-contained
+        file.
 
         Args:
-            pane: None for all of it; "graph", "steps", "statistics", "series", "distribution",
-                "values"; or a section: "overview", "inspect", "kpis", "modules", "notes", ...
-            **at: What to look at, by the names that the other methods have: `node`, `role`,
-                `step` (the nearest recorded one), `of`, `iteration`, `statistic`, `type`,
-                `over_batch` or `sample`; `colour="grad"` paints the graph with the statistic of a
-                pass, `scale="log"` is for series, and `height` is in pixels.
+            pane: None for the whole viewer; "graph", "steps", "statistics", "series",
+                "distribution", "values"; or a section: "overview", "inspect", "kpis", "modules",
+                "notes", ...
+            **at: what to show, named as in the other methods: `node`, `role`, `step` (the nearest
+                recorded one), `of`, `iteration`, `statistic`, `type`, `over_batch` or `sample`;
+                `colour="grad"` colours the graph by the statistic of a pass, `scale="log"` applies
+                to series, and `height` is in pixels.
 
         Raises:
             MissingPackageError: no viewer is installed.
-            UnknownNameError: there is no such pane, argument, node, role, statistic, ...
+            UnknownNameError: the pane, an argument, a node, a role, ... does not exist.
         """
         for entry in entry_points(group="comgra_decl.viewer", name="notebook"):
             return entry.load()(self, pane, **at)
         raise MissingPackageError(
-            "no viewer is installed: install comgra-decl itself, not only its files (pip install .)"
+            "no viewer is installed: install the package, not only its files (pip install .)"
         )
 
     def _repr_html_(self) -> str:

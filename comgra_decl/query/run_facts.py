@@ -1,4 +1,4 @@
-"""A run as a whole: where it is, who wrote it, and with what."""
+"""Facts about a run as a whole: location, state, sessions, spec and report."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _log = logging.getLogger("comgra_decl")
 
 
 class RunFacts:
-    """What is known of a run before any of its records is read; `Run` adds the records."""
+    """Facts about a run that need none of its records; `Run` adds the records."""
 
     def __init__(self, path: Where, *, rank: int | None = None) -> None:
-        """Use `open_run`, and `rank` of a run that several processes have written."""
+        """Use `open_run`, and `rank` for a run that several processes have written."""
         self.path: Location = location(path)
         self._reader = open_reader(self.path, rank)
         self._current: Snapshot | None = None
         self._noted: tuple[Snapshot | None, NotedChecks | None] = None, None
         self._rank = rank
 
-    # -- what it is
+    # -- identity and state
 
     @property
     def name(self) -> str:
@@ -49,15 +49,15 @@ class RunFacts:
 
     @property
     def state(self) -> str:
-        """Returns "waiting" (no record yet), "live", "finished" or "stopped".
+        """State of the run: "waiting" (no record yet), "live", "finished" or "stopped".
 
-        A stopped run's writer is gone without having closed the run, or gave up: see `error`.
+        A run is stopped if its writer ended without closing it, or gave up; see `error`.
         """
         return self._reader.state
 
     @property
     def error(self) -> str | None:
-        """Why the recording stopped before the training did, if it did."""
+        """Why recording stopped before the training did; None if it did not."""
         error = self._reader.head.get("error")
         return None if error is None else str(error)
 
@@ -68,9 +68,9 @@ class RunFacts:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks of a distributed training that were recorded; [0] where there was one process.
+        """Recorded ranks of a distributed training; [0] for a single process.
 
-        A run of several shows them joined: a record is there once all ranks have it.
+        A run of several ranks shows them joined: a record exists once all ranks have it.
         """
         reader = self._reader
         if isinstance(reader, JoinedReader):
@@ -79,39 +79,48 @@ class RunFacts:
 
     @property
     def missing_ranks(self) -> list[int]:
-        """Ranks that were to be recorded and left nothing."""
+        """Ranks that should have been recorded but left no data."""
         return self._reader.missing if isinstance(self._reader, JoinedReader) else []
 
     def rank(self, number: int) -> Self:
-        """Returns one rank of the run, with all that it has recorded.
+        """Returns one rank of the run, with everything that rank recorded.
 
         Raises:
-            UnknownNameError: that rank was not recorded.
+            UnknownNameError: the rank was not recorded.
         """
         return type(self)(self.path, rank=number)
 
     @property
     def sessions(self) -> pd.DataFrame:
-        """The programs that wrote the run, one after another; more than one if it was resumed.
+        """The sessions that wrote the run, a row per session; several if it was resumed.
 
-        `started` (unix seconds), `step` (the first one; <NA> for the session that began the run, or
-        if it never trained), `first_record`.
+                          started  step  first_record
+            session
+            0        1.763719e+09  <NA>             0
+            1        1.763805e+09   200            20
+
+        `started` is in unix seconds. `step` is the session's first step; <NA> for the session that
+        created the run, or if it never trained. `first_record` is the number of its first record.
         """
         return sessions_table(self._snapshot.view.sessions, self.started)
 
     def rank_differences(self) -> pd.DataFrame:
-        """Returns tensors that ought to be the same on all ranks and are not: usually none.
+        """Returns the tensors that should be identical on all ranks but differ, a row per tensor.
 
-        Parameters of data parallel training, their gradients as the optimizer used them, its
-        states and updates. Up to 16 records are looked at; `first_step` is the first of them that
-        differed, `difference` the largest relative one of any statistic then.
+                 node    role  iteration     pass  first_step  difference
+            0    head  weight          0  forward         120    0.000313
+
+        Compares parameters of data parallel training, their gradients as used by the optimizer, its
+        state and the updates, in up to 16 records. `first_step` is the first of these steps with a
+        difference; `difference` is the largest relative difference of any statistic at that step.
+        The table is usually empty.
         """
         view = self._snapshot.view
         return differences_table(view.differences if isinstance(view, JoinedView) else [])
 
     @property
     def spec(self) -> Spec:
-        """The spec the run was recorded with."""
+        """The spec with which the run was recorded."""
         from comgra_decl.spec import Spec
 
         try:
@@ -119,12 +128,12 @@ class RunFacts:
         except (ValueError, RecursionError) as error:
             lines = str(error).splitlines()
             raise DamagedRunError(
-                f"{str(self.path)!r}: the spec in 'meta/run.json' is none: {' '.join(lines[:3])}"
+                f"{str(self.path)!r}: the spec in 'meta/run.json' is invalid: {' '.join(lines[:3])}"
             ) from error
 
     @property
     def config(self) -> dict[str, Any] | None:
-        """The traced program's own configuration, if it had one."""
+        """The traced program's own configuration; None if it had none."""
         return self._reader.meta.config
 
     @property
@@ -139,12 +148,12 @@ class RunFacts:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What was matched, fired and written per entry of the spec, and the warnings.
+        """What each entry of the spec matched, triggered and stored, and the warnings.
 
-        `keep`, where the spec has it: how often each trigger fired, and what was stored for that.
-        `writer`: seconds of processor time that writing took (`cpu`), of the whole run (`wall`),
-        their ratio (`share`), and for which the training waited for the writer (`waited`).
-        `damage`: what is left out because it is damaged, where something is.
+        `keep`, if the spec has this section: how often each trigger fired, and what was stored as a
+        result. `writer`: processor time of writing in seconds (`cpu`), duration of the run
+        (`wall`), their ratio (`share`), and the time that training waited for the writer
+        (`waited`). `damage`, if there is any: what is left out because it is damaged.
         """
         view = self._snapshot.view
         documents = {
@@ -152,19 +161,19 @@ class RunFacts:
             "writer": self._reader.head.get("usage"),
             "damage": self.damage,
         }
-        said = {name: document for name, document in documents.items() if document}
-        report = (view.document("report") or {}) | said
+        present = {name: document for name, document in documents.items() if document}
+        report = (view.document("report") or {}) | present
         if self.state in _ENDED and (troubles := _troubles(report.get("keep") or {})):
             report["warnings"] = [*report.get("warnings", []), *troubles]
         return report
 
     @property
     def damage(self) -> list[str]:
-        """What is left out because it is damaged, a line each; empty where nothing is.
+        """What is left out because it is damaged, one sentence each; empty if nothing is.
 
-        Damage is found when it is met: by opening the run, and by each read of a series, of all
-        tensors or of histograms, in which such records are missing. `comgra-decl verify` looks at
-        everything. Verdicts of experiments count among it: see `experiments`.
+        Damage is found when it is encountered: when the run is opened, and when series, all tensors
+        or histograms are read, which then lack the damaged records. `comgra-decl verify` checks
+        everything. Unreadable verdicts of experiments are included; see `experiments`.
         """
         snapshot, checks = self._noted
         if checks is None or snapshot is not self._snapshot:
@@ -172,7 +181,7 @@ class RunFacts:
         return [*self._snapshot.view.damage, *checks.damage]
 
     def noted(self) -> NotedChecks:
-        """Looks for verdicts of experiments beside the run, and says why some cannot be read."""
+        """Searches for verdicts of experiments next to the run, and why some are unreadable."""
         _, before = self._noted
         checks = noted_checks(self.path)
         for loss in checks.damage:
@@ -182,10 +191,10 @@ class RunFacts:
         return checks
 
     def refresh(self) -> bool:
-        """Looks for new records; returns whether anything is new."""
+        """Polls for new records; returns whether anything is new."""
         return self._reader.poll()
 
-    # -- how it shows itself
+    # -- display
 
     @property
     def _snapshot(self) -> Snapshot:
@@ -201,7 +210,7 @@ class RunFacts:
 
 
 _ENDED = ("finished", "stopped")
-"""States of runs of which it is known what never happened in them."""
+"""States in which it is certain which triggers never fired."""
 
 
 def _troubles(keep: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""One recorded tensor of a run, and all that was recorded of it."""
+"""One recorded tensor of a run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .snapshot import Snapshot
 
 
 class Slot:
-    """One tensor that a run recorded: a node's output, a gradient, a parameter, an update, ...
+    """One tensor recorded by a run: a node's output, a gradient, a parameter, an update, ...
 
-    `Run.slot` makes it. It follows its run: after `Run.refresh` it shows the new records too.
+    Returned by `Run.slot`. It follows its run: after `Run.refresh` it includes the new records.
 
-    `type` chooses the records by type of execution or tag; None means those in train mode (all
-    records, if none is). `over_batch` is how per-sample statistics were aggregated over the batch:
-    "mean", "std" or "abs_max". NaN means that nothing was recorded.
+    `type` selects the records by type of execution or tag; None selects those in train mode (all
+    records, if there are none). `over_batch` is how per-sample statistics were aggregated over the
+    batch: "mean", "std" or "abs_max". NaN means that nothing was recorded.
     """
 
     def __init__(self, snapshot: Callable[[], Snapshot], key: SlotKey) -> None:
@@ -32,16 +32,16 @@ class Slot:
         self._current = snapshot
         self._key = key
 
-    # -- which tensor it is
+    # -- identity
 
     @property
     def node(self) -> str:
-        """The node: a module path or an annotated name."""
+        """Name of the node: a module path or an annotated name."""
         return self._key.node
 
     @property
     def role(self) -> str:
-        """The role in its node: "output", "input", "weight", ..."""
+        """Role of the tensor in its node: "output", "input", "weight", ..."""
         return self._key.role
 
     @property
@@ -51,7 +51,7 @@ class Slot:
 
     @property
     def pass_name(self) -> str:
-        """The pass: "forward", "grad", "grad:loss", "update", ..."""
+        """Name of the pass: "forward", "grad", "grad:loss", "update", ..."""
         return self._key.pass_
 
     @property
@@ -62,7 +62,7 @@ class Slot:
 
     @property
     def kind(self) -> str:
-        """What the tensor is: "computed", "input", "parameter", "buffer", "loss" or "target"."""
+        """Kind of the tensor: "computed", "input", "parameter", "buffer", "loss" or "target"."""
         return self._info.kind
 
     @property
@@ -72,7 +72,7 @@ class Slot:
 
     @property
     def batch_dim(self) -> int | None:
-        """The dimension that counts the samples; None if the tensor has none."""
+        """The batch dimension; None if the tensor has none."""
         return self._info.batch_dim
 
     @property
@@ -80,7 +80,7 @@ class Slot:
         """The gradient of this tensor.
 
         Raises:
-            UnknownNameError: it has no recorded gradient, or several: `of` chooses one of them.
+            UnknownNameError: the tensor has no recorded gradient, or several; select one with `of`.
         """
         found = [name for name in self.passes if name.partition(":")[0] == "grad"]
         if len(found) != 1:
@@ -94,7 +94,7 @@ class Slot:
         """Returns another pass of the same tensor, such as "forward", "grad:loss" or "update".
 
         Raises:
-            UnknownNameError: the tensor has no such pass; names those that it has.
+            UnknownNameError: the tensor has no such pass; the message lists its passes.
         """
         if not is_one_of(name, self.passes):
             hint = did_you_mean(name, self.passes) or "."
@@ -102,20 +102,34 @@ class Slot:
             raise UnknownNameError(f"{self._name} has no pass {shown(name)}{hint} It has {there}.")
         return Slot(self._current, self._key._replace(pass_=name))
 
-    # -- what was recorded of it
+    # -- recorded data
 
     def series(
         self, statistic: str = "mean", *, over_batch: str = "mean", type: str | None = None
     ) -> pd.Series[float]:
-        """Returns one statistic by step, NaN where the tensor was not recorded.
+        """Returns one statistic by step; NaN where the tensor was not recorded.
+
+            step
+            0     1.002241
+            10         NaN
+            20    0.987120
+            Name: std, dtype: float32
 
         Raises:
-            UnknownNameError: there is no such statistic or type; names near ones.
+            UnknownNameError: the statistic or type does not exist; similar names are suggested.
         """
         return statistics.series(self._snapshot, self._info, statistic, over_batch, type)
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> pd.DataFrame:
-        """Returns one statistic of each recorded sample: a row per step, a column per sample."""
+        """Returns one statistic of each recorded sample: a row per step, a column per sample.
+
+            sample         0         1
+            step
+            0       0.013201 -0.104114
+            10      0.018847 -0.098120
+
+        NaN where a sample was not recorded.
+        """
         snapshot = self._snapshot
         columns = {
             number: statistics.sample_series(snapshot, self._info, statistic, number, type)
@@ -127,23 +141,37 @@ class Slot:
     def row(self, step: int, *, type: str | None = None) -> pd.DataFrame:
         """Returns all statistics of each recorded sample at a step: a row per sample.
 
-        `attrs["batch_index"]` holds each sample's place in the batch.
+                        mean       std        l2 ...
+            sample
+            0       0.013201  1.002241  5.672901
+            1      -0.104114  0.581002  1.180234
+
+        `attrs["batch_index"]` holds each sample's index in the batch, `attrs["labels"]` its
+        category.
         """
         return statistics.sample_row(self._snapshot, self._info, step, type)
 
     def shape(self, step: int, *, type: str | None = None) -> tuple[int, ...] | None:
-        """Returns the shape that the tensor had at a step; None if the record is damaged.
+        """Returns the shape of the tensor at a step; None if the record is damaged.
 
-        Of several ranks, it is that of the first rank that has the tensor; of a shard, the first
-        one of the whole tensor.
+        For several ranks, it is the shape on the first rank that has the tensor; for a sharded
+        tensor, the first shape of the whole tensor.
 
         Raises:
-            UnknownNameError: it was not recorded at this step.
+            UnknownNameError: the tensor was not recorded at this step.
         """
         return statistics.shape(self._snapshot, self._info, step, type)
 
     def shapes(self, *, type: str | None = None) -> pd.Series[Any]:
-        """Returns the shape by step, of the steps that recorded the tensor."""
+        """Returns the shape by step, for the steps at which the tensor was recorded.
+
+            step
+            0     (32, 8)
+            10    (17, 8)
+            Name: shape, dtype: object
+
+        None where the record is damaged.
+        """
         return statistics.shape_series(self._snapshot, self._info, type)
 
     def value(
@@ -151,18 +179,19 @@ class Slot:
     ) -> NDArray[Any]:
         """Returns the recorded values [samples, ...] at a step, or those of one sample [...].
 
-        The dtype is the tensor's (bfloat16 as ml_dtypes.bfloat16). A tensor without a batch
+        The dtype is that of the tensor (bfloat16 as ml_dtypes.bfloat16). A tensor without a batch
         dimension counts as one sample.
 
         Args:
             step: the step.
             sample: number of a recorded sample; None: all.
-            part: which elements, as an index of the array: `np.s_[0, :100]`. Only the parts of the
-                file that hold them are read, and at most a megabyte around them.
+            part: which elements to return, as an array index: `np.s_[0, :100]`. Only the parts of
+                the file that hold them are read, plus at most a megabyte around them.
             type: type of execution or tag.
 
         Raises:
-            UnknownNameError: no values of this tensor were recorded at this step, or no such part.
+            UnknownNameError: no values of this tensor were recorded at this step, or the part does
+                not exist.
         """
         return distributions.value(
             self._snapshot, self._info, step, sample=sample, part=part, type_=type
@@ -173,7 +202,7 @@ class Slot:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Returns counts [bins] and edges [bins + 1] of the values at a step.
 
-        Large tensors are counted on an evenly spaced part of their elements.
+        The histogram of a large tensor counts an evenly spaced subset of its elements.
 
         Raises:
             UnknownNameError: there is no histogram at this step.

@@ -1,4 +1,4 @@
-"""One view of a run with the indexes that every question needs."""
+"""One view of a run, with the indexes needed for queries."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ Records = NDArray[np.int64]
 
 
 class Snapshot:
-    """Looks things up in one view: slots by name, records by step, columns by statistic."""
+    """Resolves names in one view: slots by key, records by step, columns by statistic."""
 
     def __init__(self, view: RecordView) -> None:
         self.view = view
 
     @cached_property
     def by_key(self) -> dict[SlotKey, SlotInfo]:
-        """All slots by their key."""
+        """All slots by key."""
         return {slot.key: slot for slot in self.view.slots}
 
     @cached_property
     def steps(self) -> NDArray[np.int64]:
-        """The step of every record."""
+        """The step of each record."""
         return self.view.records[:, RecordColumn.STEP].astype(np.int64)
 
     @cached_property
     def counts(self) -> NDArray[np.bool_]:
-        """Whether each record still counts: a resumed training may have done its step again."""
+        """Whether each record is current, that is, not repeated by a resumed training."""
         return ~self.view.superseded
 
     @cached_property
@@ -54,9 +54,9 @@ class Snapshot:
         return self.view.names("type")
 
     def records(self, type_: str | None) -> Records:
-        """Returns the records of a type, or with a label where no type is called so.
+        """Returns the records of a type, or those with a tag if no type has that name.
 
-        None means those in train mode, or all if none is.
+        None selects those in train mode, or all if there are none.
         """
         table = self.view.records
         if type_ is None:
@@ -78,12 +78,16 @@ class Snapshot:
         )
 
     def record(self, step: int, type_: str | None) -> int:
-        """Returns the last record of a step; UnknownNameError names the nearest steps."""
+        """Returns the last record of a step.
+
+        Raises:
+            UnknownNameError: the step was not recorded; the message names the nearest ones.
+        """
         records = self.records(type_)
         steps = self.steps[records]
         if not _is_number(step):
             raise UnknownNameError(
-                f"{shown(step)} is no step; this run has {_listed(np.unique(steps).tolist())}."
+                f"{shown(step)} is not a step; this run has {_listed(np.unique(steps).tolist())}."
             )
         found = np.flatnonzero(steps == step)
         if len(found):
@@ -91,11 +95,16 @@ class Snapshot:
         near = steps[np.argsort(np.abs(steps - step), kind="stable")[:3]]
         raise UnknownNameError(
             f"step {step} was not recorded{'' if type_ is None else f' with type {type_!r}'}; "
-            + (f"nearest: {_listed(sorted(set(near.tolist())))}." if len(near) else "no step was.")
+            + (f"nearest: {_listed(sorted(set(near.tolist())))}." if len(near) else "none was.")
         )
 
     def slot(self, node: str, role: str, iteration: int, pass_: str) -> SlotInfo:
-        """Returns a slot; UnknownNameError says which part is wrong and what there is."""
+        """Returns a slot by the parts of its key.
+
+        Raises:
+            UnknownNameError: there is no such slot; the message says which part is wrong and what
+                exists.
+        """
         names: list[object] = [node, role, pass_]
         if all(isinstance(name, str) for name in names) and _is_number(iteration):
             found = self.by_key.get(SlotKey(node, role, iteration, pass_))
@@ -123,11 +132,15 @@ class Snapshot:
         raise AssertionError("a slot that matches in every part was not found")
 
     def statistic(self, name: str) -> int:
-        """Returns the rank of a statistic; UnknownNameError names near ones."""
+        """Returns the index of a statistic.
+
+        Raises:
+            UnknownNameError: the statistic was not recorded; the message suggests similar names.
+        """
         known = self.view.meta.statistics
         if not _is_among(name, known):
             if is_one_of(name, derived.NAMES):
-                derived.base(self)  # says what it takes
+                derived.base(self)  # raises an error that lists what is required
             raise UnknownNameError(
                 f"statistic {shown(name)} was not recorded{did_you_mean(name, known) or '.'} "
                 f"This run has {_listed(known)}."
@@ -146,7 +159,7 @@ class Snapshot:
 
     @cached_property
     def tags(self) -> list[str]:
-        """All labels that records have beside their type, in order of first appearance."""
+        """All labels of records other than their type, in order of first appearance."""
         return list(dict.fromkeys(tag for tags in tags_by_code(self.view) for tag in tags))
 
     @cached_property
@@ -161,15 +174,19 @@ class Snapshot:
 
     @cached_property
     def update_pairs(self) -> dict[int, derived.Pair]:
-        """What the update ratio of each slot is made of."""
+        """The pair from which each slot's update ratio is computed."""
         return derived.pairs(self.view.slots)
 
     def column(self, statistic: str, over_batch: str) -> int:
-        """Returns the column of a statistic, aggregated over the batch in that way."""
+        """Returns the column of a statistic in the given aggregation over the batch."""
         return self.statistic(statistic) * len(AGGREGATES) + aggregate(over_batch)
 
     def sample(self, number: int) -> int:
-        """Checks the number of a recorded sample."""
+        """Returns the number of a recorded sample as an int.
+
+        Raises:
+            UnknownNameError: there is no sample with this number.
+        """
         count = self.view.meta.sample_count
         if not (_is_number(number) and 0 <= number < count and number == int(number)):
             raise UnknownNameError(
@@ -179,34 +196,34 @@ class Snapshot:
         return int(number)
 
     def step_index(self, records: Records) -> pd.Index[int]:
-        """Returns the steps of records as an index."""
+        """Returns the steps of records as an index named "step"."""
         return pd.Index(self.steps[records], name="step")
 
 
 def named(slot: SlotInfo) -> str:
-    """Returns how a slot is named in messages."""
+    """Returns the name of a slot as used in messages."""
     key = slot.key
     return f"{key.node!r} ({key.role}, {key.pass_}, iteration {key.iteration})"
 
 
 def aggregate(over_batch: str) -> int:
-    """Returns the rank of an aggregate over the batch."""
+    """Returns the index of an aggregate over the batch."""
     if not _is_among(over_batch, AGGREGATES):
         near = did_you_mean(over_batch, AGGREGATES) or "."
         raise UnknownNameError(
-            f"over_batch={shown(over_batch)} is not known{near} "
+            f"over_batch={shown(over_batch)} is not valid{near} "
             f"Choose one of {_listed(AGGREGATES)}."
         )
     return AGGREGATES.index(over_batch)
 
 
 def _is_among(wanted: Any, known: Collection[Any]) -> bool:
-    """Whether a name, or a number, is one of those: what is neither may not even be compared."""
+    """Whether a name or number is in `known`; other types may not even support comparison."""
     return (isinstance(wanted, str) or _is_number(wanted)) and wanted in known
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a number that may be that of a step or of a sample."""
+    """Whether a value is a number that can be a step or sample number."""
     real = isinstance(value, (int, float, np.integer, np.floating))
     return real and not isinstance(value, bool) and bool(-(2**63) <= value < 2**63)
 

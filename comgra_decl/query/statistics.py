@@ -1,4 +1,4 @@
-"""Statistics of slots: over steps, over slots, over samples."""
+"""Tables of statistics over steps, slots and samples."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from . import arrays, derived
 from .snapshot import Snapshot, aggregate, named
 
 LEVELS = ("node", "role", "iteration", "pass")
-"""What names a slot, in the index of every table of slots."""
+"""Index levels that identify a slot in every table of slots."""
 
 
 def series(
     snapshot: Snapshot, slot: SlotInfo, statistic: str, over_batch: str, type_: str | None
 ) -> pd.Series[float]:
-    """Returns one statistic by step."""
+    """Returns one statistic of a slot by step."""
     records = snapshot.records(type_)
     if is_one_of(statistic, derived.NAMES):
         values = _ratios(snapshot, slot, over_batch)[records]
@@ -33,7 +33,7 @@ def series(
 
 
 def shape_series(snapshot: Snapshot, slot: SlotInfo, type_: str | None) -> pd.Series[Any]:
-    """Returns the shape of a slot by step, of the records that have it."""
+    """Returns the shape of a slot by step, for the records that have it."""
     records, view = snapshot.records(type_), snapshot.view
     names = view.meta.columns
     there = view.series("agg", slot.id, names.index("nonfinite.mean"))[records]
@@ -46,20 +46,20 @@ def shape_series(snapshot: Snapshot, slot: SlotInfo, type_: str | None) -> pd.Se
 
 
 def shapes(snapshot: Snapshot, step: int, type_: str | None) -> pd.Series[Any]:
-    """Returns the shapes of the slots present in a record, by name."""
+    """Returns the shapes of the slots in a record, indexed by name."""
     found = arrays.shapes(snapshot, step, type_)
     return _shapes([*found.values()], named_index(snapshot, [*found]))
 
 
 def named_index(snapshot: Snapshot, ids: Iterable[int]) -> pd.MultiIndex:
-    """Returns the names of slots: (node, role, iteration, pass)."""
+    """Returns an index with the names of slots: (node, role, iteration, pass)."""
     slots = snapshot.view.slots
     return pd.MultiIndex.from_tuples([tuple(slots[i].key) for i in ids], names=LEVELS)
 
 
 def _shapes(found: list[tuple[int, ...] | None], index: pd.Index[Any]) -> pd.Series[Any]:
     cells = np.empty(len(found), object)
-    cells[:] = found  # pandas would make columns of a list of tuples
+    cells[:] = found  # pandas would turn a list of tuples into columns
     return pd.Series(cells, index=index, name="shape")
 
 
@@ -80,7 +80,7 @@ def shape(
 def sample_series(
     snapshot: Snapshot, slot: SlotInfo, statistic: str, sample: int, type_: str | None
 ) -> pd.Series[float]:
-    """Returns one statistic of one sample by step."""
+    """Returns one statistic of one sample of a slot by step."""
     records = snapshot.records(type_)
     number = snapshot.sample(sample)
     if is_one_of(statistic, derived.NAMES):  # a parameter is its own sample 0
@@ -93,7 +93,7 @@ def sample_series(
 
 
 def _ratios(snapshot: Snapshot, slot: SlotInfo, over_batch: str) -> NDArray[np.float32]:
-    """Returns the update ratio of a slot in all records, NaN where it has none."""
+    """Returns the update ratio of a slot in all records; NaN if it has none."""
     aggregate(over_batch)
     derived.base(snapshot)
     column = snapshot.column("l2", "mean")
@@ -105,13 +105,13 @@ def _ratios(snapshot: Snapshot, slot: SlotInfo, over_batch: str) -> NDArray[np.f
 
 
 def row(snapshot: Snapshot, step: int, type_: str | None, over_batch: str) -> pd.DataFrame:
-    """Returns all statistics of the slots present in a record, by name."""
+    """Returns all statistics of the slots in a record, indexed by name."""
     found = arrays.row(snapshot, step, type_, over_batch)
     return pd.DataFrame(found.values, named_index(snapshot, found.ids), found.names)
 
 
 def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None) -> pd.DataFrame:
-    """Returns all statistics of the samples present in a record."""
+    """Returns all statistics of the samples in a record."""
     view, record = snapshot.view, snapshot.record(step, type_)
     if view.meta.sample_count and view.has_column(record, slot.id):
         table = view.row("smp", record, slot.id)
@@ -134,7 +134,7 @@ def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None)
 def heat(
     snapshot: Snapshot, statistic: str, pass_: str, over_batch: str, type_: str | None
 ) -> pd.DataFrame:
-    """Returns one statistic of all slots of a pass: a row per step, a column per slot, by name."""
+    """Returns one statistic of all slots of a pass: a row per step, a column per slot."""
     found = arrays.heat(snapshot, statistic, pass_, over_batch, type_)
     index = pd.Index(found.steps, name="step")
     return pd.DataFrame(found.values, index, named_index(snapshot, found.ids))

@@ -1,4 +1,4 @@
-"""The tables of a run as data frames: records, slots, metrics, notes; and small ones as HTML."""
+"""Converts the tables of a run to data frames, and small tables to HTML."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PLACE = ("node", "role", "iteration")
 
 
 def records_table(view: RecordView) -> pd.DataFrame:
-    """Returns one line per record; `batch_size` is <NA> and `structure` None where unknown."""
+    """Returns a row per record; `batch_size` is <NA> and `structure` None where unknown."""
     facts = view.records
     return pd.DataFrame(
         {
@@ -60,7 +60,7 @@ def records_table(view: RecordView) -> pd.DataFrame:
 
 
 def sessions_table(sessions: list[Session], started: float) -> pd.DataFrame:
-    """Returns one line per session, see `Run.sessions`."""
+    """Returns a row per session; see `Run.sessions`."""
     return pd.DataFrame(
         {
             "started": [started if s.started is None else s.started for s in sessions],
@@ -72,11 +72,11 @@ def sessions_table(sessions: list[Session], started: float) -> pd.DataFrame:
 
 
 def _kept_reasons(view: RecordView) -> NDArray[np.object_]:
-    """Returns the triggers of `keep` that stored each record, [n]; None where none did."""
+    """Returns the triggers of `keep` that stored each record, [n]; None for scheduled records."""
     reasons: NDArray[np.object_] = np.full(view.n, None, object)
     steps = view.records[:, RecordColumn.STEP]
     for first, last in (view.document("keep") or {}).get("steps", ()):
-        # only there are the facts of single records worth reading
+        # reading the facts of individual records is slow, so do it only for these steps
         for record in np.flatnonzero((steps >= first) & (steps <= last)).tolist():
             kept = view.extra(record).get("kept")
             reasons[record] = ", ".join(kept) if kept else None
@@ -84,7 +84,7 @@ def _kept_reasons(view: RecordView) -> NDArray[np.object_]:
 
 
 def tags_by_code(view: RecordView) -> NDArray[np.object_]:
-    """Returns the labels that records have beside their type, a tuple for each code."""
+    """Returns the labels of records other than their type, a tuple for each code."""
     listed: list[tuple[str, ...]] = [(), *map(_tags, view.names("tags"))]
     tags = np.empty(len(listed), object)
     tags[:] = listed
@@ -96,7 +96,7 @@ def _tags(text: str) -> tuple[str, ...]:
 
 
 def slots_table(view: RecordView) -> pd.DataFrame:
-    """Returns one line per slot; `batch_dim` is <NA> for tensors without one."""
+    """Returns a row per slot; `batch_dim` is <NA> for tensors without one."""
     slots = view.slots
     return pd.DataFrame(
         {
@@ -116,26 +116,26 @@ def slots_table(view: RecordView) -> pd.DataFrame:
 
 
 def _texts(found: Iterable[str]) -> NDArray[np.object_]:
-    """Returns a column of texts, also where there are none: pandas would take that for numbers."""
+    """Returns a column of strings; with object dtype even if empty, unlike pandas."""
     return np.array([*found], object)
 
 
 def kpis_table(view: RecordView) -> pd.DataFrame:
-    """Returns one line per number, in the order in which they were said.
+    """Returns a row per scalar, in the order in which they were logged.
 
-    Numbers that belong to a record come after those of all steps, unless these tell the same.
+    KPIs stored with a record follow, except those of a name and type that is among the scalars.
     """
     scalars, recorded = _scalars_table(view), _recorded_kpis_table(view)
     if recorded.empty or scalars.empty:
         return recorded if scalars.empty else scalars
-    told = set(zip(scalars["name"], scalars["type"], strict=True))
+    known = set(zip(scalars["name"], scalars["type"], strict=True))
     pairs = zip(recorded["name"], recorded["type"], strict=True)
-    news = np.array([pair not in told for pair in pairs])
+    news = np.array([pair not in known for pair in pairs])
     return pd.concat([scalars, recorded[news]], ignore_index=True)
 
 
 def notes_table(view: RecordView) -> pd.DataFrame:
-    """Returns one line per note, in order."""
+    """Returns a row per note, in order."""
     notes = view.notes
     return pd.DataFrame(
         {
@@ -163,7 +163,7 @@ def _recorded_kpis_table(view: RecordView) -> pd.DataFrame:
     names = view.names("kpi")
     columns = [view.series("kpi", SYSTEM_COLUMNS + code) for code in range(len(names))]
     values = np.stack(columns, axis=1) if columns else np.empty((view.n, 0))
-    # a KPI that was NaN is a value; one that was not recorded carries other bits
+    # NaN is a valid value of a KPI; a missing KPI is a NaN with different bits
     there = values.view(np.uint64) != MISSING.view(np.uint64)
     for code in range(len(names)):
         there[:, code] &= view.records[:, RecordColumn.KPIS] > SYSTEM_COLUMNS + code
@@ -181,7 +181,7 @@ def _recorded_kpis_table(view: RecordView) -> pd.DataFrame:
 
 
 def findings_table(document: Mapping[str, Any] | None) -> pd.DataFrame:
-    """Returns one line per finding of a document that the rules have left."""
+    """Returns a row per finding of a document stored by the rules."""
     lines = [_finding_line(finding) for finding in (document or {}).get("findings", [])]
     return pd.DataFrame(lines, columns=list(FINDING_COLUMNS), dtype=None if lines else object)
 
@@ -193,8 +193,8 @@ def _finding_line(finding: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decoded(codes: NDArray[Any], names: list[str]) -> NDArray[np.object_]:
-    """Returns the names of codes; None for the code -1."""
-    lookup = np.array([*names, None], dtype=object)  # code -1: the last, None
+    """Returns the names for codes; None for the code -1."""
+    lookup = np.array([*names, None], dtype=object)  # code -1 selects the last entry, None
     decoded: NDArray[np.object_] = lookup[codes.astype(np.int64)]
     return decoded
 
@@ -205,7 +205,7 @@ def _counts(values: NDArray[np.float64]) -> pd.api.extensions.ExtensionArray:
 
 
 def table_html(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a small HTML table; every text is escaped."""
+    """Returns a small HTML table; all text is escaped."""
     head = "".join(f'<th style="{_CELL};opacity:.65">{escape(text)}</th>' for text in header)
     body = "".join(
         "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in row) + "</tr>"

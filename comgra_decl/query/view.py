@@ -1,4 +1,4 @@
-"""What is read of a run, whether one process has written it or several."""
+"""Read interface of a run, whether one process or several have written it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from comgra_decl.store.sessions import Session
 
 
 class RecordView(Protocol):
-    """The records of a run as of one moment: immutable, thread-safe.
+    """The records of a run at one moment: immutable, thread-safe.
 
-    `store.View` reads those of one process, `query.ranks.JoinedView` those that all ranks of a
-    distributed training have. Records are numbered 0 to `n` - 1 in the order in which they were
-    written, slots by their ids. Where statistics are damaged or were not recorded, they are NaN.
+    Implemented by `store.View` for one process, and by `query.ranks.JoinedView` for the records
+    that all ranks of a distributed training have. Records are numbered 0 to `n` - 1 in the order in
+    which they were written, slots by their ids. Statistics that are damaged or were not recorded
+    are NaN.
 
     Attributes:
         n: number of records.
@@ -36,11 +37,11 @@ class RecordView(Protocol):
 
     @property
     def records(self) -> NDArray[np.float64]:
-        """Numeric facts of each record, [n, `RecordColumn`]."""
+        """Numeric facts about each record, [n, `RecordColumn`]."""
 
     @property
     def scalars(self) -> NDArray[np.void]:
-        """Numbers of any step: (step, value, name, type), names as codes."""
+        """Scalars of any step: (step, value, name, type), with names as codes."""
 
     @property
     def notes(self) -> list[Note]:
@@ -48,7 +49,7 @@ class RecordView(Protocol):
 
     @property
     def sessions(self) -> list[Session]:
-        """The programs that wrote the run, one after another."""
+        """The sessions that wrote the run, in order."""
 
     @property
     def superseded(self) -> NDArray[np.bool_]:
@@ -60,7 +61,7 @@ class RecordView(Protocol):
 
     @property
     def damage(self) -> list[str]:
-        """One sentence for each part that could not be read so far."""
+        """One sentence for each damaged part encountered so far."""
 
     def names(self, table: str) -> list[str]:
         """Returns the names in a table ("type", "tags", "scalar", ...), by code."""
@@ -74,10 +75,10 @@ class RecordView(Protocol):
         """Returns further facts of a record."""
 
     def has_column(self, record: int, slot: int) -> bool:
-        """Whether the row of a record reaches to a slot. Rows are padded to whole chunks."""
+        """Whether a record's row includes a slot. Rows are padded to whole chunks."""
 
     def document(self, name: str) -> Any:
-        """Returns the newest document of a name; None if there is none."""
+        """Returns the newest document with a name; None if there is none."""
 
     def structure(self, digest: str) -> Structure:
         """Returns a dependency graph by its hash."""
@@ -85,15 +86,15 @@ class RecordView(Protocol):
     # -- statistics -----------------------------------------------------------------------------
 
     def row(self, family: str, record: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns the statistics of a record, [slots, ...], or what `inner` selects of them.
+        """Returns the statistics of a record, [slots, ...], or the part selected by `inner`.
 
         Args:
             family: "agg", "smp", "hist" or "kpi".
             record: number of the record.
-            inner: index of the slot, then of what each slot has.
+            inner: index of the slot, then indices within the slot.
 
         Raises:
-            DamagedRunError: all of it is damaged, or a histogram.
+            DamagedRunError: the whole record is damaged, or a requested histogram is.
         """
 
     def rows(self, family: str, first: int, last: int) -> NDArray[Any]:

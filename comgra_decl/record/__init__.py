@@ -1,1 +1,1 @@
-"""One traced execution: where it is stored, what is known of it, what watches over it."""
+"""One traced execution: its session, its folder, the facts about it, and its monitoring."""

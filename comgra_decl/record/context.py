@@ -1,4 +1,4 @@
-"""The circumstances of a run: how the program was started, and what of it is worth keeping."""
+"""The context of a run: how the program was started, and the facts to store about it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from comgra_decl.record.secrets import without_secrets
 __all__ = ["RunContext", "create_run_folder", "gather_facts"]
 
 PACKAGES = ("comgra-decl", "torch", "numpy", "hydra-core", "tensorstore", "lightning")
-"""Distributions whose versions are facts of a run, if they are installed."""
+"""The distributions whose versions are stored with a run, if installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,9 @@ class RunContext:
 
     Attributes:
         command: the command line, argument by argument.
-        config: the program's own configuration, as JSON can hold it.
-        job: name of the job or script, which becomes the group if the spec names none.
-        base: the folder that a relative `run.root` lies in.
+        config: the program's own configuration, JSON-serialisable.
+        job: the name of the job or script, used as the group if the spec names none.
+        base: the folder that a relative `run.root` refers to.
         script: the file of the training script, if there is one.
     """
 
@@ -42,7 +42,7 @@ class RunContext:
 
     @classmethod
     def of_script(cls, script: str | Path | None) -> RunContext:
-        """Returns the context of a script that was started in the current folder."""
+        """Return the context of a script that was started in the current folder."""
         if script is None:
             return cls()
         path = Path(script).resolve()
@@ -50,10 +50,10 @@ class RunContext:
 
 
 def gather_facts(context: RunContext) -> dict[str, Any]:
-    """Returns what a reader of the run may want to know of its origin, as JSON can hold it.
+    """Return facts about the origin of the run as a JSON-serialisable dict.
 
-    `started` is in Unix seconds. The environment is never part of it, and what looks like a
-    secret on the command line is masked.
+    `started` is in Unix seconds. Environment variables are never included, and values on the
+    command line that look like secrets are masked.
     """
     return {
         "started": time.time(),
@@ -83,11 +83,11 @@ def _versions() -> dict[str, str]:
 
 
 _TIMEOUT = 5.0
-"""Seconds after which an answer from git is not worth waiting for."""
+"""The timeout of a git command, in seconds."""
 
 
 class GitFacts(TypedDict):
-    """The state of a work tree; `dirty` is whether tracked files were changed."""
+    """The state of a work tree; `dirty` is whether tracked files have changed."""
 
     commit: str
     branch: str | None
@@ -95,7 +95,7 @@ class GitFacts(TypedDict):
 
 
 def git_facts(folder: Path) -> GitFacts | None:
-    """Returns the state of the work tree that `folder` is in; None if there is none, or no git."""
+    """Return the state of the work tree that contains `folder`; None if git finds none."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
@@ -108,8 +108,8 @@ def git_facts(folder: Path) -> GitFacts | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Returns what git answers, or None if it does not."""
-    # Without optional locks, a status never gets in the way of the user's own git.
+    """Return the output of a git command; None if it fails or times out."""
+    # Without optional locks, `git status` cannot block the user's own git commands.
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         answer = subprocess.run(

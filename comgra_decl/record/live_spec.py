@@ -1,7 +1,7 @@
-"""The run's own spec, which may be edited while the training runs, and what is measured meanwhile.
+"""Watch the run's spec file, which may be edited during the training, and measure the run's cost.
 
-Both are looked at about once a second by a thread of their own: the training thread never touches
-a file, and the writer thread sleeps while there is nothing to write.
+A separate thread does both about once a second: the training thread never accesses a file, and the
+writer thread sleeps while there is nothing to write.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 _log = logging.getLogger("comgra_decl")
 
 _HEADER = """\
-# What is recorded of this run. Changes of nodes, exclude, schedule, types and graph take effect at
-# the training's next step, while it runs; a mistake is said in its log and changes nothing.
+# The spec of this run. While the training runs, changes of nodes, exclude, schedule, types and
+# graph take effect with its next step. An invalid change has no effect and is reported in the log.
 """
 
 _INTERVAL = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 class SpecFile:
-    """The spec of a run in progress, as a file that may be edited.
+    """The spec file of a run in progress, which may be edited.
 
-    In a bucket it is written too, but not looked at again.
+    In a bucket, the file is written but not watched for changes.
 
     Args:
-        folder: the run's folder, or its place in a bucket.
-        spec: what is in effect.
-        leads: whether this process writes the file; other ranks of the run only follow it.
+        folder: the run's folder, or its location in a bucket.
+        spec: the spec in effect.
+        leads: whether this process writes the file; other ranks of the run only read it.
     """
 
     def __init__(self, folder: Location, spec: Spec, *, leads: bool = True) -> None:
@@ -62,11 +62,11 @@ class SpecFile:
         self._stamp = self._stamp_now()
 
     def changed(self) -> tuple[Spec, str] | None:
-        """Returns the spec that is in effect from now on and what of it is new, or None.
+        """Return the new spec and its changed keys, comma-separated, or None without a change.
 
         Raises:
-            SpecError: the file was changed in a way that cannot take effect; it is not read again
-                until it changes once more.
+            SpecError: the file is invalid, or changes keys that cannot change during a run. It is
+                not read again until it changes once more.
         """
         stamp = self._stamp_now()
         if stamp in (self._stamp, None):
@@ -89,22 +89,22 @@ class SpecFile:
             return None
         try:
             found = self._path.stat()
-        except OSError:  # an editor may replace it
+        except OSError:  # an editor may be replacing it
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 class Attendant:
-    """Looks after a run from a thread of its own.
+    """Monitors a run from a separate thread.
 
     Args:
-        folder: the run's folder, or its place in a bucket.
-        spec: what is in effect.
-        meter: kept up to date.
-        writer: the thread whose processor time counts.
-        run: the folder of the whole run, where `folder` is only that of one of its ranks.
-        look: called at each look; it looks after the program itself.
-        change: told a new spec (None if an edit was wrong) and what to note in the run.
+        folder: the run's folder, or its location in a bucket.
+        spec: the spec in effect.
+        meter: receives the measurements.
+        writer: the thread whose CPU time is measured.
+        run: the folder of the whole run, if `folder` is that of one of its ranks.
+        look: called at each check, to check the program itself.
+        change: called with a new spec (None if an edit was invalid) and a note for the run.
     """
 
     def __init__(
@@ -134,21 +134,21 @@ class Attendant:
         self._thread = threading.Thread(target=self._run, name="comgra-attendant", daemon=True)
 
     def start(self) -> None:
-        """Begins to look."""
+        """Start monitoring."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Looks no longer."""
+        """Stop monitoring."""
         self._end.set()
 
     def look(self) -> None:
-        """Looks once; never raises."""
+        """Run all checks once; never raises."""
         try:
             self._also()
             self._read_spec()
             self._measure()
         except Exception as error:  # noqa: BLE001 - the training must never notice
-            _log.debug("comgra: %s could not be looked at: %s", self._folder, error)
+            _log.debug("comgra: %s could not be checked: %s", self._folder, error)
 
     def _run(self) -> None:
         while not self._end.wait(_INTERVAL):
@@ -159,8 +159,8 @@ class Attendant:
             changed = self._file.changed()
         except SpecError as error:
             problems = "\n".join(f"  {problem}" for problem in error.problems)
-            _log.error("the change of %s has no effect:\n%s", self._folder / SPEC_FILE, problems)
-            self._change(None, f"A change of {SPEC_FILE} has no effect:\n{problems}")
+            _log.error("the change to %s has no effect:\n%s", self._folder / SPEC_FILE, problems)
+            self._change(None, f"A change to {SPEC_FILE} has no effect:\n{problems}")
             return
         if changed is not None:
             spec, keys = changed
@@ -175,7 +175,7 @@ class Attendant:
             self._meter.polls += 1
 
     def _stored_bytes(self) -> int:
-        """Returns the run's size; in a bucket what this process has written since it began."""
+        """Return the run's size in bytes; in a bucket, the bytes written by this process so far."""
         if isinstance(self._folder, Path):
             return folder_bytes(self._folder)
         from comgra_decl.store.remote import written_bytes
@@ -184,19 +184,19 @@ class Attendant:
 
 
 def processor_seconds(thread: threading.Thread) -> float:
-    """Returns the processor time that a thread has had; 0 where that cannot be known."""
+    """Return the CPU time of a thread in seconds; 0 if it is unavailable."""
     if thread.ident is None or not thread.is_alive() or not hasattr(time, "pthread_getcpuclockid"):
         return 0.0
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
 def folder_bytes(folder: Path) -> int:
-    """Returns the size of all files below a folder, in bytes."""
+    """Return the total size of all files below a folder, in bytes."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
             try:
                 total += os.stat(os.path.join(place, name)).st_size  # noqa: PTH116, PTH118 - speed
-            except OSError:  # taken away since it was listed
+            except OSError:  # deleted since it was listed
                 continue
     return total

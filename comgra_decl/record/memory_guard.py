@@ -1,10 +1,10 @@
-"""Whether there is memory left to begin with, and to go on with.
+"""Check that enough memory is available to start and to continue recording.
 
-Where the system refuses memory (`ulimit -v`, batch systems, strict overcommit), the C++ libraries
-that tracing needs do not raise: a thread that cannot be made ends the whole program. So it is
-asked before they need any, and tracing leaves the last of it to the training. A limit can also come
-while a program runs (`prlimit`), when tracing has taken its part already: it holds addresses, not
-memory, in reserve for that.
+If the system refuses memory (`ulimit -v`, batch systems, strict overcommit), the C++ libraries that
+tracing uses do not raise: failing to create a thread ends the whole program. So memory is requested
+before they need it, and tracing stops while enough is left for the training. A limit can also be
+set while a program runs (`prlimit`), when tracing has already allocated its share. For that case,
+it reserves address space, not memory.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from pathlib import Path
 from comgra_decl.errors import NoMemoryError
 
 STARTING = 1 << 30
-"""Bytes: imports, threads and their stacks took 0.9 GB of addresses (not of memory)."""
+"""Bytes required to start: imports, threads and their stacks took 0.9 GB of address space (not
+memory)."""
 LEFT = 1 << 28
-"""Bytes that are left to the training. A thread takes 0.14 GB of addresses."""
+"""Bytes to leave to the training. A thread takes 0.14 GB of address space."""
 STEP = 1 << 28
-"""Bytes that there must be for recording a step."""
+"""Bytes required to record a step."""
 
 
 class Room:
-    """The memory that is left while a run is recorded.
+    """Monitors the available memory while a run is recorded.
 
     Raises:
-        NoMemoryError: there is too little to begin with.
+        NoMemoryError: there is too little memory to start.
     """
 
     def __init__(self) -> None:
@@ -36,49 +37,51 @@ class Room:
         self._reserve = None if _may_refuse() else _addresses(LEFT + STEP)
 
     def for_a_step(self) -> None:
-        """Asks, before a step is recorded, for what it may take and what the training may.
+        """Check, before a step is recorded, for enough memory for the record and the training.
 
         Raises:
-            NoMemoryError: it is refused.
+            NoMemoryError: the system refuses the memory.
         """
         if _may_refuse():
             self.give_back()
             demand(LEFT + STEP)
 
     def give_back(self) -> None:
-        """Holds nothing in reserve any more: the training may need it."""
+        """Release the reserved address space, which the training may need."""
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
             reserve.close()
 
 
 def _addresses(size: int) -> mmap.mmap | None:
-    if sys.platform == "win32":  # which has no such limits
+    if sys.platform == "win32":  # has no such limits
         return None
     try:
-        return mmap.mmap(-1, size)  # takes no memory: nothing is ever written there
+        return mmap.mmap(-1, size)  # uses no memory, because nothing is ever written to it
     except (OSError, MemoryError):
         return None
 
 
 def demand(size: int) -> None:
-    """Asks for memory that is given back at once, untouched, where the system may refuse it.
+    """Check that memory is available by allocating and immediately releasing it.
+
+    Does nothing on systems that do not refuse memory.
 
     Args:
-        size: how much, in bytes.
+        size: the amount, in bytes.
 
     Raises:
-        NoMemoryError: it is refused.
+        NoMemoryError: the system refuses the memory.
     """
     if not _may_refuse():
-        return  # a program that takes too much is ended, and nobody is asked
+        return  # such a system kills a program that uses too much, and refuses nothing before
     try:
         mmap.mmap(-1, size).close()
     except (OSError, MemoryError) as error:
         raise NoMemoryError(
             f"the system refuses {size >> 20} MiB of memory ({error}): raise the limit "
-            "(`ulimit -v`, what a batch system was asked for) or record less (fewer nodes, no "
-            "values, a smaller store.queue_mb)"
+            "(`ulimit -v`, or the memory requested from the batch system) or record less (fewer "
+            "nodes, no values, a smaller store.queue_mb)"
         ) from error
 
 
@@ -87,7 +90,7 @@ def _may_refuse() -> bool:
 
 
 def _is_limited() -> bool:
-    """Whether this process may have only so many addresses."""
+    """Return whether the address space of this process is limited."""
     if sys.platform == "win32":
         return False
     import resource
@@ -97,6 +100,6 @@ def _is_limited() -> bool:
 
 @functools.cache
 def _is_strict() -> bool:
-    """Whether the system gives out no more memory than there is."""
+    """Return whether the system uses strict overcommit, and so refuses memory that it lacks."""
     setting = Path("/proc/sys/vm/overcommit_memory")
     return setting.exists() and setting.read_text().strip() == "2"

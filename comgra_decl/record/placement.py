@@ -1,4 +1,4 @@
-"""Where a run is stored: `<root>/<group>/<name>`, never in a folder that is there already."""
+"""Choose and create the folder of a run, `<root>/<group>/<name>`, which must be new."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from comgra_decl.store.location import Location, Remote
 
 SPEC_FILE = "spec.yaml"
-"""The file in a run's folder that holds its spec."""
+"""The name of the spec file in a run's folder."""
 
 DEFAULT_GROUP = "default"
-"""The group where neither the spec nor the program names one."""
+"""The group if neither the spec nor the program names one."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where this process records.
+    """The location where this process records.
 
     Attributes:
-        run: the run's folder, or its place in a bucket.
-        path: the folder (or place) of the process's own database: the run's, or one within it.
-        rank: what the process is in a distributed training; None if it trains alone.
+        run: the run's folder, or its location in a bucket.
+        path: the folder or location of the process's own database: the run's, or one within it.
+        rank: the rank of the process; None if it trains alone.
         recorded: the ranks that are recorded; empty if it trains alone.
     """
 
@@ -43,24 +43,24 @@ class Place:
 
     @property
     def leads(self) -> bool:
-        """Whether the database is that of the run's folder itself."""
+        """Whether the database is in the run's folder itself."""
         return self.path == self.run
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """What a reader must know to join the ranks; None if there is one process."""
+        """The facts that a reader needs to join the ranks; None if there is one process."""
         if self.rank is None:
             return None
         return {
             "rank": self.rank.number,
             "world_size": self.rank.world_size,
             "recorded": list(self.recorded),
-            "run": self.run.name,  # as it was made: copies and other names keep it
+            "run": self.run.name,  # the original name, kept by renamed runs and copies
         }
 
 
 def create_run_folder(run: RunSpec, context: RunContext) -> Path:
-    """Creates the folder of a new run of one process on this machine; see `place_run`."""
+    """Create the local folder of a new run of a single process; see `place_run`."""
     place = place_run(run, context, rank=None).path
     assert isinstance(place, Path), f"{place} is in a bucket"
     return place
@@ -69,19 +69,20 @@ def create_run_folder(run: RunSpec, context: RunContext) -> Path:
 def place_run(
     run: RunSpec, context: RunContext, *, rank: Rank | None, own: Location | None = None
 ) -> Place:
-    """Creates the folder of a new run, or finds the one that the other ranks have made.
+    """Create the folder of a new run, or find the one created by the other ranks.
 
-    A name that is taken gets a number: "baseline-2". Creating is what claims a name, so programs
-    that start at the same time never share a folder, unless they are ranks of one training.
+    A name that is taken gets a number: "baseline-2". Creating the folder claims its name, so
+    programs that start at the same time never share a folder, unless they are ranks of one
+    training.
 
     Args:
-        run: what the spec says of the place.
+        run: the part of the spec that sets the location.
         context: how the program was started.
-        rank: what this process is; None if it trains alone.
-        own: a folder that this process has made before it knew its rank.
+        rank: the rank of this process; None if it trains alone.
+        own: a folder that this process created before it knew its rank.
 
     Raises:
-        StoreError: it cannot be created.
+        StoreError: the folder cannot be created.
     """
     group = run_group(run, context)
     if not isinstance(group, Path):
@@ -100,21 +101,25 @@ def place_run(
         return place_of_rank(folder, run, rank)
     except OSError as error:
         raise StoreError(
-            f"no run can be created in {group} ({error.strerror}); "
-            "choose another place with run.root=FOLDER"
+            f"cannot create a run in {group} ({error.strerror}); "
+            "choose another folder with run.root=FOLDER"
         ) from error
 
 
 def _place_in_bucket(group: Remote, run: RunSpec, rank: Rank | None, *, late: bool) -> Place:
-    """Claims a place in a bucket; ranks cannot agree on one there, so it has to be named."""
+    """Claim a location in a bucket; the ranks of a run cannot agree on a name there.
+
+    Raises:
+        StoreError: a run with ranks has no name, knows its rank too late, or exists already.
+    """
     from comgra_decl.store.database import database_exists
     from comgra_decl.store.remote import Objects
 
     if rank is not None and (late or run.name is None):
         raise StoreError(
             f"{group} is in a bucket, where the processes of a training cannot agree on a run. "
-            "Give it a name (run.name=NAME), and let each process know its rank when tracing "
-            "begins (torchrun, or init_process_group before it)"
+            "Name the run (run.name=NAME), and make sure that each process knows its rank before "
+            "tracing begins (use torchrun, or call init_process_group first)"
         )
     for name in _candidates(_wanted_name(run)):
         place = group / name
@@ -126,7 +131,7 @@ def _place_in_bucket(group: Remote, run: RunSpec, rank: Rank | None, *, late: bo
         if free:
             return found
         if rank is not None:
-            raise StoreError(f"{place} holds a run already; choose another run.name")
+            raise StoreError(f"{place} already contains a run; choose another run.name")
     raise AssertionError("numbers do not run out")
 
 
@@ -135,7 +140,7 @@ def _wanted_name(run: RunSpec) -> str:
 
 
 def place_of_rank(folder: Location, run: RunSpec, rank: Rank | None) -> Place:
-    """Returns the place of a rank in a run's folder."""
+    """Return the place of a rank in a run's folder."""
     if rank is None:
         return Place(folder, folder)
     recorded = run.recorded(rank.world_size) or [rank.number]
@@ -144,10 +149,10 @@ def place_of_rank(folder: Location, run: RunSpec, rank: Rank | None) -> Place:
 
 
 def resumed_folder(run: RunSpec, context: RunContext) -> Location | None:
-    """Returns the folder of the run that the spec says to go on with; None for a new one.
+    """Return the folder of the run that the spec asks to resume; None for a new run.
 
     Raises:
-        StoreError: there is no such run.
+        StoreError: the run does not exist.
     """
     if run.resume is False:
         return None
@@ -159,8 +164,8 @@ def resumed_folder(run: RunSpec, context: RunContext) -> Location | None:
         folder = joined(context.base, run.resume)
         if not is_run(folder):
             raise StoreError(
-                f"there is no run in {folder} to go on with; run.resume is the folder of a run, or "
-                "true for the newest one of the group"
+                f"there is no run in {folder} to resume; set run.resume to the folder of a run, or "
+                "to true for the newest run of the group"
             )
         return folder.resolve() if isinstance(folder, Path) else folder
     group = run_group(run, context)
@@ -171,7 +176,7 @@ def resumed_folder(run: RunSpec, context: RunContext) -> Location | None:
 
 
 def run_group(run: RunSpec, context: RunContext) -> Location:
-    """Returns the folder that new runs are made in; it need not be there."""
+    """Return the folder in which new runs are created; it may not exist yet."""
     from comgra_decl.store.location import joined
 
     root = joined(context.base, run.root)
@@ -195,5 +200,5 @@ def _candidates(name: str) -> Iterator[str]:
 
 
 def folder_name(job: str | None) -> str:
-    """Returns the name of a job or script in a form that can name a folder."""
+    """Return the name of a job or script in a form that is valid as a folder name."""
     return re.sub(r"[^\w.+=@-]+", "_", job or "").strip("._")[:100] or DEFAULT_GROUP

@@ -1,7 +1,7 @@
-"""Which rank of a distributed training this process is, and where such a training is stored.
+"""Determine the rank of this process, and the folder that all ranks of a training share.
 
-Nothing here communicates: a rank is read from the environment or from what the program has told
-torch.distributed, and ranks agree on a folder through small files that whoever comes first makes.
+No communication is involved: the rank is read from torch.distributed or from the environment, and
+the ranks agree on a folder through small files that the first of them creates.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from comgra_decl.store.location import Location
 
 RANKS = "ranks"
-"""Folder within a run that holds a folder for each rank but the first recorded one."""
+"""The folder within a run that holds a folder for each recorded rank except the first."""
 
 _CLAIMS = ".ranks"
 _LATEST = 1800.0
-"""Seconds after which a rank is no longer taken for one of a launch; gloo gives up by then, too."""
+"""Seconds after which a rank no longer joins a launch; gloo's default timeout is as long."""
 _FORGOTTEN = 86400.0
-"""Seconds after which the files by which ranks found each other are taken away."""
+"""Seconds after which the files of a launch are deleted."""
 
 _LAUNCH = (
     "TORCHELASTIC_RUN_ID",
@@ -46,23 +46,23 @@ _LAUNCH = (
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of several that train together."""
+    """One of several processes that train together."""
 
     number: int
     world_size: int
 
 
 def current_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
-    """Returns what this process is as far as is known now; None if it is alone, or does not say.
+    """Return the rank of this process; None if it trains alone or the rank is not known yet.
 
-    torch.distributed is asked first, once the program has initialised it, then the variables of
-    torchrun (also of Lightning's processes, which have `LOCAL_RANK` only) and of MPI.
+    Uses torch.distributed if the program has initialised it, otherwise the environment variables of
+    torchrun, MPI, or Lightning, whose processes have only `LOCAL_RANK`.
     """
     return _of_torch() or _of_environment(environment)
 
 
 def _of_torch() -> Rank | None:
-    """These calls are local: none of them waits for another process."""
+    """Return the rank from torch.distributed, by local calls that do not wait for others."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -91,7 +91,7 @@ def _several(rank: str | int, size: str | int) -> Rank | None:
 
 
 def rank_folder(run: Location, rank: int, recorded: list[int]) -> Location:
-    """Returns where a rank's database is: the first recorded rank's is the run's folder itself."""
+    """Return the folder of a rank's database; for the first recorded rank, the run's folder."""
     return run if rank == recorded[0] else run / RANKS / str(rank)
 
 
@@ -99,17 +99,18 @@ def rank_folder(run: Location, rank: int, recorded: list[int]) -> Location:
 
 
 def agreed_folder(group: Path, rank: Rank, new: Callable[[], Path], launch: str = "") -> Path:
-    """Returns the run's folder that all ranks of this launch use.
+    """Return the run's folder that all ranks of this launch share.
 
-    The first one to come makes it and says so in a file; the others read that. A rank gives those
-    before it a short time to be first. A claim of a launch that is over is passed by: the rank is
-    in it already, a process of it has died, or it is too old.
+    The first rank to arrive creates the folder and publishes its name in a claim file, which the
+    others read. A rank waits a short time for lower ranks to be first. Claims of earlier launches
+    are skipped: claims that this rank has already joined, that belong to a dead process, or that
+    are too old.
 
     Args:
-        group: folder of the runs.
-        rank: who asks.
-        new: makes a folder for a new run, or returns one that this process has made.
-        launch: what else the ranks of a launch have in common, such as the name they ask for.
+        group: the folder of the runs.
+        rank: the rank of this process.
+        new: creates a folder for a new run, or returns one that this process has created.
+        launch: anything else that the ranks of a launch share, such as the requested name.
 
     Raises:
         OSError: the folder cannot be written.
@@ -129,20 +130,20 @@ def agreed_folder(group: Path, rank: Rank, new: Callable[[], Path], launch: str 
 
 
 def _launch_name(rank: Rank, launch: str) -> str:
-    """Names the launch by what its ranks have in common and others, at the same time, have not."""
+    """Return an identifier of the launch, equal for its ranks and distinct from other launches."""
     parts: dict[str, Any] = {key: os.environ.get(key) for key in _LAUNCH}
     parts |= {"world_size": rank.world_size, "asked": launch}
     address = os.environ.get("MASTER_ADDR", "")
     if not address or address == "localhost" or address.startswith("127.") or address == "::1":
         parts["machine"] = socket.gethostname()
-    if "MASTER_PORT" not in os.environ:  # nothing else tells two launches apart
+    if "MASTER_PORT" not in os.environ:  # nothing else distinguishes two launches
         parts["parent"] = os.getppid()
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _head_start(rank: Rank) -> float:
-    """Seconds that ranks before this one have to make the folder, so that they rarely race."""
+    """Return the seconds to wait for lower ranks to create the folder, so that races are rare."""
     return 0.0 if rank.number == 0 else 0.5 + 0.05 * min(rank.number, 20)
 
 
@@ -158,20 +159,20 @@ def _appears(path: Path, *, within: float) -> bool:
 def _claim(claim: Path, new: Callable[[], Path]) -> None:
     folder = new()
     content = {"run": folder.name, "time": time.time()}
-    if not _publish(claim, content):  # another rank was quicker
+    if not _publish(claim, content):  # another rank was faster
         with suppress(OSError):
-            folder.rmdir()  # ours is empty, or it is in use and stays
+            folder.rmdir()  # fails, and keeps the folder, if it is in use and not empty
 
 
 def _join(claims: Path, stem: str, rank: Rank) -> bool:
-    """Takes this rank's place in a launch; False if it is taken."""
+    """Join a launch as this rank; return False if this rank has already joined."""
     from comgra_decl.store.meta import writer_identity
 
     return _publish(claims / f"{stem}.rank{rank.number}", writer_identity())
 
 
 def _publish(path: Path, content: Mapping[str, Any]) -> bool:
-    """Makes a file appear with all its content; False if there is one."""
+    """Create a file atomically with its content; return False if it already exists."""
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.new")
     text = json.dumps(content)
     draft.write_text(text)
@@ -179,7 +180,7 @@ def _publish(path: Path, content: Mapping[str, Any]) -> bool:
         os.link(draft, path)
     except FileExistsError:
         return False
-    except OSError:  # no hard links here: a reader in between takes it for stale
+    except OSError:  # no hard links: a reader may see incomplete content, which counts as stale
         with suppress(FileExistsError):
             with path.open("x") as file:
                 file.write(text)
@@ -209,7 +210,7 @@ def _stale(claims: Path, stem: str, content: Mapping[str, Any]) -> bool:
 
 
 def _forget(claims: Path) -> None:
-    """Takes away what ranks of long ago have left here."""
+    """Delete the files of launches that ended long ago."""
     for path in claims.iterdir():
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _FORGOTTEN:

@@ -1,4 +1,4 @@
-"""Keeps passwords and keys out of what is saved with a run."""
+"""Mask passwords and keys in the data saved with a run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 MASK = "(not saved)"
-"""Stands where a secret was."""
+"""The replacement for a secret."""
 
-# A bare `token` or `key` is usually a number of tokens or the name of a column.
+# A bare `token` or `key` usually refers to a number of tokens or a column.
 _NAME = re.compile(
     r"(?:^|[._-])(?:password|passwd|passphrase|secret|credentials?"
     r"|(?:api|access|auth|private|secret|bearer|hf|wandb|github)[_-]?(?:key|token)"
@@ -19,12 +19,12 @@ _NAME = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Returns whether a setting of that name, such as "wandb.api_key", is nobody's business."""
+    """Return whether a setting of this name, such as "wandb.api_key", holds a secret."""
     return _NAME.search(name) is not None
 
 
 def without_secrets(arguments: Iterable[str]) -> list[str]:
-    """Returns a command line on which the values of secret settings are masked."""
+    """Return a command line in which the values of secret settings are masked."""
     masked: list[str] = []
     follows = False
     for argument in arguments:
@@ -39,7 +39,7 @@ def without_secrets(arguments: Iterable[str]) -> list[str]:
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """Returns a configuration in which the texts of secret settings are masked."""
+    """Return a configuration in which the strings of secret settings are masked."""
     if isinstance(value, Mapping):
         return {key: masked(entry, str(key)) for key, entry in value.items()}
     if isinstance(value, list):

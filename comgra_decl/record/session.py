@@ -1,4 +1,4 @@
-"""One traced execution: wires the hooks to the statistics and the store."""
+"""The session of a run, which connects the hooks to the statistics and the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from comgra_decl.errors import NoMemoryError, RunGoneError
 from comgra_decl.record.memory_guard import LEFT, Room, demand
-from comgra_decl.records import Note, RawStep, Said, StepBatch
+from comgra_decl.records import Note, RawStep, ScalarBatch, StepBatch
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("comgra_decl")
 
 _CLOSE_TIMEOUT = 60.0
-"""Seconds a finished training waits for its last records to reach the disk."""
+"""The maximum time that a finished training waits for its last records to be stored, in seconds."""
 
 
 class Session:
     """A run while it is being recorded.
 
     Attributes:
-        path: the run's folder, or its place in a bucket (a `Remote`); None when the spec is
-            switched off, or this rank not recorded.
+        path: the run's folder, or its location in a bucket (a `Remote`); None if the spec is
+            disabled or this rank is not recorded.
     """
 
     def __init__(self, spec: Spec, *, context: RunContext) -> None:
@@ -60,23 +60,23 @@ class Session:
         self._keeper: Keeper | None = None
         self._rules: LiveRules | None = None
         self._actions: Actions | None = None
-        self._ending: Placed | None = None  # what may end the program
-        self._say: Callable[[Said], None] = lambda _: None
+        self._ending: Placed | None = None  # the hook that may stop the program
+        self._say: Callable[[ScalarBatch], None] = lambda _: None
         self._pid = os.getpid()
         self._place: Place | None = None
         self._uuid = ""
-        self._settled = False  # whether it is known which rank this process is
-        self._fault: BaseException | None = None  # which has ended the tracing
-        self._past: Past | None = None  # what the run holds that is gone on with
-        self._late_facts: dict[str, Any] | None = None  # of a rank, told with the next record
-        self._late_documents: dict[str, Any] = {}  # what was known only after the last record
+        self._settled = False  # whether the rank of this process is final
+        self._fault: BaseException | None = None  # the error that ended tracing
+        self._past: Past | None = None  # the content of the resumed run
+        self._late_facts: dict[str, Any] | None = None  # of a rank, stored with the next record
+        self._late_documents: dict[str, Any] = {}  # known only after the last record
         self.path: Location | None = None
 
     def start(self) -> None:
-        """Creates the run's folder and attaches to the program.
+        """Create the run's folder and attach to the program.
 
         Raises:
-            StoreError: the folder cannot be created, or there is no memory left.
+            StoreError: the folder cannot be created, or there is not enough memory.
         """
         if not self._spec.enabled or self._hooks is not None:
             return
@@ -92,7 +92,7 @@ class Session:
         self._hooks = self._manager(
             sink=self._put,
             on_fault=self._tracing_failed,
-            scalars=self._put_said,
+            scalars=self._put_scalars,
             meter=self._meter,
             ready=room.for_a_step,
         )
@@ -104,18 +104,22 @@ class Session:
         _log.info("recording to %s", self.path)
 
     def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Records the call of a module, too, in which the session has begun."""
+        """Record the module call during which the session was started."""
         if self._hooks is not None:
             self._hooks.enter(module, args, kwargs)
 
     def enter_direct(
         self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        """The same for a call of `forward` alone; returns what is to be told of its output."""
+        """Record the direct call of `forward` during which the session was started.
+
+        Returns:
+            A function to call with the output, or None if the call is not followed.
+        """
         return None if self._hooks is None else self._hooks.enter_direct(module, args, kwargs)
 
     def finish(self) -> None:
-        """Detaches and waits until everything recorded is on disk; harmless when repeated."""
+        """Detach from the program and wait until all records are stored. Idempotent."""
         if os.getpid() != self._pid:  # a forked child inherits neither the thread nor the run
             return
         hooks, self._hooks = self._hooks, None
@@ -133,16 +137,16 @@ class Session:
             self._room.give_back()
         atexit.unregister(self.finish)
 
-    # -- where it records ----------------------------------------------------------------------
+    # -- location and writer -------------------------------------------------------------------
 
     def _rank(self) -> Rank | None:
-        """Returns what this process is in a distributed training, as far as is known now."""
+        """Return the rank of this process; None if it trains alone or the rank is not known yet."""
         from comgra_decl.record.ranks import current_rank
 
         return current_rank()
 
     def _records(self, rank: Rank | None) -> bool:
-        """Whether the spec wants this process to be recorded."""
+        """Return whether the spec asks to record this rank."""
         if rank is None or rank.number in self._spec.run.recorded(rank.world_size):
             return True
         _log.info("rank %d of %d is not recorded (run.ranks)", rank.number, rank.world_size)
@@ -158,7 +162,7 @@ class Session:
         return place_run(run, self._context, rank=rank, own=own)
 
     def _open(self) -> None:
-        """Starts writing at the place that is ours."""
+        """Start the writer at this process's place."""
         from comgra_decl.store import WriterThread
 
         assert self._place is not None
@@ -173,19 +177,22 @@ class Session:
             flush=self._new_keeper(),
             last=_at_last(self._new_rules(), lambda: self._late_documents),
         )
-        self._say = self._writer.say
+        self._say = self._writer.add_scalars
         if self._fault is not None:
             self._writer.lack(self._fault)
 
     def _commit_interval(self, path: Location) -> float:
-        """Returns the least seconds between commits: each of them is requests to a bucket."""
+        """Return the minimum number of seconds between commits, longer for a bucket.
+
+        Each commit sends requests to a bucket.
+        """
         from comgra_decl.store.remote import INTERVAL
 
         asked = self._spec.store.commit_interval
         return asked if isinstance(path, Path) or not asked else max(asked, INTERVAL)
 
     def _make_writer(self, path: Location, meta: RunMeta) -> Callable[[], RunWriter]:
-        """Returns what makes, on the writer thread, a new run, or hands over one to go on with."""
+        """Return a function for the writer thread that creates a new run or opens a resumed one."""
         from comgra_decl.store import RunWriter
         from comgra_decl.store.database import database_exists
 
@@ -197,7 +204,7 @@ class Session:
         return lambda: writer
 
     def _go_on(self, hooks: HookManager, past: Past) -> None:
-        """Tells what follows the program that it goes on with a run."""
+        """Make the rules and the hooks continue a resumed run."""
         from comgra_decl.hooks.schedule.resuming import Resumption
 
         if self._rules is not None:
@@ -205,7 +212,7 @@ class Session:
         hooks.resume(past.slots, Resumption(self._spec.run.resume_step, past.step))
 
     def _stored(self) -> Run:
-        """Opens what this process has stored of the run."""
+        """Open the part of the run that this process has stored."""
         from comgra_decl.query import Run
 
         assert self._place is not None
@@ -213,7 +220,7 @@ class Session:
         return Run(self._place.run, rank=None if rank is None else rank.number)
 
     def _attend(self) -> None:
-        """Starts to look after the run's spec and its size."""
+        """Start monitoring the run's spec file and size."""
         from comgra_decl.record.live_spec import Attendant
 
         assert self._place is not None
@@ -231,7 +238,7 @@ class Session:
         self._attendant.start()
 
     def _put(self, raw: RawStep) -> None:
-        """Takes a record, on the training thread."""
+        """Pass a record to the writer; runs on the training thread."""
         if not self._settled:
             self._settle()
         if self._late_facts is not None:
@@ -243,17 +250,17 @@ class Session:
             except NoMemoryError as error:
                 self._writer.fail(error)
 
-    def _put_said(self, said: Said) -> None:
-        """Takes what was said of steps, on the training thread."""
+    def _put_scalars(self, batch: ScalarBatch) -> None:
+        """Pass numbers and notes to the rules and the writer; runs on the training thread."""
         if not self._settled:
             self._settle()
         if self._rules is not None:
-            self._rules.attach(said)
+            self._rules.attach(batch)
         if self._writer is not None:
-            self._writer.put_said(said)
+            self._writer.put_scalars(batch)
 
     def _settle(self) -> None:
-        """The first thing is to be stored: only now a program may have said what rank it is."""
+        """Check the rank again before storing anything, because it may be known only now."""
         self._settled = True
         place = self._place
         if place is None or place.rank is not None or self._past is not None:
@@ -262,11 +269,11 @@ class Session:
             rank = self._rank()
             if rank is not None:
                 self._turn_out_as(rank, place)
-        except Exception as error:  # noqa: BLE001  (what was begun goes on as a run of its own)
-            _log.error("the ranks of this training are not joined in one run", exc_info=error)
+        except Exception as error:  # noqa: BLE001  (this process continues as a separate run)
+            _log.error("the ranks of this training could not be joined in one run", exc_info=error)
 
     def _turn_out_as(self, rank: Rank, place: Place) -> None:
-        """Takes a rank's place in the run of all ranks; nothing has been recorded yet."""
+        """Join the run of all ranks as a rank, before anything has been recorded."""
         wanted = self._records(rank)
         new = self._new_place(rank, place.path) if wanted else None
         if new is not None and new.path == place.path:
@@ -279,7 +286,7 @@ class Session:
             writer.close(_CLOSE_TIMEOUT)
         if self._attendant is not None:
             self._attendant.stop()
-        assert isinstance(place.path, Path)  # a bucket has refused a rank that is known late
+        assert isinstance(place.path, Path)  # buckets refuse ranks that are known late
         discard_unused(place.path, self._uuid)
         self._place = new
         if new is not None:
@@ -291,7 +298,7 @@ class Session:
             self._hooks.stop()
 
     def _manager(self, **arguments: Any) -> HookManager:
-        """Returns what follows the program."""
+        """Create the hook manager."""
         from comgra_decl.hooks import HookManager
 
         return HookManager(self._spec, **arguments)
@@ -315,7 +322,7 @@ class Session:
         )
 
     def _new_keeper(self) -> Callable[[], list[StepBatch]] | None:
-        """Makes what decides after the step, if the spec asks for it; returns its end."""
+        """Create the keeper, if the spec sets `keep`; return a function that closes it."""
         if self._spec.keep is None:
             return None
         from comgra_decl.keep import Keeper
@@ -329,10 +336,10 @@ class Session:
             exhausted=lambda: self._hooks.stop_keeping() if self._hooks is not None else None,
             watch=None if self._spec.on_finding.keep == "never" else self._watch,
         )
-        return lambda: self._looked_at(keeper.close())
+        return lambda: self._with_findings(keeper.close())
 
     def _new_rules(self) -> Callable[[], list[StepBatch]] | None:
-        """Makes what watches the run, if the spec asks for it; returns its end."""
+        """Create the rules, unless the spec disables them; return a function that closes them."""
         if self._spec.rules == "off":
             return None
         from comgra_decl.rules.actions import Actions
@@ -349,12 +356,12 @@ class Session:
         return rules.close
 
     def _note(self, note: Note) -> None:
-        """Writes down what the writer thread found."""
-        self._say(Said(np.empty(0, np.int64), np.empty(0), [], [], [note]))
+        """Store a note from the writer thread."""
+        self._say(ScalarBatch(np.empty(0, np.int64), np.empty(0), [], [], [note]))
 
     def _transform(self, steps: list[RawStep]) -> list[StepBatch]:
-        """Turns raw sums into what is stored, on the writer thread."""
-        from comgra_decl.stats.choosing import choose_samples
+        """Reduce raw sums to batches to store; runs on the writer thread."""
+        from comgra_decl.stats.sample_selection import choose_samples
 
         demand(LEFT)
         for step in steps:
@@ -365,17 +372,17 @@ class Session:
             if self._spec.samples.by is not None:
                 choose_samples(step, self._spec.samples.count)
         batches = self._reduce(steps) if self._keeper is None else self._keeper(steps)
-        return self._looked_at(batches)
+        return self._with_findings(batches)
 
-    def _looked_at(self, batches: list[StepBatch]) -> list[StepBatch]:
-        """Returns what is stored now, with what rules have found by now."""
+    def _with_findings(self, batches: list[StepBatch]) -> list[StepBatch]:
+        """Return the batches to store now, including new findings."""
         if self._rules is None:
             return batches
         watched = self._spec.on_finding.keep != "never"
         return self._rules.publish(batches) if watched else self._rules.take(batches)
 
     def _watch(self, batches: list[StepBatch]) -> list[Request]:
-        """Shows records to the rules; returns which steps findings want to be kept."""
+        """Run the rules on records; return the requests of findings to keep steps."""
         assert self._rules is not None
         assert self._actions is not None
         self._rules.watch(batches)
@@ -389,8 +396,8 @@ class Session:
         if self._writer is not None:
             self._writer.lack(error)
         _report(
-            "tracing has stopped because of an error in comgra_decl itself; the training goes on "
-            f"untouched, and {self._remains('recorded')}",
+            "tracing has stopped because of an error in comgra_decl itself; the training continues "
+            f"unaffected, and {self._remains('recorded')}",
             error,
         )
 
@@ -400,15 +407,15 @@ class Session:
         if self._hooks is not None:
             self._hooks.stop()
         lacks = isinstance(error, NoMemoryError)
-        why = "memory is short" if lacks else "the store cannot be written"
+        why = "not enough memory is available" if lacks else "the store cannot be written"
         reason = (str(error) or type(error).__name__).rstrip(".")
-        said = f"recording has stopped because {why} ({reason}); the training goes on untouched"
-        # While a folder is being removed, what is still there says nothing of what will be.
+        text = f"recording has stopped because {why} ({reason}); the training continues unaffected"
+        # While the run's folder is being deleted, it is unknown what will remain.
         remains = "" if isinstance(error, RunGoneError) else f", and {self._remains('committed')}"
-        _report(said + remains)
+        _report(text + remains)
 
     def _remains(self, what: str) -> str:
-        """Says what there is of the run: somebody may have removed it, or nothing was written."""
+        """Return a clause about what is left of the run, which may be deleted or never written."""
         from comgra_decl.store.database import database_place
         from comgra_decl.store.folder import MANIFEST
 
@@ -416,14 +423,14 @@ class Session:
         database = None if place is None else database_place(place)
         if isinstance(database, Path) and not (database / MANIFEST).exists():
             return f"there is no run in {self.path}"
-        return f"what was {what} until now is kept in {self.path}"
+        return f"everything {what} so far is kept in {self.path}"
 
 
 def _report(text: str, error: BaseException | None = None) -> None:
-    """Logs why nothing more is recorded; past the program's logging if that fails."""
+    """Log why recording has stopped; write to stderr if the program's logging fails."""
     try:
         _log.error("%s", text, exc_info=error)
-    except BaseException:  # noqa: BLE001  (a handler, a filter, a clock of the program's may raise)
+    except BaseException:  # noqa: BLE001  (a handler, filter or clock of the program may raise)
         with suppress(Exception):
             sys.stderr.write(f"comgra: {text}\n")
 
@@ -432,11 +439,11 @@ _Last = Callable[[], list[StepBatch]]
 
 
 def _at_last(rules: _Last | None, documents: Callable[[], dict[str, Any]]) -> _Last:
-    """Returns what gives, once, all that is stored when no more records come.
+    """Return a function that returns, once, the batches to store after the last record.
 
     Args:
-        rules: gives what they have found at last; None: there are none.
-        documents: gives those of the tracer that have changed after the last record.
+        rules: returns the last findings of the rules; None if there are no rules.
+        documents: returns the documents that changed after the last record.
     """
 
     def last() -> list[StepBatch]:
@@ -448,14 +455,14 @@ def _at_last(rules: _Last | None, documents: Callable[[], dict[str, Any]]) -> _L
 
 
 class Reduction:
-    """Turns raw sums into statistics, on the writer thread."""
+    """Computes statistics from raw sums; runs on the writer thread."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._extra = tuple(statistic.name for statistic in spec.opt_in)
 
     def __call__(self, steps: list[RawStep]) -> list[StepBatch]:
-        """Returns everything that is stored of these steps."""
+        """Return the batches to store for these steps."""
         from comgra_decl.stats import finalise
 
         spec = self._spec
@@ -468,7 +475,7 @@ class Reduction:
         )
 
     def look(self, steps: list[RawStep], statistics: tuple[str, ...]) -> list[StepBatch]:
-        """Returns a few statistics only, without samples and histograms."""
+        """Return only the given statistics, without samples and histograms."""
         from comgra_decl.stats import finalise
 
         return finalise(steps, statistics=statistics, extra=self._extra, sample_count=0, bins=None)

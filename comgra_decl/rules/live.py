@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.records import RESUMED, SKIPPED_STEP, Said, SlotInfo, StepBatch
+from comgra_decl.records import RESUMED, SKIPPED_STEP, ScalarBatch, SlotInfo, StepBatch
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.diagnosis import feed
 from comgra_decl.rules.engine import Engine
@@ -105,7 +105,7 @@ class LiveRules:
             self._unpublished = {}
         return batches
 
-    def attach(self, said: Said) -> None:
+    def attach(self, said: ScalarBatch) -> None:
         """Makes the rules see the numbers of steps once they are settled."""
         if self._past is not None:
             resumed = [note.step for note in said.notes if note.type == RESUMED]
@@ -180,7 +180,7 @@ class LiveRules:
             if self._takes_metrics:
                 self._take_metrics(batch)
 
-    def _take_numbers(self, said: Said) -> None:
+    def _take_numbers(self, said: ScalarBatch) -> None:
         self._catch_up()
         pairs = list(zip(said.names, said.types, strict=True))
         for name, type_ in dict.fromkeys(pairs):

@@ -1,4 +1,4 @@
-"""The declaration: what to capture, when, and how it is reduced."""
+"""The spec: what to capture, when, and how to reduce it."""
 
 from comgra_decl.spec.loading import load_spec
 from comgra_decl.spec.model import Spec

@@ -1,4 +1,4 @@
-"""What all models of the spec share."""
+"""Base types of all models of the spec."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# YAML has its own numbers and truth values; silently reading `every: true` as 1 hides a mistake.
+# YAML has typed numbers and booleans; silently reading `every: true` as 1 would hide a mistake.
 Int = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Bool = Annotated[bool, Field(strict=True)]
 
 
 class SpecModel(BaseModel):
-    """A part of the spec: unknown keys are errors, values do not change once read."""
+    """A part of the spec: rejects unknown keys, immutable."""
 
     model_config = ConfigDict(
         extra="forbid",

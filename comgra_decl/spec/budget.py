@@ -1,4 +1,4 @@
-"""What recording may cost."""
+"""Limits on the cost of recording."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
 def _share_of(text: str) -> float:
-    """Returns "3%" as 0.03.
+    """Convert a percentage such as "3%" to a fraction, 0.03.
 
     Raises:
-        ValueError: it is no percentage between 0 and 100.
+        ValueError: not a percentage between 0 and 100.
     """
     match = _SHARE.fullmatch(text)
     share = float(match[1]) / 100 if match else 0.0
     if not 0 < share < 1:
-        raise ValueError(f'{text!r} is no share of the time; write for example "3%"')
+        raise ValueError(f'{text!r} is not a share of the time; write for example "3%"')
     return share
 
 
 def _bytes_of(text: str) -> float:
-    """Returns "5GB" as 5e9; units are those of 1000, or KiB, MiB, GiB, TiB.
+    """Convert a size such as "5GB" to bytes, 5e9; units are powers of 1000, or KiB, MiB, GiB, TiB.
 
     Raises:
-        ValueError: it is no size above 0.
+        ValueError: not a size above 0.
     """
     match = _SIZE.fullmatch(text)
     units = {unit.lower(): factor for unit, factor in _UNITS.items()}
     factor = units.get(match[2].lower()) if match else None
     size = float(match[1]) * factor if match and factor else 0.0
     if size <= 0:
-        raise ValueError(f"{text!r} is no size; write for example 5GB (units: {', '.join(_UNITS)})")
+        units_text = ", ".join(_UNITS)
+        raise ValueError(f"{text!r} is not a size; write for example 5GB (units: {units_text})")
     return size
 
 
@@ -59,30 +60,29 @@ def _bytes_as_text(value: Any) -> Any:
 
 
 class BudgetSpec(SpecModel):
-    """What recording may cost; what was chosen is in the log and in the run's report.
+    """Limits on the cost of recording; the log and the run's report state what was chosen.
 
-    `steps` and `windows` are recorded whatever they cost in time; nothing is recorded beyond the
-    disk's budget.
+    `steps` and `windows` are recorded regardless of the time budget; nothing is recorded beyond the
+    disk budget.
     """
 
     time: Annotated[str, AfterValidator(_checked_share)] | None = None
-    """Share of the training's time that recording may take, such as "3%": after the first steps,
-    records are so far apart that it stays below. The writer's processor time counts as well. On
-    CUDA, the device's clock counts, whether or not the program waits for the device."""
+    """Maximum share of the training time that recording may take, such as "3%": after the first
+    steps, records are spaced far enough apart to stay below it. The writer's CPU time counts as
+    well. On CUDA, device time counts, whether or not the program waits for the device."""
 
     disk: Annotated[str, BeforeValidator(_bytes_as_text), AfterValidator(_checked_size)] | None = (
         None
     )
-    """Size that the run's folder may have, such as 5GB. The gaps between records become four times
-    longer whenever half of what remained is used, so that a long training, too, has records until
-    its end."""
+    """Maximum size of the run's folder, such as 5GB. The gap between records quadruples whenever
+    half of the remaining space is used, so that even a long training has records until its end."""
 
     @property
     def share(self) -> float | None:
-        """The time's budget as a fraction."""
+        """The time budget as a fraction."""
         return None if self.time is None else _share_of(self.time)
 
     @property
     def bytes(self) -> float | None:
-        """The disk's budget in bytes."""
+        """The disk budget in bytes."""
         return None if self.disk is None else _bytes_of(self.disk)

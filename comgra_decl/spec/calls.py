@@ -1,4 +1,4 @@
-"""What a spec means for calls of functions and for tensors that the program names: no modules."""
+"""Apply a spec to function calls and to tensors named by the program."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from comgra_decl.spec.selectors import Capture, ModuleFacts, is_selected
 
 @dataclass(frozen=True)
 class CallRule:
-    """One function that one entry selects.
+    """One function selected by one entry.
 
     Attributes:
         entry: the entry's name.
         function: the function's full dotted name.
-        within: globs over the paths of modules inside which calls are meant; none means anywhere.
+        within: globs over the paths of modules; only calls inside a matching module count. Empty
+            for calls anywhere.
     """
 
     entry: str
@@ -27,7 +28,7 @@ class CallRule:
 
 
 def call_rules(spec: Spec) -> list[CallRule]:
-    """Returns every function that the spec selects, by entry, in order."""
+    """Return a rule for every function that the spec selects, in the order of the entries."""
     return [
         CallRule(name, function, tuple(selector.within))
         for name, entry in spec.nodes.items()
@@ -37,9 +38,9 @@ def call_rules(spec: Spec) -> list[CallRule]:
 
 
 def calls_inside(spec: Spec, rules: Iterable[CallRule], module: ModuleFacts) -> dict[str, Capture]:
-    """Returns what to capture of calls made inside a module, by function.
+    """Return what to capture of calls made inside a module, by function.
 
-    What `exclude` leaves out as a module is left out as a place of calls too.
+    `exclude` applies to modules as places of calls as well.
     """
     captures: dict[str, Capture] = {}
     for rule in rules:
@@ -52,7 +53,7 @@ def calls_inside(spec: Spec, rules: Iterable[CallRule], module: ModuleFacts) -> 
 
 
 def calls_outside(spec: Spec, rules: Iterable[CallRule]) -> dict[str, Capture]:
-    """Returns what to capture of calls made outside any module, by function."""
+    """Return what to capture of calls made outside any module, by function."""
     captures: dict[str, Capture] = {}
     for rule in rules:
         if not rule.within:
@@ -62,10 +63,10 @@ def calls_outside(spec: Spec, rules: Iterable[CallRule]) -> dict[str, Capture]:
 
 
 def named_tensor(spec: Spec, name: str) -> Capture | None:
-    """Returns what to capture of a tensor that the program calls `name`; None for nothing.
+    """Return what to capture of a tensor that the program named `name`; None for nothing.
 
-    Entries that select the name say it together. Without one it is the output and its gradient, if
-    `annotations` is on; its values are then kept if any entry keeps some.
+    Combines all entries that select the name. If there are none and `annotations` is on, captures
+    the output and its gradient, and its values if any entry keeps values.
     """
     if any(_names(selector, name) for selector in spec.exclude):
         return None
@@ -85,7 +86,7 @@ def _selects_name(entry: NodeSpec, name: str) -> bool:
 
 
 def _names(selector: Selector, name: str) -> bool:
-    """Whether a selector means tensors called `name`, which have no path and no class."""
+    """Return whether a selector selects tensors named `name`, which have no path or class."""
     if selector.path or selector.class_ or selector.regex:
         return False
     return any(compile_text(pattern).fullmatch(name) for pattern in selector.annotation)

@@ -1,7 +1,7 @@
-"""What the docstring below a key says of it, read from the source when somebody asks.
+"""Read the docstrings of a model's keys from the source, on demand.
 
-pydantic can do that as well (`use_attribute_docstrings`), but for every model when it is made: a
-third of a second at the start of each traced program, which has no use for them.
+pydantic can do that too (`use_attribute_docstrings`), but it does so for every model on creation:
+that would add a third of a second to the start of each traced program, which does not need them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @cache
 def descriptions(model: type[BaseModel]) -> Mapping[str, str]:
-    """Returns the docstrings of a model's keys, those it inherits too, by the field's name."""
+    """Return the docstrings of a model's keys, including inherited ones, by field name."""
     line = [cls for cls in reversed(model.__mro__) if hasattr(cls, "model_fields")]
     found = dict(pair for cls in line[1:] for pair in _docstrings(cls))  # the first is BaseModel
     return {name: text for name, text in found.items() if name in model.model_fields}
@@ -30,7 +30,7 @@ def descriptions(model: type[BaseModel]) -> Mapping[str, str]:
 def _docstrings(cls: type) -> Iterator[tuple[str, str]]:
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError, SyntaxError):  # made by a program, or typed at a prompt
+    except (OSError, TypeError, SyntaxError):  # no source: created dynamically or interactively
         return
     assert isinstance(definition, ast.ClassDef)
     for field, text in pairwise(definition.body):

@@ -1,8 +1,8 @@
 """Globs over module paths.
 
-`*` stands for one level (or a part of one name), `**` for any number of levels including none,
-`?` for one character, `[...]` for one character of a set and `[!...]` for one outside it. The
-root module's path is the empty string.
+`*` matches one level (or a part of one name), `**` any number of levels including none, `?` one
+character, `[...]` one character of a set and `[!...]` one character outside it. The path of the
+root module is the empty string.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 Level = re.Pattern[str] | None
-"""What one level of a glob matches; None stands for any number of levels."""
+"""Pattern of one level of a glob; None matches any number of levels."""
 
 
 @lru_cache(maxsize=1024)
 def compile_glob(pattern: str) -> tuple[Level, ...]:
-    """Returns the levels of a glob over module paths.
+    """Compile a glob over module paths into its levels.
 
     Raises:
-        ValueError: the pattern is not a glob; the message says how to write it.
+        ValueError: invalid glob; the message explains how to write it.
     """
     return tuple(_level(level, pattern) for level in split(pattern))
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Returns whether `pattern` matches the whole of the module path `path`."""
+    """Return whether `pattern` matches the entire module path `path`."""
     return _matches(compile_glob(pattern), split(path))
 
 
 def split(path: str) -> list[str]:
-    """Returns the names of a path or the levels of a glob; none for the empty text, the root."""
+    """Split a path or glob at its dots; the empty string (the root) gives an empty list."""
     return path.split(".") if path else []
 
 
 @lru_cache(maxsize=256)
 def compile_name(pattern: str) -> re.Pattern[str]:
-    """Returns the regex of a glob over a single name, such as `*Attention`.
+    """Return the regex of a glob over a single name, such as `*Attention`.
 
     Raises:
-        ValueError: the pattern is not one name.
+        ValueError: the pattern is not a single name.
     """
     if "." in pattern or not pattern:
         raise ValueError(f"{pattern!r} is not a class name; write it without its module: 'Linear'")
@@ -49,20 +49,20 @@ def compile_name(pattern: str) -> re.Pattern[str]:
 
 @lru_cache(maxsize=256)
 def compile_text(pattern: str) -> re.Pattern[str]:
-    """Returns the regex of a glob over any text, such as the name of an annotation.
+    """Return the regex of a glob over arbitrary text, such as the name of an annotation.
 
     Raises:
-        ValueError: the pattern is empty or holds a broken set of characters.
+        ValueError: the pattern is empty or contains an invalid character set.
     """
     if not pattern:
-        raise ValueError("an annotation has a name; write '*' for any of them")
+        raise ValueError("the name of an annotation must not be empty; write '*' for any")
     return re.compile(_name(pattern, pattern), re.DOTALL)
 
 
 def _matches(levels: Sequence[Level], names: Sequence[str]) -> bool:
-    """Lets the latest `**` take one more name whenever the levels behind it do not fit.
+    """Match names against levels; on a mismatch, extend the latest `**` by one name and retry.
 
-    No earlier `**` needs to be tried again, which keeps this quick for any pattern.
+    Earlier `**` need no retry, which keeps matching fast for any pattern.
     """
     level = name = 0
     retry: tuple[int, int] | None = None
@@ -107,7 +107,7 @@ def _name(level: str, pattern: str) -> str:
 
 
 _TOKEN = re.compile(r"\[(?:!.|[^!])[^]]*\]|.", re.DOTALL)
-"""A set of characters (in which a leading `]` is an ordinary one), or a single character."""
+"""A character set (in which a leading `]` is literal), or a single character."""
 
 
 def _character_set(body: str, pattern: str) -> str:

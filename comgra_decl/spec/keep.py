@@ -1,4 +1,4 @@
-"""Which steps are kept because of what happened in them, decided after the step."""
+"""Steps that are kept because of what happened in them, as decided after the step."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def _listed(value: Any) -> Any:
 
 
 def checked_target(path: str) -> str:
-    """Returns `path` if it can name a function: `package.module.function`.
+    """Return `path` if it has the form of a function's dotted name: `package.module.function`.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it does not.
     """
     if not _TARGET.fullmatch(path):
         raise ValueError(f"{path!r} does not name a function; write 'package.module.function'")
@@ -43,23 +43,23 @@ class MeasureSpec(SpecModel):
     """One number per step: a KPI, or a statistic of the recorded tensors."""
 
     kpi: Annotated[str, Field(min_length=1)] | None = None
-    """Name of a KPI: what `comgra.kpi` says of the step, or `loss`, what `backward()` was called on
-    (first, if several times)."""
+    """Name of a KPI: one logged with `comgra.kpi`, or `loss`, the tensor that `backward()` was
+    called on (the first one, if several times)."""
 
     node: Glob | None = None
-    """Glob over nodes; of several slots that match, the one with the largest value counts."""
+    """Glob over nodes; if several slots match, the largest value counts."""
 
     statistic: Annotated[str, Field(min_length=1)] = "abs_max"
-    """One of the spec's `stats`."""
+    """A statistic listed in the spec's `stats`."""
 
     over_batch: Literal["mean", "std", "abs_max"] = "mean"
-    """How the statistic is aggregated over the batch."""
+    """How to aggregate the statistic over the batch."""
 
     role: str = "*"
-    """The tensor within its node, such as `output` or `weight`; a glob."""
+    """The role of the tensor, such as `output` or `weight`; a glob."""
 
     pass_: str = Field("forward", alias="pass")
-    """`forward`, `grad`, `update` or another pass that is recorded; a glob."""
+    """`forward`, `grad`, `update` or another recorded pass; a glob."""
 
     @model_validator(mode="after")
     def _names_one_thing(self) -> MeasureSpec:
@@ -75,35 +75,35 @@ _LOSS = MeasureSpec.model_validate({"kpi": "loss"})
 
 
 class QuantileTrigger(SpecModel):
-    """Fires when a number is unusual among those of the latest steps of the same type.
+    """Fires when a number is unusual compared with those of recent steps of the same type.
 
-    It fires above the quantile, or below it if the quantile is less than 0.5, from the moment at
-    which so many numbers have been seen that one of them lies beyond it: 100 for 0.99 and for 0.01.
-    The quantile is that of the last `window` finite numbers before the step, exactly
-    (numpy's method `inverted_cdf`).
+    It fires above the quantile, or below it if the quantile is less than 0.5. It needs enough
+    numbers for one of them to lie beyond the quantile: 100 for 0.99 and for 0.01. The quantile is
+    that of the last `window` finite numbers before the step, computed exactly (NumPy's method
+    `inverted_cdf`).
     """
 
     quantile: Annotated[Number, Field(gt=0, lt=1)]
-    """A quantile: 0.99 fires at about one step of a hundred."""
+    """A quantile: 0.99 fires at about one in a hundred steps."""
 
     of: MeasureSpec = _LOSS
-    """The number that is looked at."""
+    """The number to check."""
 
     window: Annotated[Int, Field(ge=10, le=1_000_000)] = 1000
-    """Latest numbers that are compared with; at least the 1 / (1 - quantile) that it takes."""
+    """How many recent numbers to compare with; at least 1 / (1 - quantile)."""
 
     @model_validator(mode="after")
     def _window_is_long_enough(self) -> QuantileTrigger:
         if self.window < self.warm_up:
             raise ValueError(
                 f"a window of {self.window} is too short for the quantile {self.quantile}; "
-                f"it takes at least {self.warm_up}"
+                f"it must be at least {self.warm_up}"
             )
         return self
 
     @property
     def warm_up(self) -> int:
-        """Numbers that must have been seen before it can fire."""
+        """How many numbers are needed before it can fire."""
         share = min(self.quantile, 1 - self.quantile)
         return max(10, math.ceil(1 / share - 1e-6))
 
@@ -111,28 +111,28 @@ class QuantileTrigger(SpecModel):
 class SpikeTrigger(SpecModel):
     """Fires when a number rises by many standard deviations, or is not finite.
 
-    That is, when it exceeds the mean of the last `window` finite numbers of the same type by more
-    than `spike` times their standard deviation (ddof 1), and by a millionth of the mean, which is
-    rounding; and from the moment at which half of the window, at least 20, has been seen. The rule
-    and its defaults are those by which OLMo-core leaves out optimizer steps (`SkipStepOptimizer`:
-    6 standard deviations over 128 steps), except that a fall of the loss is no spike.
+    It fires if the number exceeds the mean of the last `window` finite numbers of the same type by
+    more than `spike` times their standard deviation (ddof 1), and by more than a millionth of the
+    mean, to ignore rounding. It needs half of the window, and at least 20 numbers. Rule and
+    defaults are those with which OLMo-core skips optimizer steps (`SkipStepOptimizer`: 6 standard
+    deviations over 128 steps), except that a falling loss is not a spike.
     """
 
     spike: Annotated[Number, Field(gt=0)] = 6.0
-    """So many standard deviations."""
+    """Number of standard deviations."""
 
     of: MeasureSpec = _LOSS
-    """The number that is looked at."""
+    """The number to check."""
 
     window: Annotated[Int, Field(ge=20, le=100_000)] = 128
-    """Latest numbers that are compared with."""
+    """How many recent numbers to compare with."""
 
 
 class FunctionTrigger(SpecModel):
-    """Fires when a function of yours says so; other keys are passed to it by name.
+    """Fires when a function of your own says so; other keys are passed to it as keyword arguments.
 
     The function is called with a `comgra_decl.keep.StepView` after every step and returns whether
-    to keep it, or the reason as text. It runs on the writer thread. When it raises, that is
+    to keep it, or the reason as a string. It runs on the writer thread. If it raises, the error is
     reported once and the trigger is switched off.
     """
 
@@ -169,8 +169,8 @@ Trigger = Annotated[
         _kind,
         custom_error_type="trigger",
         custom_error_message=(
-            "no such trigger; there is nonfinite, loss_spike, {quantile: 0.99, of: {kpi: loss}}, "
-            "{spike: 6.0, of: {kpi: loss}} and {_target_: package.module.function}"
+            "unknown trigger; choose nonfinite, loss_spike, {quantile: 0.99, of: {kpi: loss}}, "
+            "{spike: 6.0, of: {kpi: loss}} or {_target_: package.module.function}"
         ),
     ),
 ]
@@ -181,41 +181,41 @@ def _measure(trigger: Any) -> MeasureSpec | None:
 
 
 class KeepSpec(SpecModel):
-    """Keeps steps because of what happened in them, beside those that the schedule records.
+    """Keeps steps because of what happened in them, in addition to those that the schedule records.
 
-    Every training step is captured, which costs what recording it does except for the storing.
-    After each step its numbers are looked at. When a trigger fires, the step, those just before it
-    and those just after it are stored; all others are forgotten. What the schedule records is
-    stored in any case, though up to `ring` steps later than without `keep`. A `schedule.budget`
-    limits only what the schedule records.
+    Every training step is captured, which costs the same as recording it, except for the storing.
+    When a trigger fires after a step, that step and its neighbours before and after are stored; all
+    others are dropped. Steps that the schedule records are stored in any case, though up to `ring`
+    steps later than without `keep`. A `schedule.budget` limits only what the schedule records.
     """
 
     ring: Annotated[Int, Field(ge=0, le=100_000)] = 20
-    """So many steps before the one at which a trigger fires are kept with it."""
+    """Number of steps to keep before the step at which a trigger fires."""
 
     after: Annotated[Int, Field(ge=0)] = 0
-    """So many steps after it are kept, too."""
+    """Number of steps to keep after it."""
 
     when: Annotated[list[Trigger], BeforeValidator(_listed)] = ["nonfinite", "loss_spike"]
-    """What makes a step worth keeping; empty where `on_finding.keep` alone decides.
+    """Conditions for keeping a step; empty if `on_finding.keep` alone decides.
 
-    `nonfinite`: a recorded tensor, the loss for one, holds NaN or infinity and did not when it was
-    last recorded (a mask that is always -inf fires once). `loss_spike`: short for `{spike: 6.0}`.
+    `nonfinite`: a recorded tensor, such as the loss, contains NaN or infinity and did not when it
+    was last recorded (a mask that is always -inf fires once). `loss_spike`: short for `{spike:
+    6.0}`.
     """
 
     values: Bool = False
-    """Whether kept steps hold the recorded samples of all tensors as they are, as far as
-    `values.max_elements` allows; they are then copied at every step."""
+    """Whether kept steps include the values of the recorded samples of all tensors, up to
+    `values.max_elements`; these are then copied at every step."""
 
     at_most: Annotated[Int, Field(ge=1)] | None = 200
-    """So many records are stored because of triggers, then no more; null for no limit."""
+    """Maximum number of records stored because of triggers; null for no limit."""
 
     memory_mb: Annotated[Int, Field(ge=1)] = 256
-    """Mebibytes that steps may take while it is open whether they are kept; where the ring needs
-    more, it is shorter, and that is said."""
+    """Mebibytes that undecided steps may take; if the ring needs more, it is shortened, which is
+    reported."""
 
     def unknown_statistics(self, known: Sequence[str]) -> list[str]:
-        """Returns a sentence for each statistic that a trigger looks at but nobody records."""
+        """Return a sentence for each statistic that a trigger uses but that is not recorded."""
         measures = [(i, _measure(trigger)) for i, trigger in enumerate(self.when)]
         return [
             f"keep.when[{i}].of.statistic: {of.statistic!r} is not one of the spec's stats, "

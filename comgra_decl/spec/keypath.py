@@ -1,4 +1,4 @@
-"""Follows the location of a pydantic error through the models, back to the keys of the YAML."""
+"""Map the location of a pydantic error, through the models, to the keys of the YAML."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Place:
     """A place in the spec.
 
     Attributes:
-        annotation: the type that is declared there; None where none is known.
-        data: what the user wrote there.
-        path: the keys that lead there, as the user wrote them: "nodes.attn.capture[0]".
-        owner: the place whose key this is; None at the top.
+        annotation: the declared type; None if unknown.
+        data: the user's value.
+        path: the key path as the user wrote it: "nodes.attn.capture[0]".
+        owner: the place that contains this key; None at the top.
         key: the last key.
-        about: what the documentation says of it.
-        alternative: whether a union was passed on the way, so that this is one of its members.
+        about: the documentation of the key.
+        alternative: whether this is a member of a union.
     """
 
     annotation: Any
@@ -50,10 +50,10 @@ class Place:
 
 
 def follow(model: type[BaseModel], location: tuple[int | str, ...], data: Any) -> Place:
-    """Returns the place that `location`, of an error found while validating `data`, means.
+    """Return the place of an error with the given `location`, found while validating `data`.
 
-    What is in a location but not in what the user wrote is not part of the key path: the tag of a
-    union's member, the mark of a mapping's key, the list or mapping that a short form stands for.
+    The key path omits steps of the location that the user did not write: the tag of a union's
+    member, the marker of a mapping's key, the list or mapping that a short form stands for.
     """
     place = Place(model, data)
     for step in location:
@@ -76,7 +76,7 @@ def _below(place: Place, step: int | str) -> Place:
 
 
 def _key_below(place: Place, step: int | str) -> Place:
-    """Returns the place with its keys, but not yet its type, one step further."""
+    """Return the place one step further, with its keys but not yet its type."""
     stands_for_a_list = isinstance(step, int) and get_origin(place.annotation) is list
     if isinstance(place.data, Mapping) and not stands_for_a_list:
         path = f"{place.path}.{step}" if place.path else str(step)
@@ -90,20 +90,20 @@ def _key_below(place: Place, step: int | str) -> Place:
 
 
 def _fields(annotation: Any) -> dict[str, tuple[str, FieldInfo]]:
-    """Returns a model's fields and their names by the key that a user writes; none for others."""
+    """Return a model's fields and names by the key that a user writes; empty for other types."""
     if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return {}
     return {f.alias or name: (name, f) for name, f in annotation.model_fields.items()}
 
 
 def _inner(annotation: Any) -> Any:
-    """Returns the type of a container's entries, None if it is not known."""
+    """Return the type of a container's entries, None if unknown."""
     arguments = get_args(annotation)
     return _plain(arguments[-1]) if arguments else None
 
 
 def _plain(annotation: Any) -> Any:
-    """Strips validators and "or None", which leave no trace in a location."""
+    """Strip validators and "or None", which do not appear in a location."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if _is_union(annotation):
@@ -113,7 +113,7 @@ def _plain(annotation: Any) -> Any:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """Returns the members of a union other than None; none if it is not a union."""
+    """Return the members of a union other than None; empty if it is not a union."""
     if not _is_union(annotation):
         return []
     return [_plain(a) for a in get_args(annotation) if a is not NoneType]
@@ -124,7 +124,7 @@ def _is_union(annotation: Any) -> bool:
 
 
 def _named(members: list[Any], tag: int | str) -> Any:
-    """Returns the member of a union that pydantic calls `tag`."""
+    """Return the member of a union that pydantic refers to as `tag`."""
     for member in members:
         if tag == getattr(member, "__name__", None) or str(tag) in _discriminators(member):
             return member

@@ -1,23 +1,23 @@
-"""What of a spec may change while its run is being recorded."""
+"""Which parts of a spec may change while its run is being recorded."""
 
 from __future__ import annotations
 
 from comgra_decl.spec.model import Spec
 
 LIVE_KEYS = ("nodes", "exclude", "schedule", "types", "graph")
-"""Keys of the spec that take effect at the next step; the others shape what is on disk already."""
+"""Keys of the spec that take effect at the next step; the others determine data already on disk."""
 
 
 def changed_keys(before: Spec, after: Spec) -> list[str]:
-    """Returns the top-level keys that differ."""
+    """Return the top-level keys that differ."""
     return [k for k in Spec.model_fields if getattr(before, k) != getattr(after, k)]
 
 
 def refusals(before: Spec, after: Spec) -> list[str]:
-    """Returns a sentence for each change that a run in progress cannot take."""
+    """Return a sentence for each change that is not possible during a run."""
     fixed = [key for key in changed_keys(before, after) if key not in LIVE_KEYS]
     return [
-        f"comgra.{key}: cannot change while a run is being recorded, only {', '.join(LIVE_KEYS)} "
-        "can; start another run for it"
+        f"comgra.{key}: cannot change while a run is being recorded (only {', '.join(LIVE_KEYS)} "
+        "can); start another run for it"
         for key in fixed
     ]

@@ -1,4 +1,4 @@
-"""Reads a spec from a preset, a YAML file or a mapping."""
+"""Read a spec from a preset, a YAML file or a mapping."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from comgra_decl.spec.problems import explain
 from comgra_decl.spec.yaml_text import read_yaml_text
 
 PRESET_FOLDER = Path(__file__).parents[1] / "configs" / "comgra"
-"""Where the presets lie, in the package as in the repository."""
+"""Location of the presets, both in the package and in the repository."""
 
 HYDRA_KEYS = ("_target_", "_recursive_", "_convert_", "_partial_", "_args_", "defaults")
-"""Keys that tell Hydra what to do with a preset; no part of the spec."""
+"""Keys addressed to Hydra in a preset; not part of the spec."""
 
 
 def presets() -> dict[str, Path]:
@@ -32,7 +32,7 @@ def presets() -> dict[str, Path]:
 
 
 Further = Callable[[Mapping[str, Any]], list[str]]
-"""Says what is wrong with the content of a spec beyond its form; it may be wrong in that, too."""
+"""Checks the content of a spec, which may be malformed, beyond its form; returns problems."""
 
 
 def load_spec(
@@ -41,17 +41,17 @@ def load_spec(
     *,
     further: Further = lambda _: [],
 ) -> Spec:
-    """Returns the spec that `source` declares.
+    """Return the spec that `source` declares.
 
     Args:
         source: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec. A
             file may begin with `defaults: [debug, _self_]` to extend a preset or another file.
         overrides: changes such as "schedule.every=10", "nodes.attn={select: '*.attn'}" or
-            "~nodes.weights", which takes the key out.
-        further: what else is looked at; what it says is said with all the rest.
+            "~nodes.weights", which removes the key.
+        further: additional checks; their problems are reported together with all others.
 
     Raises:
-        SpecError: it is wrong; carries every problem, one line each.
+        SpecError: the spec is invalid; lists every problem, one per line.
     """
     refused: dict[str, str] = {}
     config = _overridden(_read(source, refused), _listed(overrides))
@@ -61,8 +61,8 @@ def load_spec(
     try:
         spec = Spec.model_validate(content)
     except ValidationError as error:
-        said = explain(error, Spec, content)
-        problems += [line for line in said if line.partition(": ")[0] not in refused]
+        lines = explain(error, Spec, content)
+        problems += [line for line in lines if line.partition(": ")[0] not in refused]
     problems += further(content)
     problems[:0] = [f"{path}: {why}" for path, why in refused.items()]
     if problems or spec is None:
@@ -71,7 +71,7 @@ def load_spec(
 
 
 def _resolved(config: DictConfig) -> tuple[dict[Any, Any], list[str]]:
-    """Returns the content with all interpolations replaced, and what could not be replaced."""
+    """Return the content with all interpolations resolved, and those that could not be resolved."""
     problems: list[str] = []
     prefix = config._get_full_key("")  # noqa: SLF001  (a part of a larger config has no other name)
     while True:
@@ -80,7 +80,7 @@ def _resolved(config: DictConfig) -> tuple[dict[Any, Any], list[str]]:
         except OmegaConfBaseException as error:
             key = (error.full_key or "").removeprefix(f"{prefix}.")
             problems.append(f"comgra.{key}: {_first_line(error)}")
-            # Without the entry, what else is wrong can be found too.
+            # Remove the entry, so that other problems can be found too.
             if not _taken_out(config, key.partition("[")[0]):
                 raise SpecError(problems) from None
         else:
@@ -89,14 +89,14 @@ def _resolved(config: DictConfig) -> tuple[dict[Any, Any], list[str]]:
 
 
 def _named(content: Any) -> Any:
-    """Returns the content with the key `on`, which YAML 1.1 reads as the truth value."""
+    """Return the content with the key `on` restored, which YAML 1.1 reads as a boolean."""
     if isinstance(content, dict):
         return {"on" if key is True else key: _named(value) for key, value in content.items()}
     return [_named(value) for value in content] if isinstance(content, list) else content
 
 
 def _read(source: object, refused: dict[str, str]) -> DictConfig:
-    """Returns what a spec says; what of it is nothing that could be said goes into `refused`."""
+    """Return the content of a spec; values that YAML cannot represent are added to `refused`."""
     if isinstance(source, Spec):
         return OmegaConf.create(source.model_dump(mode="json"))
     if isinstance(source, DictConfig):
@@ -108,28 +108,28 @@ def _read(source: object, refused: dict[str, str]) -> DictConfig:
     if isinstance(source, (str, Path)):
         return _read_file(_find(source, Path()), ())
     problem = (
-        f"comgra: {shown(source)} ({type(source).__name__}) is no spec; write the name of a preset "
-        f"({', '.join(presets())}), the path of a YAML file, a mapping with the same keys, or a "
-        "Spec"
+        f"comgra: {shown(source)} ({type(source).__name__}) is not a spec; pass the name of a "
+        f"preset ({', '.join(presets())}), the path of a YAML file, a mapping with the same "
+        "keys, or a Spec"
     )
     raise SpecError([problem])
 
 
 def _listed(overrides: Iterable[object]) -> list[str]:
-    """Returns the changes to a spec, if they are a list of texts."""
+    """Return the overrides as a list of strings, if they are one."""
     texts = [*overrides] if isinstance(overrides, (list, tuple, ListConfig)) else None
     if texts is None or not all(isinstance(text, str) for text in texts):
-        expected = "a list of texts such as ['schedule.every=10']"
-        raise SpecError([f"comgra: overrides must be {expected}, not {shown(overrides)}"])
+        expected = "a list of strings such as ['schedule.every=10']"
+        raise SpecError([f"comgra: overrides must be {expected}, got {shown(overrides)}"])
     return [str(text) for text in texts]
 
 
 def _find(source: str | Path, folder: Path) -> Path:
-    """Returns the file that `source` names; files are looked for in `folder`."""
+    """Return the file that `source` names; relative paths are resolved in `folder`."""
     if str(source) in presets():
         return presets()[str(source)]
     for candidate in (folder / source, folder / f"{source}.yaml"):
-        with suppress(OSError, ValueError):  # a name that no file can have
+        with suppress(OSError, ValueError):  # not a possible file name
             if candidate.is_file():
                 return candidate
     names = ", ".join(presets())
@@ -140,13 +140,13 @@ def _find(source: str | Path, folder: Path) -> Path:
 
 
 def _read_file(path: Path, readers: tuple[Path, ...]) -> DictConfig:
-    """Returns the content of a YAML file, merged with what its `defaults` name."""
+    """Return the content of a YAML file, merged with the specs in its `defaults`."""
     if path in readers:
-        raise SpecError([f"comgra: {path} names itself in its 'defaults'"])
+        raise SpecError([f"comgra: {path} refers to itself in its 'defaults'"])
     try:
         config = OmegaConf.load(StringIO(read_yaml_text(path)))
     except RecursionError:
-        raise SpecError([f"comgra: {path} cannot be read as YAML: it is nested too deep"]) from None
+        raise SpecError([f"comgra: {path} cannot be read as YAML: nested too deeply"]) from None
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise SpecError([f"comgra: {path} cannot be read as YAML: {error}"]) from None
     if not isinstance(config, DictConfig):
@@ -158,7 +158,7 @@ def _read_file(path: Path, readers: tuple[Path, ...]) -> DictConfig:
 
 
 def _parts(config: DictConfig, path: Path, readers: tuple[Path, ...]) -> Iterator[DictConfig]:
-    """Yields what a file consists of, later parts overriding earlier ones."""
+    """Yield the parts of a file, later parts overriding earlier ones."""
     defaults = config.pop("defaults", [])
     names = [str(name) for name in defaults]
     for name in names:
@@ -178,13 +178,13 @@ def _overridden(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 def _override(config: DictConfig, override: str) -> str | None:
-    """Applies one override in place; returns what is wrong with it, if anything."""
+    """Apply one override in place; return an error message, or None."""
     key, equals, value = override.lstrip("+").partition("=")
     if key.startswith("~"):
         try:
             return _take_out(config, key[1:])
         except (OmegaConfBaseException, *_OF_KEYS) as error:
-            return f"comgra: {key!r} takes nothing out: {_first_line(error)}"
+            return f"comgra: {key!r} cannot be removed: {_first_line(error)}"
     if not equals or not key:
         return f"comgra: override {override!r} must look like 'schedule.every=10'"
     try:
@@ -196,7 +196,7 @@ def _override(config: DictConfig, override: str) -> str | None:
 
 
 _OF_KEYS = (ValueError, TypeError, AttributeError, AssertionError, IndexError, RecursionError)
-"""What OmegaConf may raise of keys that are none, such as "a..b" and "a[". """
+"""Exceptions that OmegaConf may raise for malformed keys, such as "a..b" and "a[". """
 
 
 def _take_out(config: DictConfig, key: str) -> str | None:
@@ -205,11 +205,11 @@ def _take_out(config: DictConfig, key: str) -> str | None:
     parent, _, name = key.rpartition(".")
     mapping = OmegaConf.select(config, parent) if parent else config
     known = [str(k) for k in mapping] if isinstance(mapping, DictConfig) else []
-    return f"comgra: there is no {key!r} to take out{did_you_mean(name, known)}"
+    return f"comgra: cannot remove {key!r}, which does not exist{did_you_mean(name, known)}"
 
 
 def _taken_out(config: DictConfig, key: str) -> bool:
-    """Takes an entry out in place; returns whether there was one."""
+    """Remove an entry in place; return whether it existed."""
     parent, _, name = key.rpartition(".")
     mapping = OmegaConf.select(config, parent) if parent else config
     if not isinstance(mapping, DictConfig) or name not in set(mapping):

@@ -1,4 +1,4 @@
-"""Says why a pattern matches nothing, and what is near it."""
+"""Explain why a pattern matches nothing, and suggest similar names."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from comgra_decl.errors import did_you_mean
 from comgra_decl.spec.globs import matches, split
 
 _SHOWN = 8
-"""So many names are shown before the list is cut."""
+"""How many names to show before the list is truncated."""
 
 
 def explain_path_miss(pattern: str, paths: Sequence[str]) -> str:
-    """Returns a sentence for a glob that matches none of `paths`.
+    """Explain in a sentence why a glob matches none of `paths`.
 
-    The longest beginning of the pattern that still matches tells where it went wrong.
+    The longest prefix of the pattern that still matches shows where it went wrong.
     """
     levels = split(pattern)
     for length in range(len(levels) - 1, -1, -1):
@@ -23,43 +23,43 @@ def explain_path_miss(pattern: str, paths: Sequence[str]) -> str:
         if names:
             place = f"below {'.'.join(levels[:length])!r}" if length else "at the top"
             near = did_you_mean(levels[length], names)
-            return f"{pattern!r} matches no module; {place} there is {_listed(names)}{near}"
+            return f"{pattern!r} matches no module; modules {place}: {_listed(names)}{near}"
     return f"{pattern!r} matches no module"
 
 
 def explain_regex_miss(pattern: str, paths: Sequence[str]) -> str:
-    """Returns a sentence for a regular expression that fits none of `paths` as a whole."""
+    """Explain in a sentence why a regular expression fully matches none of `paths`."""
     names = [path for path in paths if path]
     regex = re.compile(pattern)
     found = next((path for path in names if regex.search(path)), None)
     if found is not None:
         return (
-            f"the regex {pattern!r} fits a part of {found!r} but no whole module path; "
-            "add '.*' where more may stand"
+            f"the regex {pattern!r} matches only a part of {found!r}, but must match a whole "
+            "module path; add '.*' to allow more text"
         )
     near = did_you_mean(pattern.replace("\\", ""), names)
-    return f"the regex {pattern!r} fits no module path; there is {_listed(names)}{near}"
+    return f"the regex {pattern!r} matches no module path; paths: {_listed(names)}{near}"
 
 
 def explain_annotation_miss(pattern: str, marks: Sequence[str]) -> str:
-    """Returns a sentence for an annotation that nothing carries; `marks` are those of modules."""
+    """Explain in a sentence why an annotation matches nothing; `marks` are those of modules."""
     names = list(dict.fromkeys(marks))
-    there = f"there is {_listed(names)}" if names else "no module has one"
+    there = f"annotations: {_listed(names)}" if names else "no module is annotated"
     return f"nothing is annotated {pattern!r}; {there}{did_you_mean(pattern, names)}"
 
 
 def explain_class_miss(name: str, globs: Sequence[str], classes: Iterable[tuple[str, ...]]) -> str:
-    """Returns a sentence for a class that none of the modules at `globs` is.
+    """Explain in a sentence why none of the modules at `globs` is of the class `name`.
 
     `classes` are those modules' class names, most derived first.
     """
     names = list(dict.fromkeys(mro[0] for mro in classes if mro))
     place = f" at {', '.join(map(repr, globs))}" if globs else ""
-    return f"no module{place} is a {name!r}; there is {_listed(names)}{did_you_mean(name, names)}"
+    return f"no module{place} is a {name!r}; classes: {_listed(names)}{did_you_mean(name, names)}"
 
 
 def _names_below(levels: list[str], paths: Sequence[str]) -> list[str]:
-    """Returns the names one level below the modules that `levels` matches, in their order."""
+    """Return the names one level below the modules that `levels` match, in order."""
     parents = ".".join(levels)
     names: dict[str, None] = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""The declaration as a whole."""
+"""The spec as a whole."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from comgra_decl.spec.types import TypesSpec
 
 
 def _without_switched_off(entries: Any) -> Any:
-    """An entry set to null is one that the user has taken out of a preset."""
+    """Drop entries set to null, which is how a user removes an entry of a preset."""
     if not isinstance(entries, Mapping):
         return entries
     return {name: entry for name, entry in entries.items() if entry is not None}
 
 
 class Spec(SpecModel):
-    """What to capture, when, and how it is reduced; saved with the run."""
+    """What to capture, when, and how to reduce it; saved with the run."""
 
     run: RunSpec = RunSpec()
-    """Where the run is stored."""
+    """Where to store the run."""
 
     nodes: Annotated[dict[str, NodeSpec], BeforeValidator(_without_switched_off)] = {}
-    """What to capture, by a name of your choice; later entries refine earlier ones."""
+    """What to capture, under names of your choice; later entries refine earlier ones."""
 
     exclude: Selectors = []
-    """What is left out of every entry: globs over module paths or mappings, as in `select`."""
+    """What to omit from every entry: globs over module paths or mappings, as in `select`."""
 
     stats: Annotated[list[Statistic], AfterValidator(in_stored_order)] = list(DEFAULT)
-    """Statistics over the value dims of each sample; `nonfinite` is always among them. Names, and
+    """Statistics over the value dims of each sample; `nonfinite` is always included. Names and
     mappings: `{name: singular_value, on: [parameter, output]}`, `{name: q999, quantile: 0.999}`,
     `{name: mine, _target_: package.module.function}`."""
 
@@ -52,73 +52,74 @@ class Spec(SpecModel):
     """Histograms of all recorded tensors; null for none."""
 
     samples: SamplesSpec = SamplesSpec()
-    """Elements of the batch that are recorded one by one."""
+    """Elements of the batch that are recorded individually."""
 
     values: ValuesSpec = ValuesSpec()
-    """Limits of the tensors that are kept as they are."""
+    """Limits on the tensors whose values are kept."""
 
     schedule: ScheduleSpec = ScheduleSpec()
-    """Which steps are recorded."""
+    """Which steps to record."""
 
     types: TypesSpec = TypesSpec()
-    """What the type of execution of a step is."""
+    """How to determine the type of execution of a step."""
 
     keep: KeepSpec | None = None
-    """Steps that are kept because of what happened in them; null for none."""
+    """Steps to keep because of what happened in them; null for none."""
 
     rules: Rules = "default"
     """Rules that watch the run: `default` for all with their defaults, `off` for none, or a mapping
-    that changes single ones, {dead_units: {share: 0.3}, loss_spike: off}, and adds your own,
+    that changes single rules, {dead_units: {share: 0.3}, loss_spike: off}, and adds your own,
     {mine: {when: "std < 1e-3", node: "blocks.*"}}; see `docs/rules.md`."""
 
     on_finding: FindingSpec = FindingSpec()
-    """What happens when a rule has found something."""
+    """What happens when a rule reports a finding."""
 
     annotations: Bool = True
-    """Whether what the program names with `comgra.node(...)` is recorded without being selected:
-    its output and gradient. Entries with `select: {annotation: ...}` say it for each name."""
+    """Whether to record tensors named with `comgra.node(...)` without selecting them: output and
+    gradient. Entries with `select: {annotation: ...}` set this for each name."""
 
     kpis: KpisSpec = KpisSpec()
-    """Numbers that are kept of every step."""
+    """Numbers that are stored for every step."""
 
     graph: Bool = True
-    """Whether the dependency graph of the recorded tensors is followed."""
+    """Whether to follow the dependency graph of the recorded tensors."""
 
     compile: Literal["eager", "observed", "auto"] = "eager"
-    """How code under `torch.compile` runs in recorded steps: `eager`; `observed` as a second
-    compiled variant that shows its tensors; `auto` the same as long as it shows all that eager
-    code does. Where there can be no such variant, eagerly, which the log and the report say."""
+    """How code under `torch.compile` runs in recorded steps: `eager`; `observed`, as a second
+    compiled variant that exposes its tensors; `auto`, as the variant as long as it exposes
+    everything that eager code does. If no such variant is possible, the code runs eagerly, which is
+    logged and reported."""
 
     store: StoreSpec = StoreSpec()
-    """How records travel to the disk."""
+    """How records are written to disk."""
 
     dry_run: Bool = False
-    """Whether only a few steps are run, to say what would be caught and what it costs; the program
-    ends then, and nothing is kept. The same as `comgra-decl plan`."""
+    """Whether to run only a few steps, to report what would be recorded at what cost; the program
+    then ends and nothing is stored. Same as `comgra-decl plan`."""
 
     enabled: Bool = True
-    """Whether anything is recorded at all."""
+    """Whether to record anything at all."""
 
     @model_validator(mode="after")
-    def _triggers_look_at_what_is_recorded(self) -> Spec:
+    def _trigger_statistics_are_recorded(self) -> Spec:
         problems = [] if self.keep is None else self.keep.unknown_statistics(self.statistics)
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")
-    def _somebody_asks_for_what_is_held(self) -> Spec:
+    def _kept_steps_have_a_trigger(self) -> Spec:
         by_findings = self.on_finding.keep != "never"
         if by_findings and self.keep is None:
             raise ValueError(
-                "on_finding.keep: nothing holds the steps before a finding; add `keep: {}`, or "
-                "`keep: {ring: 20, when: []}` where findings alone decide"
+                "on_finding.keep: the steps before a finding are not buffered; add `keep: {}`, or "
+                "`keep: {ring: 20, when: []}` to keep steps for findings only"
             )
         if by_findings and self.rules == "off":
             raise ValueError("on_finding.keep: there are no findings, because of `rules: off`")
         if self.keep is not None and not self.keep.when and not by_findings:
             raise ValueError(
-                "keep.when: nothing would ever be kept; name what to look for, such as "
+                "keep.when: must not be empty, since nothing would be kept; add a trigger such as "
                 "nonfinite, or set `on_finding: {keep: error}`"
             )
         return self
@@ -130,5 +131,5 @@ class Spec(SpecModel):
 
     @property
     def opt_in(self) -> list[OptIn]:
-        """The statistics that look at tensors once more, in stored order."""
+        """The statistics that need another pass over the tensors, in stored order."""
         return opt_in(self.stats)

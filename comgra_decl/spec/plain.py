@@ -1,4 +1,4 @@
-"""Makes what a program hands over as a spec into what a YAML file could have said."""
+"""Convert a spec passed from Python to what a YAML file could contain."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from omegaconf.errors import OmegaConfBaseException
 from comgra_decl.errors import shown
 
 _DEEPEST = 50
-"""Levels that a spec may be nested; what holds itself has more."""
+"""Maximum nesting depth of a spec; self-references exceed it."""
 
 
 class Plain:
-    """A mapping as YAML could hold it, and what of it could not be made so.
+    """A mapping converted to plain YAML values, and the problems found on the way.
 
     Attributes:
-        content: the mapping; None stands where there was something that YAML cannot hold.
-        problems: what is wrong, by the key path at which it is.
+        content: the mapping; None replaces whatever YAML cannot represent.
+        problems: error messages, by key path.
     """
 
     def __init__(self, source: Mapping[Any, Any]) -> None:
         self.problems: dict[str, str] = {}
-        self._open: set[int] = set()  # ids of what the place lies in
+        self._open: set[int] = set()  # ids of the enclosing containers
         self.content: dict[Any, Any] = self._mapping(source, "comgra", 0)
 
     def _value(self, value: Any, path: str, depth: int) -> Any:
         if depth > _DEEPEST or id(value) in self._open:
-            self._refused(path, f"it is nested more than {_DEEPEST} deep, or holds itself")
+            self._refused(path, f"nested more than {_DEEPEST} levels deep, or contains itself")
             return None
         if isinstance(value, (DictConfig, ListConfig)):
             value = OmegaConf.to_container(value)
@@ -47,10 +47,8 @@ class Plain:
             return value
         if isinstance(value, (int, float)):
             return int(value) if isinstance(value, int) else float(value)
-        what = f"{shown(value)} ({type(value).__name__}) is nothing that YAML can hold"
-        self._refused(
-            path, f"{what}; write text, a number, true or false, null, a list or a mapping"
-        )
+        what = f"{shown(value)} ({type(value).__name__}) cannot be represented in YAML"
+        self._refused(path, f"{what}; use text, a number, true or false, null, a list or a mapping")
         return None
 
     def _mapping(self, mapping: Mapping[Any, Any], path: str, depth: int) -> dict[Any, Any]:
@@ -66,13 +64,13 @@ class Plain:
         return found
 
     def _text(self, text: str, path: str) -> str | None:
-        """Returns text as it is, unless it begins an interpolation that cannot be read."""
+        """Return `text` unchanged; reject it if it contains an invalid interpolation."""
         if "${" in text:
             try:
                 OmegaConf.create({"text": text})
             except OmegaConfBaseException as error:
-                said = str(error).strip().splitlines()[0]
-                self._refused(path, f"{shown(text)} cannot be read: {said}")
+                reason = str(error).strip().splitlines()[0]
+                self._refused(path, f"{shown(text)} cannot be parsed: {reason}")
                 return None
         return text
 
@@ -81,6 +79,6 @@ class Plain:
 
 
 def _own(key: Any) -> Any:
-    """Returns a key as Python's own class, without what a program's has beside it."""
+    """Return a key of a subclass of str, int or float as that plain type."""
     kind = next(kind for kind in (str, int, float) if isinstance(key, kind))
     return str.__str__(key) if kind is str else kind(key)

@@ -1,7 +1,7 @@
-"""Turns pydantic's errors into lines that a user of the YAML understands.
+"""Turn pydantic's errors into messages in terms of the user's YAML.
 
-Every line is `comgra.<key path>: <what is wrong; what would be valid; what is near>`, with the key
-path as the user writes it.
+Every line is `comgra.<key path>: <what is wrong; what would be valid; similar names>`, with the key
+path as the user wrote it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from comgra_decl.errors import did_you_mean, shown
 from comgra_decl.spec.keypath import Place, follow
 
 _KINDS = {
-    "int_": "a whole number",
+    "int_": "an integer",
     "float_": "a number",
     "finite_number": "a finite number",
     "bool_": "true or false",
@@ -26,7 +26,7 @@ _KINDS = {
     "dict_": "a mapping of names to entries",
     "model_": "a mapping of keys to values",
 }
-"""What was expected, by the beginning of pydantic's error type."""
+"""The expected type, by prefix of pydantic's error type."""
 
 _LIMITS = {
     "greater_than_equal": ("at least", "ge"),
@@ -34,13 +34,13 @@ _LIMITS = {
     "less_than_equal": ("at most", "le"),
     "less_than": ("less than", "lt"),
 }
-"""How a number is bounded, and where the error carries the bound."""
+"""Wording of each bound on a number, and the key of the bound in pydantic's error context."""
 
 
 def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[str]:
-    """Returns one line per place at which `data`, which the user wrote, does not fit `model`.
+    """Return one line per place at which the user's `data` does not fit `model`.
 
-    What the members of a union say of the same value becomes one line.
+    The errors of a union's members for the same value are joined into one line.
     """
     alone: list[tuple[str, str]] = []
     alternatives: dict[str, list[str]] = {}
@@ -58,7 +58,7 @@ def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[s
 
 
 def _where(details: ErrorDetails, place: Place) -> str:
-    """Returns the key path to blame; that of an unknown key is the mapping it stands in."""
+    """Return the key path to blame; for an unknown key, that of the mapping containing it."""
     if details["type"] == "extra_forbidden" and place.owner is not None:
         place = place.owner
     return f"comgra.{place.path}" if place.path else "comgra"
@@ -91,14 +91,14 @@ def _sentence(details: ErrorDetails, place: Place) -> str:
 def _short(value: Any) -> str:
     try:
         return reprlib.repr(value)
-    except ValueError:  # a number of 5000 digits
+    except ValueError:  # an int with too many digits
         return shown(value)
 
 
 def _unknown_key(place: Place) -> str:
     known = place.owner.keys if place.owner is not None else []
     near = did_you_mean(place.key, known)
-    return f"unknown key {place.key!r}; there is {', '.join(known)}{near}"
+    return f"unknown key {place.key!r}; valid keys: {', '.join(known)}{near}"
 
 
 def _unknown_choice(value: Any, choices: list[Any]) -> str:

@@ -1,7 +1,7 @@
-"""Which rules watch a run, and what happens when one of them finds something.
+"""Which rules watch a run, and what happens when one of them reports a finding.
 
-Here only their form is checked. Names and parameters are the rules' own: `comgra_decl.rules`
-checks them when a run is about to be recorded.
+Only the form is checked here. Names and parameters belong to the rules: `comgra_decl.rules` checks
+them before a run is recorded.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pydantic import BeforeValidator, Field
 from comgra_decl.spec.base import Number, SpecModel
 
 Limit = Literal["error", "warning", "hint", "never"]
-"""Findings of this severity, or of a worse one."""
+"""Findings of this severity or higher."""
 
 
 def _switched(value: Any) -> Any:
-    """YAML reads `off` as false."""
+    """Convert the booleans that YAML makes of `off` and `on` back."""
     return {False: "off", True: "default"}.get(value, value) if isinstance(value, bool) else value
 
 
 def _entries(value: Any) -> Any:
-    """Returns the entries of a mapping in their long form."""
+    """Return the entries of a mapping in their long form."""
     value = _switched(value)
     if value is None:
         return "off"
@@ -42,46 +42,46 @@ def _entry(value: Any) -> Any:
 
 
 RuleEntry = Literal["off"] | dict[str, Any]
-"""What the spec says of one rule."""
+"""Settings of one rule."""
 
 Rules = Annotated[
     Literal["default", "off"] | dict[str, RuleEntry],
     BeforeValidator(_entries),
 ]
-"""All rules with their defaults, none, or what is different by the name of a rule."""
+"""All rules with their defaults, none, or changed settings by rule name."""
 
 
 class NotifySpec(SpecModel):
-    """Sends each finding to an address, as JSON in a POST request, from a thread of its own."""
+    """Sends each finding to a URL, as JSON in a POST request, from a separate thread."""
 
     url: Annotated[str, Field(pattern=r"^https?://")]
-    """Where to send it. It is stored with the run, so use `${oc.env:NAME}` for secret ones."""
+    """URL to send to. It is stored with the run, so use `${oc.env:NAME}` for a secret one."""
 
     severity: Limit = "warning"
-    """Least severity."""
+    """Lowest severity to send."""
 
     timeout: Annotated[Number, Field(gt=0, le=60)] = 5.0
-    """Seconds until an address that does not answer is given up; nothing is sent again."""
+    """Timeout in seconds; failed requests are not repeated."""
 
 
 class FindingSpec(SpecModel):
-    """What happens when a rule has found something, by least severity.
+    """What happens when a rule reports a finding, by lowest severity.
 
     Every finding is stored with the run in any case.
     """
 
     log: Limit = "warning"
-    """Write a line to the program's log; one per finding, at most one a second."""
+    """Write a line to the program's log; one per finding, at most one per second."""
 
     note: Limit = "warning"
-    """Write it among the run's notes, at its step."""
+    """Add it to the run's notes, at its step."""
 
     keep: Limit = "never"
     """Keep the step at which it began, the `keep.ring` steps before it and the `keep.after` steps
-    after it, as far as they are still held; needs `keep`, which holds them."""
+    after it, as far as they are still buffered; requires `keep`, which buffers them."""
 
     stop: Limit = "never"
     """End the program at its next optimizer step, with the finding as the reason."""
 
     notify: NotifySpec | None = None
-    """Send it somewhere; null for nowhere."""
+    """Send it to a URL; null for none."""

@@ -1,4 +1,4 @@
-"""Where a run is stored and how much of it."""
+"""Where a run is stored, and the limits on what it stores."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _number_as_text(value: Any) -> Any:
 
 
 def checked_folder_name(name: str) -> str:
-    """Returns `name` if it can name a single folder everywhere.
+    """Return `name` if it is a valid name of a single folder on every system.
 
     Raises:
-        ValueError: it cannot; the message says why.
+        ValueError: it is not; the message says why.
     """
     if not name.strip() or name != name.strip():
-        raise ValueError(f"{name!r} must have a first and a last character other than space")
+        raise ValueError(f"{name!r} must not be empty, or start or end with a space")
     if _FORBIDDEN.search(name):
         raise ValueError(f"{name!r} must be the name of one folder, without '/', '\\' or newlines")
     if name.startswith("."):
@@ -38,9 +38,7 @@ def checked_folder_name(name: str) -> str:
 
 def _checked_root(root: str) -> str:
     if "\0" in root or ("://" in root and not _BUCKET.match(root)):
-        raise ValueError(
-            f"{root!r} is neither a folder nor s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
-        )
+        raise ValueError(f"{root!r} must be a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX")
     return root
 
 
@@ -54,30 +52,31 @@ class RunSpec(SpecModel):
     """The run's folder: `<root>/<group>/<name>`. It is never overwritten."""
 
     root: Annotated[str, Field(min_length=1), AfterValidator(_checked_root)] = "runs"
-    """Folder of all groups; a relative one lies in the folder where the program was started. Or a
-    place in a bucket, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`: see docs/store.md."""
+    """Folder of all groups; a relative path starts at the program's initial working directory. Or a
+    location in a bucket, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`: see docs/store.md."""
 
     group: FolderName | None = None
-    """Folder of the runs that are looked at together; null is the job's or script's name."""
+    """Folder of runs to be compared; null for the job's or script's name."""
 
     name: FolderName | None = None
-    """The run's own folder; null is the time it started. A name that is taken gets a number."""
+    """The run's own folder; null for the time it started. A number is appended if it exists."""
 
     ranks: Literal["all"] | RankNumber | Annotated[list[RankNumber], Field(min_length=1)] = "all"
-    """Which processes of a distributed training are recorded, each in a database of its own:
-    `all`, one rank, or a list such as `[0, 3]`."""
+    """Which processes of a distributed training to record, each to its own database: `all`, one
+    rank, or a list such as `[0, 3]`."""
 
     resume: Bool | Annotated[str, Field(min_length=1)] = False
-    """An existing run to go on with, after a crash or from a checkpoint: its folder or URL, or
-    `true` for the newest run of the group (and a new one if there is none)."""
+    """An existing run to continue, after a crash or from a checkpoint: its folder or URL, or `true`
+    for the newest run of the group (or a new one if there is none)."""
 
     resume_step: RankNumber | None = None
-    """With `resume`: the number of the first step, which is how many the checkpoint had seen; null
-    asks the optimizer, if it counts (Adam and its kin do), or goes on after the last step recorded.
-    Steps from there on that the run already holds give way to the new ones."""
+    """With `resume`: the number of the first step, which is the number of steps taken before
+    the checkpoint; null asks the optimizer, if it counts steps (as Adam and its variants do), or
+    continues after the last recorded step. Steps from there on that the run already contains are
+    replaced by the new ones."""
 
     def recorded(self, world_size: int) -> list[int]:
-        """Returns the ranks that are recorded of so many, ascending."""
+        """Return the recorded ranks out of `world_size`, in ascending order."""
         if self.ranks == "all":
             return list(range(world_size))
         wanted = [self.ranks] if isinstance(self.ranks, int) else self.ranks
@@ -88,34 +87,34 @@ class HistogramSpec(SpecModel):
     """Histograms of all recorded tensors."""
 
     bins: Annotated[Int, Field(ge=2, le=4096)] = 64
-    """Number of equal bins between the lowest and the highest of the finite elements counted."""
+    """Number of equal bins between the smallest and the largest finite element counted."""
 
     elements: Annotated[Int, Field(ge=2)] = 4096
-    """At most about so many elements, evenly spread over the tensor, are counted."""
+    """Approximate maximum number of elements to count, evenly spread over the tensor."""
 
 
 class ValuesSpec(SpecModel):
-    """Tensors kept as they are, for the nodes that ask for it with `values: true`."""
+    """Tensors whose values are kept, for nodes with `values: true`."""
 
     max_elements: Annotated[Int, Field(ge=1)] = 1024
-    """A tensor with more elements per sample keeps no values, which the run's report says."""
+    """A tensor with more elements per sample keeps no values, which the run's report states."""
 
 
 class KpisSpec(SpecModel):
-    """Numbers of every step, also of those that are not recorded."""
+    """Numbers stored for every step, even for steps that are not recorded."""
 
     loss: Bool = True
-    """Whether what `backward()` is called on is kept as "loss", "loss[1]", ... of every step;
-    otherwise it is known of recorded steps only."""
+    """Whether to store the tensors that `backward()` is called on as "loss", "loss[1]", ... for
+    every step; otherwise they are known for recorded steps only."""
 
 
 class StoreSpec(SpecModel):
-    """How records travel to the disk."""
+    """How records are written to disk."""
 
     commit_interval: Annotated[Number, Field(ge=0, le=3600)] = 0.5
-    """Seconds after which what was recorded is on disk; in a run older than a minute, 0.5 % of its
-    age, at most ten, so that a long run has few files; in a bucket at least ten. 0: every record
-    at once, always."""
+    """Seconds until a record is on disk; in a run older than a minute, 0.5 % of its age, at most
+    ten seconds, so that a long run has few files; in a bucket at least ten. 0: every record is
+    written immediately."""
 
     queue_mb: Annotated[Int, Field(ge=1)] = 64
-    """Mebibytes that may wait to be written; the training waits when it is more."""
+    """Mebibytes that may wait to be written; training waits while there is more."""

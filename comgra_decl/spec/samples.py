@@ -1,4 +1,4 @@
-"""Which elements of the batch are recorded one by one."""
+"""Which elements of the batch are recorded individually."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from comgra_decl.spec.keep import checked_target
 
 
 class CategoryInput(SpecModel):
-    """The categories are an input of the model: one whole number for each sample."""
+    """Takes the categories from an input of the model: one integer for each sample."""
 
     input: Annotated[Int, Field(ge=0)] | str
     """The input: its position, its name, or a key of a mapping that is an input."""
 
 
 class CategoryFunction(SpecModel):
-    """The categories come from a function of yours; further keys are keyword arguments for it.
+    """Takes the categories from a function of your own; further keys are keyword arguments.
 
-    It is called as `function(module, args, kwargs, output, **further)` when the outermost module
-    has returned, in recorded steps only, and returns one label (text or number) for each sample: a
-    list, an array or a tensor. It must not draw random numbers. If it fails, which is said once,
-    the first samples of the batch are recorded.
+    It is called as `function(module, args, kwargs, output, **further)` after the outermost module
+    has returned, in recorded steps only, and returns one label (string or number) for each sample:
+    a list, an array or a tensor. It must not draw random numbers. If it fails, the error is
+    reported once and the first samples of the batch are recorded.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -42,12 +42,12 @@ def _which(value: Any) -> str:
 
 
 class SamplesSpec(SpecModel):
-    """Elements of the batch that are recorded one by one."""
+    """Elements of the batch that are recorded individually."""
 
     count: Annotated[Int, Field(ge=0, le=65536)] = 8
-    """Number of samples; 0 records only what is aggregated over the batch.
+    """Number of samples; 0 records only aggregates over the batch.
 
-    Where a batch has more than 131,072 samples, they are taken from the first 4,096.
+    If a batch has more than 131,072 samples, they are taken from the first 4,096.
     """
 
     by: (
@@ -59,11 +59,11 @@ class SamplesSpec(SpecModel):
         ]
         | None
     ) = None
-    """The category of each sample: equally many are recorded of each, in turns, those that come
-    first in the batch, and their label is stored with them. null: the first samples of the batch.
+    """The category of each sample: equally many samples are recorded of each, in turns and in the
+    order of the batch, and their label is stored with them. null: the first samples of the batch.
 
-    `target`: the classes with which the loss compares, one whole number for each sample (as in
+    `target`: the classes that the loss compares with, one integer for each sample (as in
     `cross_entropy`). `{input: 1}`: an input of the model. `{_target_: package.module.function}`: a
-    function of yours. Of a step with several batches, those of the first one. In evaluations
-    there is no `target`: their records end before a loss is computed.
+    function of your own. In a step with several batches, those of the first one. In evaluations
+    there is no `target`, since their records end before a loss is computed.
     """

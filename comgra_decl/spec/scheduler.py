@@ -1,4 +1,4 @@
-"""Walks the recorded steps of a schedule."""
+"""Iterate over the recorded steps of a schedule."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from comgra_decl.spec.schedule import CadenceSpec
 
 
 class Scheduler:
-    """Tells which steps, evaluation phases or steps of a type a cadence records.
+    """Determines which steps, evaluation phases or steps of a type a cadence records.
 
-    The answer depends on the cadence alone, not on what was asked before; asking for ever later
-    steps, as a training does, is quickest. What depends on the clock is not known here.
+    The result depends only on the cadence, not on earlier calls, and is computed fastest for
+    ascending steps, as in training. `seconds` is not considered.
 
     Args:
-        cadence: what is declared.
-        explicit: only `steps` and `windows` count.
+        cadence: the declared cadence.
+        explicit: consider only `steps` and `windows`.
     """
 
     def __init__(self, cadence: CadenceSpec, *, explicit: bool = False) -> None:
@@ -26,7 +26,7 @@ class Scheduler:
         self._ends = [last for _, last in cadence.windows]
 
     def next_after(self, step: int) -> int | None:
-        """Returns the smallest recorded step above `step`, or None if there is none.
+        """Return the smallest recorded step above `step`, or None if there is none.
 
         Steps count from 0, so `next_after(-1)` is the first recorded step.
         """
@@ -43,16 +43,16 @@ class Scheduler:
 
 
 class _Regular:
-    """The first ones, then the multiples of `every`, ever rarer."""
+    """The first steps, then multiples of `every` at growing gaps."""
 
     def __init__(self, cadence: CadenceSpec) -> None:
         self._cadence = cadence
-        self._gaps = 0  # gaps that lie before _current
+        self._gaps = 0  # number of gaps before _current
         self._previous = -1
         self._current = self._start
 
     def next_after(self, step: int) -> int | None:
-        """As that of the scheduler."""
+        """Like `Scheduler.next_after`."""
         cadence = self._cadence
         if step + 1 < cadence.first:
             return max(step + 1, 0)

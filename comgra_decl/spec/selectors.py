@@ -1,4 +1,4 @@
-"""Finds the modules that a spec means."""
+"""Find the modules that a spec selects."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from comgra_decl.spec.nodes import NodeSpec, Selector, compile_regex
 
 @dataclass(frozen=True)
 class ModuleFacts:
-    """What selectors know of a module: no torch here.
+    """The facts about a module that selectors use; independent of torch.
 
     Attributes:
-        path: its name within the model, "blocks.0.attn"; "" for the root.
-        classes: names of its class and those it derives from, most derived first.
-        annotation: the name that `@comgra.node` gives its `forward`, "" without one.
+        path: its path within the model, "blocks.0.attn"; "" for the root.
+        classes: names of its class and base classes, most derived first.
+        annotation: the name that `@comgra.node` gives its `forward`; "" without one.
     """
 
     path: str
@@ -35,7 +35,7 @@ class ModuleFacts:
 
 @dataclass(frozen=True)
 class Capture:
-    """What to capture of one module, as all entries that select it together say."""
+    """What to capture of one module, combined from all entries that select it."""
 
     output: bool = False
     output_grad: bool = False
@@ -54,7 +54,7 @@ class Capture:
     entries: tuple[str, ...] = ()
 
     def refined(self, name: str, entry: NodeSpec) -> Capture:
-        """Returns this and what `entry`, called `name`, adds to it."""
+        """Return this capture extended by `entry`, whose name is `name`."""
         return replace(
             self,
             **dict.fromkeys(entry.capture, True),
@@ -68,14 +68,14 @@ class Capture:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a spec means on a given model.
+    """What a spec selects in a given model.
 
     Attributes:
         captures: what to capture, by module path, in the order of the modules.
         matched: the module paths that each entry of `nodes` selects.
-        unmatched: a sentence for every pattern that selects nothing, with what is near it.
-        unmarked: by pattern, a sentence for every annotation that no module carries; one that a
-            tensor carries is found only while the program runs.
+        unmatched: a sentence for every pattern that selects nothing, with similar names.
+        unmarked: by pattern, a sentence for every annotation that no module has; annotations of
+            tensors are only found while the program runs.
     """
 
     captures: dict[str, Capture] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Selection:
 
 
 def select(spec: Spec, modules: Iterable[ModuleFacts]) -> Selection:
-    """Returns what `spec` captures of `modules`."""
+    """Return what `spec` captures of `modules`."""
     facts = list(modules)
     matched = {name: _matched(entry, spec.exclude, facts) for name, entry in spec.nodes.items()}
     captures: dict[str, Capture] = {}
@@ -106,13 +106,13 @@ def _matched(entry: NodeSpec, exclude: list[Selector], modules: list[ModuleFacts
 
 
 def is_selected(selectors: Iterable[Selector], module: ModuleFacts) -> bool:
-    """Returns whether any of the selectors means the module."""
+    """Return whether any of the selectors selects the module."""
     return any(_selects(selector, module) for selector in selectors)
 
 
 def _selects(selector: Selector, module: ModuleFacts) -> bool:
     if selector.function:
-        return False  # calls, which `hooks.functions` records
+        return False  # selects calls, which `hooks.functions` records
     return (
         _is_placed(selector, module)
         and (not selector.class_ or any(_is_class(name, module) for name in selector.class_))
@@ -121,7 +121,7 @@ def _selects(selector: Selector, module: ModuleFacts) -> bool:
 
 
 def _is_placed(selector: Selector, module: ModuleFacts) -> bool:
-    """Whether the module is where the selector says, whatever it is."""
+    """Return whether the module's path matches the selector, regardless of its other criteria."""
     by_path = not selector.path or _at_any(selector.path, module.path)
     return by_path and (not selector.regex or any(_fits(r, module.path) for r in selector.regex))
 
@@ -162,7 +162,7 @@ def _misses(where: str, selectors: list[Selector], modules: list[ModuleFacts]) -
 
 
 def _selector_misses(selector: Selector, modules: list[ModuleFacts]) -> Iterator[str]:
-    """Yields a sentence for each pattern of `selector` that nothing fits."""
+    """Yield a sentence for each pattern of `selector` that matches nothing."""
     paths = [m.path for m in modules]
     for glob in (*selector.path, *selector.within):
         if not _at_path(glob, paths):
@@ -184,7 +184,7 @@ def _at_path(glob: str, paths: Iterable[str]) -> bool:
 
 
 def _unmarked(spec: Spec, modules: list[ModuleFacts]) -> dict[str, str]:
-    """Returns a sentence for each annotation of an entry that no module carries."""
+    """Return a sentence for each annotation of an entry that no module has."""
     marks = [m.annotation for m in modules if m.annotation]
     return {
         pattern: f"comgra.nodes.{name}.select: {explain_annotation_miss(pattern, marks)}"
@@ -200,4 +200,4 @@ def _all_excluded(
 ) -> Iterator[str]:
     count = sum(any(_selects(s, m) for s in entry.select) for m in modules)
     if count and not _matched(entry, spec.exclude, modules):
-        yield f"comgra.nodes.{name}: selects {count} modules, but 'exclude' leaves out all of them"
+        yield f"comgra.nodes.{name}: selects {count} modules, but 'exclude' excludes all of them"

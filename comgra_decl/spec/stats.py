@@ -1,4 +1,4 @@
-"""Which statistics are recorded: the usual ones, opt-in ones, and functions of the user's."""
+"""Which statistics are recorded: the default ones, opt-in ones, and the user's own functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ StatisticName = Literal[
 """Every statistic that is recorded by default; `records.STATISTICS` as a type."""
 
 FormulaName = Literal["rms", "snr"]
-"""Opt-in statistics that follow from what is read in any case: they cost the training nothing."""
+"""Opt-in statistics derived from sums that are read anyway: free for the training."""
 
 OptionalName = Literal[
     "negative_fraction",
@@ -44,25 +44,25 @@ OptionalName = Literal[
     "stable_rank",
     "effective_rank",
 ]
-"""Opt-in statistics that look at the tensor once more; `stats.measures` says what they are."""
+"""Opt-in statistics that need another pass over the tensor; implemented in `stats.measures`."""
 
 KnownName = Literal[StatisticName, FormulaName, OptionalName]
-"""Everything that can be asked for by its name alone."""
+"""All statistics that can be requested by name alone."""
 
 MATRIX = ("singular_value", "stable_rank", "effective_rank")
-"""Those of matrices: by default only of parameters."""
+"""Statistics of matrices; by default only of parameters."""
 
 DEFAULT: list[Any] = list(get_args(StatisticName))
-"""What is recorded where nothing is said."""
+"""The statistics recorded by default."""
 
 _CORE: tuple[str, ...] = get_args(StatisticName)
 _FORMULAS: tuple[str, ...] = get_args(FormulaName)
 _OPTIONAL: tuple[str, ...] = get_args(OptionalName)
-assert _CORE == STATISTICS, "the spec and the records name other statistics"
+assert _CORE == STATISTICS, "the statistics of spec and records differ"
 
 _NAME = re.compile(r"[^\W\d]\w*")
 DERIVED = ("update_ratio",)
-"""Names of statistics that reading a run makes of those that are stored."""
+"""Names of statistics that are computed from stored ones when a run is read."""
 
 
 def _listed(value: Any) -> Any:
@@ -71,9 +71,9 @@ def _listed(value: Any) -> Any:
 
 def _own_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name; write letters, digits and '_', as in 'my_stat'")
+        raise ValueError(f"{name!r} must consist of letters, digits and '_', as in 'my_stat'")
     if name in (*_CORE, *_FORMULAS, *_OPTIONAL, *DERIVED):
-        raise ValueError(f"{name!r} is the name of a statistic that is already there")
+        raise ValueError(f"{name!r} is the name of an existing statistic")
     return name
 
 
@@ -82,47 +82,48 @@ Scope = Annotated[list[CaptureName], BeforeValidator(_listed)]
 
 
 class OptionalStatistic(SpecModel):
-    """An opt-in statistic, and where it is computed.
+    """An opt-in statistic, and where to compute it.
 
-    Where it is not computed, or means nothing, it is missing (NaN), never 0. A tensor that is
-    recorded under two names (what a block and its last layer return) has it under both.
+    Where it is not computed or undefined, it is missing (NaN), never 0. A tensor recorded under two
+    names (the output of a block and of its last layer) has it under both.
     """
 
     name: OptionalName
     """One of the opt-in statistics.
 
     `negative_fraction`: share of values below 0. `kurtosis`: fourth moment over the squared
-    variance, 3 for normal numbers. `q01` to `q99`: quantiles, exact up to 4096 values per sample,
-    of 4096 evenly spaced ones beyond. Of matrices (a sample's first value dim against all others):
-    `singular_value`, the largest, by the Lanczos method, to a relative 5e-4 at worst;
-    `stable_rank`, the squared Frobenius norm over its square; `effective_rank`, the exponential of
-    the entropy of all singular values, up to a smaller side of 1024.
+    variance, 3 for normally distributed values. `q01` to `q99`: quantiles, exact up to 4096 values
+    per sample, beyond that of 4096 evenly spaced ones. Of matrices (a sample's first value dim
+    against all others): `singular_value`, the largest one, by the Lanczos method, with a relative
+    error of at most 5e-4; `stable_rank`, the squared Frobenius norm over its square;
+    `effective_rank`, the exponential of the entropy of all singular values, for matrices whose
+    smaller side is at most 1024.
 
-    Price on one core per recorded step, for the 48 matrices of 12 transformer layers of width 256
+    Cost on one core per recorded step, for the 48 matrices of 12 transformer layers of width 256
     (9.4 million weights; their other statistics take 2 ms, training on 512 tokens 600 ms):
-    `singular_value` and `stable_rank` together 35 ms where few singular values are large, 160 ms
-    where none is (at initialisation); `effective_rank` 250 ms. Of an activation of
-    [8, 128, 256], quantiles take 0.5 ms, `kurtosis` 0.8 ms, `negative_fraction` 0.4 ms.
+    `singular_value` and `stable_rank` together 35 ms if few singular values are large, 160 ms if
+    none is (at initialisation); `effective_rank` 250 ms. For an activation of [8, 128, 256],
+    quantiles take 0.5 ms, `kurtosis` 0.8 ms, `negative_fraction` 0.4 ms.
     """
 
     on: Scope | None = None
-    """What it is computed of, as in `capture`. Null means parameters for `singular_value`,
-    `stable_rank` and `effective_rank`, and everything that is recorded for all others."""
+    """Which tensors to compute it for, as in `capture`. Null means parameters for `singular_value`,
+    `stable_rank` and `effective_rank`, and all recorded tensors for the others."""
 
     nodes: Annotated[list[Glob], BeforeValidator(_listed)] = Field(["**"], min_length=1)
-    """Globs over nodes: only there."""
+    """Globs over nodes; it is computed only for these."""
 
     @field_validator("name", mode="before")
     @classmethod
     def _is_opt_in(cls, name: Any) -> Any:
         if name in (*_CORE, *_FORMULAS):
-            raise ValueError(f"{name!r} is computed everywhere or nowhere; write it as text")
+            raise ValueError(f"{name!r} cannot be limited to some tensors; write only its name")
         if name in _OPTIONAL:
             return name
         near = did_you_mean(str(name), _OPTIONAL)
         raise ValueError(
-            f"{name!r} is not one of {', '.join(_OPTIONAL)}{near}; a statistic of your own has "
-            "a '_target_', or a 'quantile'"
+            f"{name!r} is not one of {', '.join(_OPTIONAL)}{near}; a custom statistic needs "
+            "a '_target_' or a 'quantile'"
         )
 
 
@@ -130,53 +131,53 @@ class QuantileStatistic(SpecModel):
     """A quantile of the values, under a name of your choice: `{name: q999, quantile: 0.999}`."""
 
     name: OwnName
-    """What it is called in the run."""
+    """The name of the statistic in the run."""
 
     quantile: Annotated[Number, Field(ge=0, le=1)]
-    """Between 0 (the minimum) and 1 (the maximum). Of each sample's values, of 4096 evenly spaced
-    ones where there are more; between two of them it is interpolated, as in `numpy.quantile`."""
+    """Between 0 (the minimum) and 1 (the maximum). Computed over each sample's values, or over 4096
+    evenly spaced ones if there are more; interpolated linearly, as in `numpy.quantile`."""
 
     on: Scope | None = None
-    """What it is computed of, as in `capture`; null means everything that is recorded."""
+    """Which tensors to compute it for, as in `capture`; null means all recorded tensors."""
 
     nodes: Annotated[list[Glob], BeforeValidator(_listed)] = Field(["**"], min_length=1)
-    """Globs over nodes: only there."""
+    """Globs over nodes; it is computed only for these."""
 
 
 class FunctionStatistic(SpecModel):
-    """A function of your own; keys that are not named here are passed to it by name.
+    """A function of your own; all other keys are passed to it as keyword arguments.
 
-    It is called with a copy of the tensor, without gradient, batch dimension first: shape
-    [samples, ...], on the tensor's device and in its dtype. A tensor without batch dimension is one
-    sample, and samples that are single numbers make [samples, 1]. It returns one number per sample:
-    a tensor of shape [samples], or a plain number where there is one sample (see also `per`). The
-    training never notices it: what it does to its argument and to the random number generators
-    stays without consequence. When it raises, that is reported once, and the statistic is missing
-    (NaN) where it did. It must not use autograd or `torch.func`.
+    It is called with a copy of the tensor, without gradient, batch dimension first: shape [samples,
+    ...], on the tensor's device and in its dtype. A tensor without batch dimension is one sample,
+    and samples that are single numbers have the shape [samples, 1]. It returns one number per
+    sample: a tensor of shape [samples], or a plain number if there is one sample (see also `per`).
+    Training is unaffected by changes to the argument or to the random number generators. If it
+    raises, the error is reported once, and the statistic is missing (NaN) for that tensor. It must
+    not use autograd or `torch.func`.
     """
 
     model_config = ConfigDict(extra="allow")
 
     name: OwnName
-    """What it is called in the run."""
+    """The name of the statistic in the run."""
 
     target: Annotated[str, AfterValidator(checked_target)] = Field(alias="_target_")
     """The function: `package.module.function`."""
 
     per: Literal["sample", "batch"] = "sample"
-    """`batch`: it reduces the whole batch and returns a single number, such as the share of units
-    that are 0 for all samples. That number stands for every sample: it is the mean over the batch,
-    from which none deviates."""
+    """`batch`: the function reduces the whole batch and returns a single number, such as the share
+    of units that are 0 for all samples. That number counts for every sample, so it is also the mean
+    over the batch, with no deviation."""
 
     on: Scope | None = None
-    """What it is computed of, as in `capture`; null means everything that is recorded."""
+    """Which tensors to compute it for, as in `capture`; null means all recorded tensors."""
 
     nodes: Annotated[list[Glob], BeforeValidator(_listed)] = Field(["**"], min_length=1)
-    """Globs over nodes: only there."""
+    """Globs over nodes; it is computed only for these."""
 
 
 OptIn = OptionalStatistic | QuantileStatistic | FunctionStatistic
-"""A statistic that is computed of a tensor in addition to its raw sums."""
+"""A statistic that is computed for a tensor in addition to its raw sums."""
 
 
 def _kind(value: Any) -> str:
@@ -199,20 +200,20 @@ Statistic = Annotated[
 
 
 def name_of(entry: str | OptIn) -> str:
-    """Returns the name of a statistic as it is stored."""
+    """Return the name under which a statistic is stored."""
     return entry if isinstance(entry, str) else entry.name
 
 
 def in_stored_order(entries: list[Any]) -> list[Any]:
-    """Returns the entries of `stats` as they are stored: those with a formula, then the rest.
+    """Return the entries of `stats` in stored order: statistics given by name, then mappings.
 
     Raises:
-        ValueError: two are called the same.
+        ValueError: two entries have the same name.
     """
     names = [name_of(entry) for entry in entries]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{name!r} is named twice")
+            raise ValueError(f"{name!r} is listed twice")
     mappings = [entry for entry in entries if not isinstance(entry, str)]
     wanted = {entry for entry in entries if isinstance(entry, str)} | {"nonfinite"}
     first = [name for name in (*_CORE, *_FORMULAS, *_OPTIONAL) if name in wanted]
@@ -220,7 +221,7 @@ def in_stored_order(entries: list[Any]) -> list[Any]:
 
 
 def opt_in(entries: list[Any]) -> list[OptIn]:
-    """Returns what is computed of tensors in addition to their raw sums, in stored order."""
+    """Return the statistics computed for tensors in addition to their raw sums, in stored order."""
     by_name = [{"name": entry} if entry in _OPTIONAL else entry for entry in entries]
     full = [OptionalStatistic.model_validate(e) if isinstance(e, dict) else e for e in by_name]
     return [entry for entry in full if not isinstance(entry, str)]

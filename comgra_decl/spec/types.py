@@ -1,4 +1,4 @@
-"""Types of execution: labels of steps, from what the model is called with."""
+"""Types of execution: labels of steps, derived from the model's inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from comgra_decl.spec.base import Bool, Int, Number, SpecModel
 
 def _strictly_ascending(bins: list[float]) -> list[float]:
     if any(a >= b for a, b in pairwise(bins)):
-        raise ValueError(f"{bins} must ascend")
+        raise ValueError(f"{bins} must be strictly ascending")
     return bins
 
 
@@ -24,36 +24,36 @@ def _dotted(path: str) -> str:
 
 
 class ByInput(SpecModel):
-    """A label from one input of the model: the size of a dimension, or a value."""
+    """Derives the label from an input of the model: the size of a dimension, or a value."""
 
     input: Annotated[Int, Field(ge=0)] | str = 0
     """The input: its position, its name, or a key of a mapping that is an input."""
 
     shape: Int | None = None
-    """Label by the size of this dimension (or the length of something that is no tensor)."""
+    """Label by the size of this dimension (or the length of an input that is not a tensor)."""
 
     value: Bool = False
-    """Label by the value: a tensor of one element, a number, a text or a truth value. A tensor on a
-    device is waited for at each step; one on the CPU costs nothing."""
+    """Label by the value: a tensor of one element, a number, a string or a boolean. Reading a
+    tensor on a device waits for the device at each step; a tensor on the CPU costs nothing."""
 
     bins: (
         Annotated[list[Number], Field(min_length=1), AfterValidator(_strictly_ascending)] | None
     ) = None
-    """Limits between labels: [16, 64] gives "<16", "16-64" and ">=64"; null for each value its
+    """Limits between labels: [16, 64] gives "<16", "16-64" and ">=64"; null gives each value its
     own label."""
 
     names: list[Annotated[str, Field(min_length=1)]] | None = None
-    """Labels instead of those, one more than there are limits."""
+    """Labels to use instead, one more than there are limits."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ByInput:
         if (self.shape is None) == (not self.value):
             raise ValueError(
-                "a label comes from one of both: the size of a dimension (shape: 1) or the value "
+                "a label needs exactly one source: the size of a dimension (shape: 1) or the value "
                 "(value: true)"
             )
         if self.names is not None and self.bins is None:
-            raise ValueError("names are those of the labels between limits, and there are no bins")
+            raise ValueError("names are the labels of bins, but there are no bins")
         if self.names is not None and len(self.names) != len(self.bins or []) + 1:
             expected = len(self.bins or []) + 1
             raise ValueError(f"{len(self.names)} names for {expected} labels")
@@ -61,12 +61,12 @@ class ByInput(SpecModel):
 
 
 class ByFunction(SpecModel):
-    """A label from a function of yours; further keys are keyword arguments for it.
+    """Derives the label from a function of your own; further keys are keyword arguments.
 
-    It is called as `function(module, args, kwargs, **further)` with the outermost module and what
-    it is called with, before each step's first call, and returns a text or a list of texts: the
-    type and further tags. It must not draw random numbers. If it fails, which is said once, the
-    type is that of the mode.
+    It is called as `function(module, args, kwargs, **further)` with the outermost module and its
+    arguments, before the first call of each step, and returns a string or a list of strings: the
+    type and further tags. It must not draw random numbers. If it fails, the error is reported once,
+    and the type follows from the mode.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -86,7 +86,7 @@ def _which(value: Any) -> str:
 
 
 class TypesSpec(SpecModel):
-    """What the type of a step is; `comgra.tag` gives it further labels."""
+    """How to determine the type of a step; `comgra.tag` adds further labels."""
 
     by: (
         Annotated[
@@ -95,5 +95,5 @@ class TypesSpec(SpecModel):
         ]
         | None
     ) = None
-    """Where the type comes from: an input or a function. null: the first tag of the step, otherwise
-    its mode, train. Evaluation is always of type eval, whatever tags the program gives it."""
+    """Source of the type: an input or a function. null: the first tag of the step, otherwise its
+    mode, train. Evaluation always has the type eval, regardless of tags."""

@@ -1,7 +1,7 @@
-"""Reads the text of a YAML file, and refuses one that is small but means a mountain.
+"""Read the text of a YAML file, rejecting small files that expand to huge content.
 
-A spec may lie in a run's folder, which may come from anywhere, and OmegaConf copies what an alias
-stands for: nine lines that name each other ten times would fill the memory.
+A spec may come from a run's folder of unknown origin, and OmegaConf copies what an alias refers to:
+nine lines that each refer to the previous one ten times would exhaust the memory.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ import yaml
 
 _BYTES = 1 << 20
 _VALUES = 100_000
-"""Most values that a spec may hold with all aliases written out; a long one has hundreds."""
+"""Maximum number of values in a spec with all aliases expanded; a long spec has hundreds."""
 
 
 def read_yaml_text(path: Path) -> str:
-    """Returns the text of a YAML file.
+    """Return the text of a YAML file.
 
     Raises:
-        ValueError: it is longer than a megabyte, or its aliases stand for too much.
-        yaml.YAMLError: it is no YAML.
+        ValueError: it is longer than a megabyte, or expands to too many values.
+        yaml.YAMLError: it is not valid YAML.
         OSError: it cannot be read.
         UnicodeError: it is not text.
     """
     with path.open("rb") as file:
         content = file.read(_BYTES + 1)
     if len(content) > _BYTES:
-        raise ValueError(f"it is longer than {_BYTES} bytes")
+        raise ValueError(f"it must be at most {_BYTES} bytes long")
     text = content.decode()
     if "&" in text and _written_out(yaml.compose(text, yaml.SafeLoader)) > _VALUES:
-        raise ValueError(f"with its aliases written out it has more than {_VALUES} values")
+        raise ValueError(f"with its aliases expanded it has more than {_VALUES} values")
     return text
 
 
 def _written_out(root: yaml.Node | None) -> int:
-    """Returns how many values there are with every alias written out.
+    """Return the number of values with every alias expanded.
 
     Raises:
-        ValueError: an alias stands for something that holds the alias.
+        ValueError: an alias refers to a value that contains the alias.
     """
     known: dict[int, int] = {}
     open_: set[int] = set()
 
     def count(node: yaml.Node) -> int:
         if id(node) in open_:
-            raise ValueError("an alias stands for something that holds the alias itself")
+            raise ValueError("an alias refers to a value that contains the alias itself")
         if id(node) not in known:
             open_.add(id(node))
             known[id(node)] = 1 + sum(map(count, _inner(node)))

@@ -23,7 +23,8 @@ from comgra_decl.stats.trie import Form, Pick
 
 SERIAL_ELEMENTS = 1 << 15
 """torch runs operations below this size on one thread. The writer thread stays below it, since its
-first parallel operation would start a second thread pool beside the user's."""
+first parallel operation would start a second thread pool in addition to the user's.
+"""
 RESULT_BYTES = 16 << 20
 """Maximum bytes of one batch's results, unless a single step needs more."""
 

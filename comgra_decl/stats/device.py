@@ -6,10 +6,10 @@ histogram elements are copied to pinned memory in one non-blocking copy, followe
 the writer thread waits for that event. NaN costs nothing extra: nothing branches on a value.
 
 On a GPU with Triton each number is read once (`fused`). Small tensors are deferred, so that one
-launch reads many. Tensors written in the meantime (`_version` tells) are not recorded but
-reported, and are read immediately from the next step on. Writes that torch does not count (`.data`,
-foreign kernels) are found by trying: before a tensor is deferred for the first time, it is read
-both immediately and later, and both must give the same numbers.
+launch reads many. A tensor written before it is read (its `_version` changes) is reported instead
+of recorded, and is read immediately from the next step on. Writes that torch does not count
+(`.data`, foreign kernels) are found by a trial: before a tensor is deferred for the first time, it
+is read both immediately and later, and both must give the same numbers.
 
 On other accelerators torch's operations are used (`sums.lean`).
 
@@ -60,11 +60,12 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 _log = logging.getLogger("comgra_decl")
 
 _SMALL = 1 << 20
-"""Bytes from which a tensor is read immediately: a separate launch costs little then."""
+"""Bytes from which a tensor is read immediately: the cost of a separate launch is small then.
+"""
 _MOST_HELD, _MOST_BYTES_HELD = 64, 32 << 20
 """Maximum number of deferred tensors, and of their bytes, before they are read together."""
 
-OVERWRITTEN = "it was written in place before it was read; it is read at once from now on"
+OVERWRITTEN = "it was written in place before it was read; from now on it is read immediately"
 
 
 class Held:
@@ -93,7 +94,7 @@ class Held:
 
     @property
     def is_written(self) -> bool:
-        """Whether the tensor was written since."""
+        """Whether the tensor has been written since it was deferred."""
         return self.source is not None and self.source._version != self.version
 
     def shows(self, tensor: Tensor, batch_dim: int | None, values: bool) -> bool:
@@ -105,7 +106,7 @@ class Held:
 
 @dataclass
 class _Read:
-    """Nodes whose results are in device memory; `tried`: for comparison only."""
+    """Nodes whose results are in device memory; `tried`: only for comparison."""
 
     nodes: list[Node]
     launched: Launched | None = None  # None: computed by torch's operations, in order
@@ -297,7 +298,7 @@ class DeviceStep:
         if launcher is not None:
             try:
                 launched = launcher.launch(tensors, tuple([node.size for node in nodes]))
-            except Exception as error:  # noqa: BLE001 - whatever a compiler fails of
+            except Exception as error:  # noqa: BLE001 - a compiler can fail in any way
                 self._give_up(launcher, error)
             else:
                 self._step.reads.append(_Read(nodes, launched, tried))
@@ -314,7 +315,7 @@ class DeviceStep:
             rows = rows.to(work_dtype(rows.dtype))
         try:
             pooled = launcher.pool(rows, node.size, node.kept)
-        except Exception as error:  # noqa: BLE001 - whatever a compiler fails of
+        except Exception as error:  # noqa: BLE001 - a compiler can fail in any way
             self._give_up(launcher, error)
             self._by_torch(node, rows)
         else:
@@ -323,8 +324,8 @@ class DeviceStep:
     def _give_up(self, launcher: Launcher, error: Exception) -> None:
         self.launcher, self._before = None, launcher
         _log.warning(
-            "comgra: Triton's kernels cannot be used on %s (%s: %s): torch's operations serve, "
-            "which takes several times as long",
+            "comgra: Triton's kernels cannot be used on %s (%s: %s): using torch's operations "
+            "instead, which takes several times as long",
             self.device,
             type(error).__name__,
             error,

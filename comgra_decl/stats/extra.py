@@ -1,4 +1,4 @@
-"""Collects the results of `measures` for a step's tensors, as extra columns of its raw sums."""
+"""Collects the results of `measures` for a step's tensors as extra columns of its raw sums."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class _Settle:
 
 
 def _to_host(packed: Tensor) -> tuple[Tensor, Any]:
-    """Starts the copy to pinned memory. Returns it and the event that completes it."""
+    """Starts the copy to pinned memory; returns the copy and the event that completes it."""
     host = buffer(*packed.shape, dtype=packed.dtype, device=torch.device("cpu"), pinned=True)
     host.copy_(packed, non_blocking=True)
     module: Any = getattr(torch, packed.device.type)

@@ -16,7 +16,7 @@ from comgra_decl.records import AGGREGATES, RAW_STATISTICS, Layout, RawStep, Ste
 from comgra_decl.stats.histogram import Counter
 from comgra_decl.stats.statistics import FORMULAS, Floats, aggregate, row_statistics
 
-_ELEMENTS = 1 << 17  # rows times statistics per pass: intermediate arrays stay in the cache
+_ELEMENTS = 1 << 17  # rows times statistics per pass, so that intermediate arrays stay in the cache
 
 
 def finalise(
@@ -36,7 +36,6 @@ def finalise(
         statistics: names in stored order: those with a formula (module `statistics`), then `extra`.
         sample_count: number of samples recorded individually, the first of the batch; a tensor
             without batch dim is a single sample 0.
-            batch dim is its own sample 0.
         bins: histogram bins, or None for no histograms.
         extra: names of the columns of `RawStep.extra`; NaN for steps without them.
     """

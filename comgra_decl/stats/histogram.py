@@ -1,7 +1,7 @@
 """Bins sampled elements of many tensors and steps.
 
 Uses a compiled kernel, which releases Python's lock while counting, so that training continues
-beside it; where it cannot be compiled, a few numpy calls give the same results.
+in parallel; if it cannot be compiled, a few numpy calls give the same results.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ _PIECE = 1 << 17  # elements binned at a time, so that intermediates stay in cac
 class Counter:
     """Histograms of the tensors of one layout.
 
-    The bins of a tensor are equally wide between the lowest and the highest finite element *of
-    the sample*; the last one includes its upper edge, and elements at an edge fall on either side
-    as float32 rounds. Counts are of sampled elements: they add up to the number of finite ones.
-    If all of them are equal, both edges are that value and the first bin counts them all; if there
-    is none, the edges are NaN and all counts 0.
+    The bins of a tensor are equally wide, between the lowest and the highest finite element *of the
+    sample*. The last bin includes its upper edge; elements at other edges fall on either side, as
+    float32 rounds. Counts are of sampled elements and add up to the number of finite ones. If these
+    are all equal, both edges are that value and the first bin counts them all; if there are none,
+    the edges are NaN and all counts are 0.
 
     Args:
-        starts: int64 [tensors + 1], where each tensor's elements lie in a step's sample.
+        starts: int64 [tensors + 1]; the elements of tensor i are `starts[i]:starts[i + 1]` of a
+            step's sample.
         bins: number of bins.
     """
 
@@ -354,6 +355,6 @@ def histogram_kernel() -> _Kernel | None:
     signature = ctypes.CFUNCTYPE(None, pointer, pointer, i64, i64, pointer, pointer)
     try:
         kernel: _Kernel = signature(address_of(assembly, "histograms"))
-    except Exception:  # noqa: BLE001 whatever a compiler fails of, there is numpy
+    except Exception:  # noqa: BLE001 - a compiler can fail in any way; numpy is used instead
         return None
     return kernel

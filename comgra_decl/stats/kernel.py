@@ -316,7 +316,7 @@ def kernel_for(dtype: torch.dtype) -> Kernel | None:
         return None
     try:
         return _compile(kind)
-    except Exception:  # noqa: BLE001 whatever a compiler fails of, there are the other recipes
+    except Exception:  # noqa: BLE001 - a compiler can fail in any way; others are used
         return None
 
 

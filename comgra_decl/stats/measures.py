@@ -1,4 +1,4 @@
-r"""Opt-in statistics: computed from the tensor itself, not from its raw sums.
+r"""Opt-in statistics, computed from the tensor itself instead of its raw sums.
 
 Each is one number per sample. Like all statistics, those of complex numbers use their magnitudes,
 except singular values (`spectral`). With the n values x of a sample:
@@ -7,8 +7,8 @@ except singular values (`spectral`). With the n values x of a sample:
     kurtosis           mean((x - mean)^4) / mean((x - mean)^2)^2     3 for normal numbers; a few
                        large outliers make it large. Of equal values, NaN or infinities: NaN
     q01 ... q99        the quantile 0.01 ... 0.99 of x, linear between two values as in
-                       `numpy.quantile`; of 4096 evenly spaced values where there are more. NaN if
-                       one of them is NaN
+                       `numpy.quantile`; computed from 4096 evenly spaced values if there are
+                       more. NaN if any of them is NaN
 
 For a sample without values, all of them are NaN.
 """
@@ -47,8 +47,8 @@ class Measure(Protocol):
 
         Returns:
             float64 [samples, c] on the tensor's device, newly allocated, and a function that turns
-            these into the columns of `names` on the host (None: they are the columns). None if the
-            measure does not apply.
+            these into the columns of `names` on the host (None: they already are the columns). None
+            if the measure does not apply.
         """
 
 

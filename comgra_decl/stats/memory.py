@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MOST = 8
-"""Number of arrays remembered; unused ones are dropped for those of other step forms."""
+"""Number of arrays remembered; the oldest are dropped when other step layouts need new ones."""
 _UNUSED = 3
 """References to an unused array: the deque's, the loop's, `getrefcount`'s."""
 

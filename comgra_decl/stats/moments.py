@@ -1,10 +1,10 @@
-"""Tensors with very many samples: mean, spread and largest magnitude instead of a row per sample.
+"""Mean, spread and largest magnitude for tensors with too many samples for a row each.
 
 One row of raw sums takes 64 bytes, so 16 million samples would take a gigabyte for three numbers
-per statistic. Beyond `MOST_ROWS` samples, only the first `KEPT` have rows of their own. All samples
-are reduced one chunk at a time, and each chunk leaves `MOMENTS` of each statistic, in float64. They
-are merged by the formulas for parts of a whole: T. F. Chan, G. H. Golub and R. J.
-LeVeque, "Algorithms for computing the sample variance", The American Statistician 37 (1983).
+per statistic. Beyond `MOST_ROWS` samples, only the first `KEPT` have a row each. All samples are
+reduced one chunk at a time, and each chunk leaves `MOMENTS` of each statistic, in float64. They are
+merged by the formulas for parts of a whole: T. F. Chan, G. H. Golub and R. J. LeVeque, "Algorithms
+for computing the sample variance", The American Statistician 37 (1983).
 """
 
 from __future__ import annotations

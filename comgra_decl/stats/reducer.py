@@ -1,4 +1,4 @@
-"""The reducer: the statistics' part on the training thread."""
+"""The reducer: the part of the statistics computed on the training thread."""
 
 from __future__ import annotations
 
@@ -47,9 +47,13 @@ ARENA_ELEMENTS = 32_000
 """Largest tensor that is copied and reduced later; copying a larger one costs more than it saves,
 and a row must stay below `batch.SERIAL_ELEMENTS`."""
 _REMEMBERED = 4
-"""Maximum tensors recognised when added again; few, because writes to `.data` are not counted."""
+"""Maximum number of tensors recognised when added again; few, since writes to `.data` are not
+counted.
+"""
 MOST_NODES = 20_000
-"""Limit of the known sequences (shapes that change every step), above which they are dropped."""
+"""Maximum number of known tensor sequences, above which they are dropped (shapes that change
+every step).
+"""
 
 
 @dataclass(slots=True)
@@ -58,15 +62,15 @@ class Reduced:
 
     `raw` float64 [rows, 8] (columns `records.Raw`); tensor i owns `rows[i]` rows from `starts[i]`,
     each over `elements[i]` elements; `batched[i]` tells whether rows are samples or the whole
-    tensor; `shapes[i]` is its full shape. Where it has more samples than rows, `aggregates[i]` is
+    tensor; `shapes[i]` is its full shape. If it has more samples than rows, `aggregates[i]` holds
     mean, std and abs-max of each statistic over all `samples[i]` of them (`moments`). Tensor i's
     histogram elements are `histogram_values[histogram_starts[i]:histogram_starts[i + 1]]` (both
-    None without histograms). `values[i]`: [samples, *value dims] in the tensor's dtype, where
+    None without histograms). `values[i]`: [samples, *value dims] in the tensor's dtype, if
     requested.
 
     The contents of `raw`, `aggregates`, `histogram_values` and `values` are valid only after
-    `wait()` if that is not None; it is idempotent and callable from any thread. Nothing writes
-    to them later.
+    `wait()` if that is not None; it is idempotent and callable from any thread. The contents do not
+    change afterwards.
     `lost` lists tensors written before they could be read: they have no statistics.
     Steps with equal `signature` share the same layout: `starts` to `shapes`, and
     `histogram_starts`.
@@ -113,7 +117,7 @@ class _Seen:
 class Reducer:
     """Turns a step's tensors into raw sums at the lowest cost for the training thread.
 
-    Every tensor is read or copied within `add`; later changes do not matter, and the tensor is not
+    Every tensor is read or copied within `add`; later changes to it have no effect, and it is not
     kept alive. Small tensors are copied and reduced later (`ring`, `batch`), large ones on the host
     immediately (`sums.LargeSums`), those on an accelerator there (`device`). Thread-safe, because
     autograd uses a thread per device.
@@ -143,11 +147,11 @@ class Reducer:
         self._restart()
 
     def add(self, tensor: Tensor, *, batch_dim: int | None, values: bool = False) -> int:
-        """Reads a tensor of the current step. Returns its number within the step.
+        """Reads a tensor of the current step; returns its number within the step.
 
-        The same tensor added twice within a few calls (what a `Sequential` and its last module
-        return, a gradient that passes a sum) may get one number if its version counter shows no
-        change.
+        A tensor added twice within a few calls (returned by a `Sequential` and its last module, or
+        a gradient that passes unchanged through a sum) may get one number if its version counter
+        shows no change.
 
         Args:
             tensor: real, complex (reduced by magnitude), integer or boolean; on any device.
@@ -170,7 +174,7 @@ class Reducer:
             try:
                 key = (tensor.shape, tensor.dtype, tensor.layout, tensor.device, batch_dim, values)
             except RuntimeError as error:
-                raise CannotReduceError("cannot reduce a nested tensor: no one shape") from error
+                raise CannotReduceError("cannot reduce a nested tensor: no single shape") from error
             node = self._node.children.get(key) or self._grow(key, tensor)
             if not tensor.data_ptr():
                 tensor = with_memory(tensor)
@@ -307,7 +311,7 @@ class Reducer:
         """Handles everything beyond a copy: other devices, complex, large or empty tensors."""
         away = None if node.device == self._host else self._device(node.device)
         if away is None and tensor.device.type != "cpu":
-            tensor = tensor.cpu()  # a device without streams or without float64
+            tensor = tensor.cpu()  # a device without streams or float64
         if node.group is not None:
             view = node.view(self._ring.slot if away is None else 0)
             view.copy_(real(tensor))
@@ -346,7 +350,7 @@ class Reducer:
         return first
 
     def _empty(self, node: Node, away: DeviceStep | None) -> None:
-        """Records samples without elements: all sums are 0, the minimum of nothing is infinite."""
+        """Records samples without elements: all sums 0, the minimum inf and the maximum -inf."""
         sums = np.zeros((node.shape.samples, RAW_STATISTICS))
         sums[:, Raw.MIN], sums[:, Raw.MAX] = np.inf, -np.inf
         if away is None:
@@ -377,7 +381,7 @@ class Reducer:
         return self._node.form
 
     def _collect(self, form: Form, batch: Batch) -> Reduced:
-        """Assembles the step's results, some of which are still pending."""
+        """Assembles the step's results; some of them are still pending."""
         number = batch.finished
         raw, histogram = batch.raw[number], batch.histogram[number]
         part = form.parts[self._host]

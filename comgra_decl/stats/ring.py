@@ -1,6 +1,6 @@
-"""The ring of slots, one per step, into which small tensors are copied.
+"""Ring of slots, one per step, into which small tensors are copied.
 
-All groups of the host have the same number of slots. The training thread copies into the current
+All groups on the host have the same number of slots. The training thread copies into the current
 slot; a `Batch` covers the preceding slots whose steps have the same form. A slot is reused
 only after its batch has settled.
 """
@@ -99,7 +99,7 @@ class Ring:
         self._slots, self.slot = 1, 0
 
     def _fit(self) -> None:
-        """Chooses the number of slots, once steps seem to repeat."""
+        """Sets the number of slots once steps seem to repeat."""
         local = [g for (_, _, device), g in self._groups.items() if device == self._host]
         per_step = sum(g.nbytes for g in local) // self._slots
         slots = max(1, min(MOST_SLOTS, RING_BYTES // max(per_step, 1)))

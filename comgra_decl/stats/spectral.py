@@ -1,9 +1,9 @@
 r"""Singular values of matrices, without a full decomposition where possible.
 
-A sample with two or more value dims is read as a matrix: its first dim against all others, as
-spectral normalisation does with the weights of convolutions (T. Miyato et al., "Spectral
-normalization for generative adversarial networks", ICLR 2018). Others have no such statistic (NaN),
-nor has a matrix without elements or with NaN or infinities in it. With singular values s1 >= s2...
+A sample with two or more value dims is read as a matrix: its first dim against all others, as in
+spectral normalisation of convolution weights (T. Miyato et al., "Spectral normalization for
+generative adversarial networks", ICLR 2018). Other samples have no such statistic (NaN), and
+neither has a matrix without elements or with NaN or infinities. With singular values s1 >= s2...
 
     singular_value   s1
     stable_rank      sum(s^2) / s1^2                     of a zero matrix: NaN
@@ -13,18 +13,18 @@ The stable rank (M. Rudelson and R. Vershynin, "Sampling from large matrices", J
 the effective rank (O. Roy and M. Vetterli, "The effective rank: a measure of effective
 dimensionality", EUSIPCO 2007) both lie between 1 and the rank.
 
-s1 comes from the Lanczos method on A A^H (G. H. Golub and C. F. Van Loan, "Matrix computations",
-chapter 10) with every vector made orthogonal to all before it. It starts from the same vector every
-time, so that the result depends on nothing but the matrix: not on a random number generator, nor
-on what was recorded before, as a warm start would. It approaches s1^2 from below and stops when an
-eigenvalue is certain to lie within a relative 1e-3 of it, which makes 5e-4 of s1 (in practice the
-error is quadratic in that: below 1e-5 unless s1 and s2 are nearly equal), after at most 48 steps.
-An accelerator does not wait to see: it takes 24 steps. On the host, matrices whose smaller side is
-at most 64 are decomposed, which is faster.
+s1 is computed by the Lanczos method on A A^H (G. H. Golub and C. F. Van Loan, "Matrix
+computations", chapter 10), with every vector orthogonalised against all previous ones. It always
+starts from the same vector, so that the result depends on the matrix alone: not on a random number
+generator, nor on earlier records, as with a warm start. It approaches s1^2 from below and stops
+when an eigenvalue is certain to lie within a relative 1e-3 of it, which means 5e-4 of s1 (in
+practice the error is quadratic in that: below 1e-5 unless s1 and s2 are nearly equal), after at
+most 48 steps. On an accelerator, it always takes 24 steps, because checking would wait for the
+device. On the host, matrices whose smaller side is at most 64 are decomposed, which is faster.
 
 The effective rank needs all singular values. They are the square roots of the eigenvalues of the
-smaller Gram matrix in float64, which makes those below 1e-8 s1 inexact; they do not count. A
-matrix whose smaller side is above 1024 has none (NaN).
+smaller Gram matrix in float64, which makes those below 1e-8 s1 inexact; these are ignored. It is
+NaN for a matrix whose smaller side is above 1024.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Lanczos:
         basis = adjoint.mH
         shares = adjoint @ w
         w = torch.baddbmm(w, basis, shares, alpha=-1)
-        w = torch.baddbmm(w, basis, adjoint @ w, alpha=-1)  # twice: once is not enough
+        w = torch.baddbmm(w, basis, adjoint @ w, alpha=-1)  # once is not accurate enough
         beta = torch.linalg.vector_norm(w, dim=1, keepdim=True)
         self._tridiagonal[:, 0, k] = shares[:, k, 0].real
         self._tridiagonal[:, 1, k] = beta[:, 0, 0]
@@ -127,7 +127,7 @@ def _start(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def largest(tridiagonal: Floats) -> tuple[Floats, Floats]:
-    """Returns the largest eigenvalues [s] and a bound of their distance to one of A A^H."""
+    """Returns the largest eigenvalues [s] and bounds of their distance to one of A A^H."""
     s, _, k = tridiagonal.shape
     matrices = np.zeros((s, k, k))
     i = np.arange(k)

@@ -1,4 +1,4 @@
-r"""Defines each statistic in terms of raw sums; no other place does.
+r"""Defines each statistic in terms of raw sums; no other module does.
 
 One row holds the sums over the n elements x of one sample (`records.Raw`): the pivot p,
 S = sum(x - p), Q = sum((x - p)^2), A = sum|x|, min, max, Z = number of x != 0, and F = number of x
@@ -12,16 +12,16 @@ that are NaN or infinite. Then, with d = S / n:
     l2             sqrt(Q + 2 p S + n p^2)              of one sample, not divided by n
     zero_fraction  1 - Z / n
     nonfinite      F                                    a count, not a fraction
-    rms            l2 / sqrt(n)                         opt-in, as the next
-    snr            |mean| / std                         of equal values inf, of zeros NaN
+    rms            l2 / sqrt(n)                         opt-in
+    snr            |mean| / std                         opt-in; equal values: inf, zeros: NaN
 
-The variance by the shifted sums is exact to rounding as long as p is near the mean, which is what
-pivots are for: T. F. Chan, G. H. Golub and R. J. LeVeque, "Algorithms for computing the sample
+The variance from the shifted sums is exact to rounding if p is near the mean, which is the purpose
+of pivots: T. F. Chan, G. H. Golub and R. J. LeVeque, "Algorithms for computing the sample
 variance", The American Statistician 37 (1983).
 
-NaN and infinities propagate as in numpy: the mean, l2, min and max of a row with a NaN are NaN,
-its mean is inf with only +inf in it, its std NaN with any of them. A sample without elements has
-l2 0 and nonfinite 0 (as numpy's norm and sum of nothing) and NaN for all others.
+NaN and infinities propagate as in numpy: mean, l2, min and max of a row with a NaN are NaN; the
+mean is inf if only +inf occurs; std is NaN if any NaN or infinity occurs. A sample without elements
+has l2 0 and nonfinite 0 (as numpy's norm and sum of an empty array) and NaN for all others.
 
 Over the batch, each statistic s of the samples 1..m gives (`records.AGGREGATES`):
 
@@ -29,20 +29,19 @@ Over the batch, each statistic s of the samples 1..m gives (`records.AGGREGATES`
     std            sqrt(sum((s - mean)^2) / m)          population, over samples
     abs_max        max|s|
 
-A tensor without batch dim is one sample: mean = s, std = 0. With no sample at all (an empty batch)
-aggregates are NaN, but those of nonfinite are 0: that statistic is NaN only where a record is
-missing. The same three numbers are computed in another order where there are very many samples
-(`moments`).
+A tensor without batch dim is one sample: mean = s, std = 0. For an empty batch, aggregates are NaN,
+except those of nonfinite, which are 0: that statistic is NaN only if a record is missing. For
+tensors with very many samples, the same three numbers are computed in another order (`moments`).
 
-Integers, truth values and all floats are numbers as they are; of complex ones it is the magnitude.
-Sparse, nested, quantised and meta tensors have no statistics: they are refused by name, which the
-run's report says. So a sparse gradient is missing, not 0.
+Integers, booleans and all floats are used as they are; complex numbers by their magnitude. Sparse,
+nested, quantised and meta tensors have no statistics: they are rejected by name, which the run's
+report lists. So a sparse gradient is missing, not 0.
 
 Elements of float32 and smaller types are summed about a pivot in float32, some hundreds at a time,
-and these sums in float64. So a mean that cancels to nothing is off by the rounding of the largest
-element in float32. All else is computed in float64 and stored as float32: magnitudes above 3.4e38
-are stored as infinity of their sign (nonfinite, a count of elements, still says 0), those below
-1.4e-45 as 0.
+and these sums in float64. So a mean close to 0 is off by the rounding of the largest element in
+float32. Everything else is computed in float64 and stored as float32: magnitudes above 3.4e38 are
+stored as infinity of their sign (nonfinite, a count of elements, is still 0), those below 1.4e-45
+as 0.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Computes raw sums from numbers: four recipes, one result.
+"""Four recipes to compute raw sums from numbers, with the same result.
 
-All give float64 with the columns of `records.Raw`, one row per sample. What is subtracted before
-squaring (the pivot) differs, which is why it is part of the row:
+All give float64 with the columns of `records.Raw`, one row per sample. They differ in what is
+subtracted before squaring (the pivot), which is therefore part of the row:
 
-`compiled` one pass of a kernel compiled for this CPU (`kernel`), where there is one.
+`compiled` one pass of a kernel compiled for this CPU (`kernel`), if available.
 `exact`   float64 throughout, any device, never waits for the device. The reference, and the
           recipe for float64, wide integers and accelerators.
 `small`   many short float32 rows at once; the pivot is the row's mean.
 `large`   few long rows, block by block. No pivot at first: subtracting one costs another pass,
           and it matters only where |mean| >> std, which the sums reveal.
 
-The float32 recipes use the operations that torch vectorises (`var_mean`, `aminmax` and
-`count_nonzero` are 10 to 100 times slower on a CPU than `sum`) and only `sum` to add up, which
-cascades: `vector_norm` is a little faster than squaring first, and loses digits. Rows that
+The float32 recipes use only operations that torch vectorises (`var_mean`, `aminmax` and
+`count_nonzero` are 10 to 100 times slower on a CPU than `sum`), and only `sum` for adding, which
+cascades: `vector_norm` is a little faster than squaring first, but loses digits. Rows that
 float32 cannot hold (NaN, infinities, squares that overflow or vanish) are recognised by their sums
-and computed again with `exact`; so NaN and infinities are always counted exactly.
+and recomputed with `exact`; so NaN and infinities are always counted exactly.
 
 All must run inside `quiet()`.
 """
@@ -37,7 +37,8 @@ from comgra_decl.stats.support import work_dtype
 Rows = NDArray[np.float64]
 
 BLOCK = 1 << 18
-"""Elements per operation and thread: smaller blocks pay for calls, larger ones leave the cache."""
+"""Elements per operation and thread: smaller blocks cost calls, larger ones exceed the cache.
+"""
 PIVOT_ELEMENTS = 4096
 MOST_BLOCK = 1 << 22
 """Maximum elements per operation, to limit memory."""
@@ -100,13 +101,13 @@ def _by_blocks(
 def lean(x: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
     """Returns `exact` of rows [r, n] on an accelerator, without a float64 copy of them.
 
-    Torch's reductions read float32 and add up in float64. Squares are those of differences in
-    float32, so what spreads less than 1e-7 of its mean has lost digits.
+    Torch's reductions read float32 and add in float64. Squares are of differences in float32, so
+    values that spread by less than 1e-7 of their mean have lost digits.
 
     Args:
         x: real numbers, n > 0.
-        wide: float32 on devices that have no float64; sums, and what is returned, are that, and
-            counts beyond 2^24 lose their last digits.
+        wide: dtype of the sums and of the result: float32 on devices without float64, where counts
+            beyond 2^24 lose their last digits.
     """
     if work_dtype(x.dtype) is torch.float64:
         return exact_large(x)
@@ -136,7 +137,7 @@ def _lean(x: Tensor, pivot: Tensor, *, wide: torch.dtype) -> Tensor:
 
 
 def merge(parts: list[Tensor]) -> Tensor:
-    """Returns the raw sums of rows whose pieces (with the same pivot) have the given raw sums."""
+    """Returns the raw sums of rows, given those of their pieces (with a common pivot)."""
     if len(parts) == 1:
         return parts[0]
     pieces = torch.stack(parts)
@@ -169,7 +170,7 @@ def small(x: Tensor, out: Rows) -> None:
 
 
 def _represented(table: Rows) -> NDArray[np.bool_]:
-    """Returns which rows of `small` [8, ...] fit float32; False if a sum is NaN."""
+    """Returns a mask of the rows of `small` [8, ...] that fit float32; False if a sum is NaN."""
     with np.errstate(invalid="ignore", over="ignore"):
         spread = table[Raw.MAX] - table[Raw.MIN]
         size = table[Raw.SQUARES] + table[Raw.ABS_SUM]
@@ -316,7 +317,7 @@ class _Desk:
 
 
 def _held(squares: Rows, absolute: Rows, n: int) -> NDArray[np.bool_]:
-    """Returns for which rows no float32 sum overflowed or vanished; False if one is NaN."""
+    """Returns a mask of the rows in which no float32 sum overflowed, vanished or is NaN."""
     held: NDArray[np.bool_] = squares > _TINY * n
     held &= squares + absolute < _HUGE
     return held

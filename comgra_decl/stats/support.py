@@ -71,15 +71,15 @@ def plain(tensor: Tensor) -> Tensor:
     return the numbers they wrap.
 
     Raises:
-        CannotReduceError: Wrappers without numbers of their own (of vmap, fake
-            tensors, subclasses with their own dispatch, uninitialised parameters).
+        CannotReduceError: Wrappers without their own numbers (vmap, fake tensors, subclasses
+            with their own dispatch, uninitialised parameters).
     """
     while functorch.is_gradtrackingtensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     if is_functorch_wrapped(tensor):
         raise CannotReduceError(
-            "cannot reduce a tensor inside vmap (functorch), where there is one slice only; "
-            "comgra.node(tensor, name) records what goes in and what comes out"
+            "cannot reduce a tensor inside vmap (functorch), where only one slice exists; "
+            "comgra.node(tensor, name) records its inputs and outputs"
         )
     kind = type(tensor)
     if kind in PLAIN:
@@ -97,10 +97,10 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def check(tensor: Tensor, batch_dim: int | None) -> None:
-    """Refuses tensors without strided numbers in memory, or without the batch dimension.
+    """Rejects tensors without strided numbers in memory, or without the batch dimension.
 
     Raises:
-        CannotReduceError: see the message.
+        CannotReduceError: See the message.
     """
     if tensor.layout is not torch.strided:
         raise CannotReduceError(f"cannot reduce layout {str(tensor.layout).split('.')[-1]}")
@@ -131,7 +131,7 @@ def with_memory(tensor: Tensor) -> Tensor:
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Returns real numbers unchanged, and magnitudes of complex ones."""
+    """Returns real numbers unchanged, complex ones as magnitudes."""
     if not tensor.is_complex():
         return tensor.resolve_neg()
     if tensor.dtype == torch.complex32:  # few operators support it
@@ -153,7 +153,7 @@ def as_numpy(host: Tensor) -> NDArray[Any]:
     """Returns a contiguous host tensor as a numpy array, sharing memory where torch can."""
     integer = _VIA_INTEGER.get(host.dtype)
     if integer is not None:
-        import ml_dtypes  # raw values need it, statistics do not
+        import ml_dtypes  # needed for raw values, not for statistics
 
         kind = getattr(ml_dtypes, str(host.dtype).removeprefix("torch."), None)
         if kind is None:

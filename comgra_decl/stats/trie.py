@@ -1,9 +1,10 @@
-"""The layout of a step's rows, learned from previous steps.
+"""Layouts of a step's rows, learned from previous steps.
 
-The tensors of one step come in nearly the same order every time. `Node`s form a tree over these
-sequences: the path from the root is the sequence so far, and since the place of a tensor's rows
-depends only on what came before it, a node knows that place and keeps the view to copy into. The
-first step builds the path; later ones only walk it. Where a step ends, its node carries a `Form`.
+The tensors of one step arrive in nearly the same order every time. `Node`s form a tree over these
+sequences: the path from the root is the sequence so far. Since the position of a tensor's rows
+depends only on the tensors before it, a node knows that position and keeps the view to copy into.
+The first step builds the path; later ones only follow it. The node at which a step ends holds a
+`Form`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Group:
 
 
 class PutOff(Enum):
-    """Whether an accelerator's tensor may be read later than it is seen."""
+    """Whether reading an accelerator's tensor may be deferred."""
 
     UNKNOWN = auto()
     SEEN = auto()  # seen once; read both immediately and later next time
@@ -141,7 +142,7 @@ class Node:
     def describe(
         self, tensor: Tensor, batch_dim: int | None, *, device: torch.device, histogram: int | None
     ) -> None:
-        """Fills in facts that depend on the tensor alone, and the place of its reduction."""
+        """Fills in facts that depend on the tensor alone, and the device that reduces it."""
         self.shape = shape_of(tensor, batch_dim)
         samples = self.shape.samples
         self.kept = KEPT if samples > MOST_ROWS and self.shape.elements else samples
@@ -272,7 +273,7 @@ class Form:
         return row
 
     def _picks(self, host: torch.device) -> list[Pick]:
-        """Returns what to copy from the host's groups; merges neighbours where possible."""
+        """Returns the elements to copy from the host's groups; merges neighbours where possible."""
         picks: list[Pick] = []
         for node in self.parts[host].nodes:
             if node.group is None or not node.count:

@@ -26,7 +26,8 @@ from comgra_decl.stats.statistics import FORMULAS
 
 COLUMNS = 9
 """Columns of the table: tensor, first element, elements per row, rows, first result row, and for
-the samples: first element, stride, count, place of the first."""
+the samples: first element, stride, count, position of the first.
+"""
 
 _HUGE = 3e38  # larger float32 sums have overflowed or are about to
 _LEAST_SPREAD = 1e-16  # squares of smaller differences vanish in float32

@@ -1,6 +1,6 @@
 """Converts sparse, nested and quantised tensors to ordinary ones.
 
-Called only for tensors that a reducer refuses, so that others cost nothing.
+Called only for tensors that a reducer rejects, so that others cost nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The run on disk: layout, writer, writer thread, reader."""
+"""A run on disk: layout, writer, writer thread, reader."""
 
 from .meta import RunMeta
 from .reader import Reader

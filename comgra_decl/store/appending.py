@@ -1,4 +1,4 @@
-"""Resuming an existing run: who may append, and what a tracer must know about the run."""
+"""Resumes an existing run: checks who may append, and returns what a tracer must know about it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from .reader import Reader
 from .writer import RunWriter
 
 SILENCE = 300.0
-"""Seconds without a commit after which a writer on another machine counts as gone. Its state is
-unknown here; if it is alive, its next commit fails and it stops."""
+"""Seconds without a commit after which a writer on another machine is considered dead. Its state
+is unknown here; if it is alive, its next commit fails and it stops.
+"""
 
 
 @dataclass(frozen=True)
 class Past:
-    """Contents of a resumed run: its slots, and its last training step (None: no records)."""
+    """Facts about a resumed run: its slots, and its last training step (None: no records)."""
 
     slots: list[SlotInfo]
     step: int | None
@@ -36,10 +37,10 @@ def append_to(path: Where, meta: RunMeta) -> tuple[RunWriter, Past]:
 
     Args:
         path: the run's folder, or its place in a bucket.
-        meta: of the resuming program; settings that shape arrays on disk must match.
+        meta: metadata of the resuming program; settings that shape arrays on disk must match.
 
     Raises:
-        StoreError: The run is being written, has another form, or cannot be written.
+        StoreError: The run is being written, has other storage settings, or cannot be written.
         RunNotFoundError: There is no run.
         DamagedRunError: The run cannot be read.
     """
@@ -56,8 +57,8 @@ def append_to(path: Where, meta: RunMeta) -> tuple[RunWriter, Past]:
 def last_step(reader: Reader) -> int | None:
     """Returns the last training step among the run's records and scalars."""
     view = reader.view
-    said = view.scalars["step"][~view.superseded_scalars]
-    known = [int(said.max())] if len(said) else []
+    logged = view.scalars["step"][~view.superseded_scalars]
+    known = [int(logged.max())] if len(logged) else []
     if reader.head["step"] is not None:
         known.append(int(reader.head["step"]))
     return max(known, default=None)
@@ -71,8 +72,8 @@ def _refuse_living(reader: Reader) -> None:
         raise StoreError(
             f"the run in {str(reader.path)!r} is still being written, by process "
             f"{writer.get('pid')} on {writer.get('host')!r} (last commit "
-            f"{max(0.0, time.time() - last):.0f} s ago); one run has one writer. End that process "
-            "first, or record another run (run.resume=false)"
+            f"{max(0.0, time.time() - last):.0f} s ago); a run can have only one writer. End that "
+            "process first, or start a new run (run.resume=false)"
         )
 
 
@@ -91,16 +92,16 @@ def _refuse_another_form(reader: Reader, meta: RunMeta) -> None:
     if changed:
         raise StoreError(
             f"the run in {str(reader.path)!r} cannot be resumed with different storage settings: "
-            f"{'; '.join(changed)}. Use the same settings, or record another run "
+            f"{'; '.join(changed)}. Use the same settings, or start a new run "
             "(run.resume=false)"
         )
 
 
 def discard_unused(path: Path, uuid: str) -> None:
-    """Removes a run that this process has just created, if it holds no records.
+    """Removes a run just created by this process, if it holds no records.
 
     Args:
-        path: the run's folder; kept if it holds anything else.
+        path: the run's folder; kept if it contains anything else.
         uuid: UUID of the run; any other run is left alone.
     """
     reader = Reader(path)

@@ -1,4 +1,4 @@
-"""Files beside a run's databases, such as its spec and program output; copies include them."""
+"""Files next to a run's databases, such as its spec and program output; copies include them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .location import Location, Remote
 from .remote import Objects
 
 RANKS = "ranks"
-"""The folder in which each rank of a distributed training has a database of its own."""
+"""Folder with a database for each rank of a distributed training."""
 
 DRAFT = ".compacting"
-"""The folder in which a compaction prepares its work."""
+"""Folder in which a compaction prepares the new database."""
 
 _MOST = 4 << 30
-"""Bytes of a file that is written to a bucket."""
+"""Maximum bytes of a file copied from or to a bucket."""
 
 
 def copy_files(
@@ -29,13 +29,13 @@ def copy_files(
     *,
     databases: Sequence[Location] = (),
 ) -> None:
-    """Copies files beside the databases, except links, pipes and devices.
+    """Copies the files next to the databases, except links, pipes and devices.
 
     Args:
         source: the run.
         target: its copy.
         passed_over: called with each file that is not copied.
-        databases: places of the run's databases, which are not copied.
+        databases: locations of the run's databases, which are not copied.
     """
     ours = _ours(source, databases)
     if isinstance(source, Path) and isinstance(target, Path):
@@ -52,7 +52,7 @@ def copy_files(
 
 
 def _ours(source: Location, databases: Sequence[Location]) -> frozenset[str]:
-    """Returns the names, below a run, that are not files beside its databases."""
+    """Returns the names, below a run, that are not files next to its databases."""
     below = [_below(source, place) for place in databases]
     return frozenset(str(path / name) for path in below for name in (DATABASE, DRAFT))
 
@@ -68,14 +68,14 @@ def _below(source: Location, place: Location) -> PurePosixPath:
 def _contents(
     source: Location, passed_over: PassedOver, ours: Collection[str]
 ) -> Iterator[tuple[PurePosixPath, bytes]]:
-    """Yields the name, below the run, and the content of each file."""
+    """Yields the name (below the run) and the content of each file."""
     if isinstance(source, Remote):
         objects = Objects(source)
         for key in objects.names():
             if _is_below(key, ours):
                 continue
             if not _is_plain(key):
-                passed_over(key, "no file can have its name")
+                passed_over(key, "its name is not a valid file name")
                 continue
             content = objects.read(key, most=_MOST)
             if content is not None:
@@ -99,7 +99,7 @@ def _is_plain(name: str) -> bool:
 
 
 def refuse_within(source: Location, target: Location) -> None:
-    """Raises StoreError if a copy or an export would lie inside the run.
+    """Raises StoreError if a copy or an export would be inside the run.
 
     The next copy would include it, and a compaction or a reader would find foreign files.
     """
@@ -112,7 +112,7 @@ def refuse_within(source: Location, target: Location) -> None:
         inside = False
     if inside:
         raise StoreError(
-            f"{str(target)!r} lies in the run itself, {str(run)!r}. Choose a place outside of it."
+            f"{str(target)!r} is inside the run {str(run)!r}. Choose a location outside it."
         )
 
 

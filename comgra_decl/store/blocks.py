@@ -1,4 +1,4 @@
-"""Splits the records of a commit into rows, blocks, and the open block."""
+"""Splits the records of a commit into rows, complete blocks, and the open block."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Piece = tuple[str, int, NDArray[Any]]
 
 
 def whole_blocks(first: int, count: int, block: int) -> tuple[int, int]:
-    """Returns the range of a commit's records whose blocks lie entirely in the commit."""
+    """Returns the range of a commit's records whose blocks are entirely within the commit."""
     start = -(-first // block) * block
     end = (first + count) // block * block
     return (start, end) if start < end else (first, first)
 
 
 class BlockBuffer:
-    """Keeps the rows of the open block until it is full."""
+    """Holds the rows of the open block until it is full."""
 
     def __init__(self, block: int, fills: dict[str, Any]) -> None:
         self._block = block
@@ -83,7 +83,7 @@ class BlockBuffer:
 
 
 class RecordChunks:
-    """Keeps the numeric facts of the open chunk of `records`."""
+    """Holds the numeric facts of the open chunk of `records`."""
 
     def __init__(self) -> None:
         self._pending: list[NDArray[np.float64]] = []  # facts [k, SYSTEM_COLUMNS] of each commit

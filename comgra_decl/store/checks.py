@@ -1,4 +1,4 @@
-"""Verdicts of experiments with a script, stored beside a run as small JSON files."""
+"""Verdicts of experiments with a script, stored next to a run as small JSON files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .remote import Objects
 
 FOLDER = "checks"
 EXPERIMENTS = ("batch_mixing", "overfit_one_batch")
-"""Valid outcomes."""
+"""Names of the experiments."""
 
 _MOST = 1 << 20  # maximum bytes read from such a file
 
@@ -41,7 +41,7 @@ class NotedCheck:
 
 
 def note_check(run: Location, check: NotedCheck) -> None:
-    """Stores a verdict beside a run, replacing an earlier one of the same experiment.
+    """Stores a verdict next to a run, replacing an earlier one of the same experiment.
 
     Raises:
         StoreError: The file cannot be written.
@@ -66,7 +66,7 @@ def _write(path: Path, content: bytes) -> None:
 
 @dataclass(frozen=True)
 class NotedChecks:
-    """Verdicts stored beside a run.
+    """Verdicts stored next to a run.
 
     Attributes:
         verdicts: newest verdict of each experiment, by name.
@@ -78,12 +78,12 @@ class NotedChecks:
 
     @property
     def damage(self) -> list[str]:
-        """Returns a line per unreadable verdict."""
+        """One line per unreadable verdict."""
         return [f"the verdict of {name}: {why}" for name, why in self.damaged.items()]
 
 
 def noted_checks(run: Location) -> NotedChecks:
-    """Reads the verdicts stored beside a run.
+    """Reads the verdicts stored next to a run.
 
     Raises:
         StoreError: The run is in an unreachable bucket.
@@ -112,13 +112,13 @@ def _verdict(content: bytes, name: str) -> NotedCheck:
     except RecursionError:
         raise DamagedRunError(f"{file_of(name)!r} is damaged: nested too deeply") from None
     except ValueError as error:
-        raise DamagedRunError(f"{file_of(name)!r} is damaged: no JSON ({error})") from None
+        raise DamagedRunError(f"{file_of(name)!r} is damaged: not valid JSON ({error})") from None
     keys = {entry.name for entry in fields(NotedCheck)}
     if isinstance(found, dict) and found.keys() == keys:
         check = NotedCheck(**found)
         if _plausible(check, name):
             return check
-    raise DamagedRunError(f"{file_of(name)!r} is damaged: it holds no verdict of {name}")
+    raise DamagedRunError(f"{file_of(name)!r} is damaged: it contains no verdict of {name}")
 
 
 def _content(run: Location, name: str) -> bytes | None:

@@ -62,7 +62,7 @@ class Commit:
         return self._sums.join(others)
 
     def finish(self) -> None:
-        """Makes all writes visible and durable at once."""
+        """Makes all writes visible and durable, atomically."""
         for key, known in self._sums:
             self.put(key, packed(key, known))
         self.transaction.commit_async().result()

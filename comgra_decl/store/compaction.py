@@ -1,10 +1,10 @@
-"""Compacts a finished run; the numbers stay the same.
+"""Compacts a finished run without changing any recorded number.
 
 A row whose record is in a complete block is stored twice, and OCDBT keeps every version of its
-index. Compaction copies the run without either into a folder beside it, reads the copy back, and
-moves its data files beside the old ones. Then a single rename replaces the manifest: before it the
-run is the old one, afterwards the new one, both complete. A killed compaction leaves unreferenced
-files, which the next compaction removes.
+index. Compaction copies the run without either into a folder next to it, reads the copy back, and
+moves its data files next to the old ones. Then a single rename replaces the manifest: before it,
+the run is the old one; afterwards, the new one; both are complete. A killed compaction leaves
+unreferenced files, which the next compaction removes.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ def compact(path: Where, *, progress: Progress | None = None) -> Compacted:
     Open readers must refresh afterwards (`Run.refresh`).
 
     Args:
-        path: the run's folder, or that of one rank of it; see `copying.databases`.
+        path: the run's folder, or that of one of its ranks; see `copying.databases`.
         progress: called with the progress.
 
     Raises:
         RunNotFoundError: There is no run.
-        DamagedRunError: Part of the run cannot be read; nothing was changed. Damaged rows that are
-            in a complete block as well are dropped like other duplicates.
+        DamagedRunError: Part of the run cannot be read; nothing was changed. Damaged rows that also
+            are in a complete block are dropped like other duplicates.
         StoreError: The run is being written or compacted, is in a bucket, or its folder is not
             writable.
     """
     place = location(path)
     if isinstance(place, Remote):
         raise StoreError(
-            f"{str(place)!r} is in a bucket, where nothing can be put in another's place at once. "
-            "Make a small copy of it: comgra-decl cp --compact"
+            f"{str(place)!r} is in a bucket, where data cannot be replaced atomically. "
+            "Make a compact copy instead: comgra-decl cp --compact"
         )
     run = place.resolve()
     reader = pinned(run)
@@ -80,7 +80,7 @@ def compact(path: Where, *, progress: Progress | None = None) -> Compacted:
         with settled(run):
             if Reader(run, context=new_context(cache_bytes=0)).head != reader.head:
                 _remove(draft)
-                raise StoreError(f"{str(run)!r} was written to meanwhile; nothing was changed.")
+                raise StoreError(f"{str(run)!r} has changed in the meantime; nothing was done.")
             _swap(draft / DATABASE, database)
         _remove(draft)
         return Compacted(run, *_interleaved(before, _size(database)))
@@ -89,8 +89,8 @@ def compact(path: Where, *, progress: Progress | None = None) -> Compacted:
 def _refuse_live(reader: Reader) -> None:
     if reader.state in ("live", "waiting"):
         raise StoreError(
-            f"{str(reader.path)!r} is still being recorded. Compact it when it has ended, or make "
-            "a small copy of it as it is now: comgra-decl cp --compact"
+            f"{str(reader.path)!r} is still being recorded. Compact it once it has ended, or make "
+            "a compact copy of its current state: comgra-decl cp --compact"
         )
 
 
@@ -115,7 +115,7 @@ def _check(draft: Path, progress: Progress | None) -> None:
 
 
 def _swap(new: Path, old: Path) -> None:
-    """Replaces the old database by the new one; the rename of the manifest is the commit point."""
+    """Replaces the old database; renaming the manifest is the commit point."""
     kept = set()
     (old / "d").mkdir(exist_ok=True)
     for path in [*(new / "d").iterdir()]:
@@ -130,7 +130,7 @@ def _swap(new: Path, old: Path) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Waits until a folder's entries are on disk."""
+    """Flushes a folder's entries to disk."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Contents of a commit: turns batches into writes of one transaction."""
+"""Turns batches into the writes of one transaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from comgra_decl.errors import StoreError
-from comgra_decl.records import Said, StepBatch, Structure
+from comgra_decl.records import ScalarBatch, StepBatch, Structure
 
 from .blocks import BlockBuffer, RecordChunks, whole_blocks
 from .commit import Commit
@@ -74,19 +74,19 @@ class Contents:
         self,
         commit: Commit,
         batches: Sequence[StepBatch],
-        said: Sequence[Said],
+        logged: Sequence[ScalarBatch],
         head: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Writes everything but the head. Returns the next head."""
+        """Writes everything except the head; returns the next head."""
         records = [batch for batch in batches if batch.steps]  # other batches hold documents only
         if records:
             self._write_records(commit, int(head["n"]), records)
-        for note in (note for part in said for note in part.notes):
+        for note in (note for part in logged for note in part.notes):
             self._logs["notes"].stage(list(note))
         return {
             **_advanced(head, batches),
             "documents": _write_documents(commit, batches, head),
-            "scalars": self._scalars.write(commit, said),
+            "scalars": self._scalars.write(commit, logged),
             "logs": {name: log.flush(commit) for name, log in self._logs.items()},
         }
 

@@ -38,7 +38,7 @@ Progress = Callable[[str, int, int], None]
 _log = logging.getLogger("comgra_decl")
 
 _NO_VERSION = "Version where generation_number="
-"""How TensorStore's error for a missing version starts."""
+"""Start of TensorStore's error for a missing version."""
 
 _READ = 512
 """Keys read concurrently."""
@@ -76,7 +76,7 @@ def copy_run(
     progress: Progress | None = None,
     passed_over: PassedOver | None = None,
 ) -> Location:
-    """Copies a run to `to`, which appears only once complete; also from and to buckets.
+    """Copies a run to `to`, which appears only once complete; source and target may be in buckets.
 
     The copy holds the run as of the call. The copy of a run that is still being written has the
     state "stopped", with a reason. Other files in the run's folder are copied too, except links,
@@ -84,21 +84,21 @@ def copy_run(
 
     Args:
         path: the run's folder, or its place in a bucket.
-        to: target folder or location; if it exists, the copy becomes a folder of the run's name
-            inside.
+        to: target folder or location; if it exists, the copy becomes a folder inside it, with the
+            name of the run.
         version: database version (see `verify`), to recover an earlier state of a damaged run.
         compact: whether to leave out duplicates.
         progress: called with the progress.
-        passed_over: called with the name of each file beside the databases that is not copied and
+        passed_over: called with the name of each file next to the databases that is not copied, and
             the reason; by default they are logged.
 
     Returns:
-        The folder of the copy; a `Remote` if that is in a bucket.
+        The folder of the copy; a `Remote` if it is in a bucket.
 
     Raises:
         RunNotFoundError: There is no run.
         DamagedRunError: Part of the run cannot be read.
-        StoreError: The target exists, lies in the run, or cannot be written.
+        StoreError: The target exists, is inside the run, or cannot be written.
         UnknownNameError: The version does not exist.
     """
     source = location(path)
@@ -107,7 +107,7 @@ def copy_run(
     if not sources:
         raise RunNotFoundError(f"there is no run in {str(path)!r}.")
     if version is not None and len(sources) > 1:
-        raise StoreError(f"{str(path)!r} holds several ranks; copy the rank whose version it is.")
+        raise StoreError(f"{str(path)!r} holds several ranks; copy a version of a single rank.")
 
     def fill(target: Location) -> None:
         for part in sources:
@@ -153,12 +153,12 @@ def _free(target: Remote, name: str) -> Remote:
         target = target / name
         found = [other for other in found if other.startswith(f"{name}/")]
     if found:
-        raise StoreError(f"{str(target)!r} exists; nothing is ever overwritten. Choose another.")
+        raise StoreError(f"{str(target)!r} already exists; choose another target.")
     return target
 
 
 def _counterpart(part: Location, source: Location, target: Location) -> Location:
-    """Returns the target of a part of the source."""
+    """Returns the location in the target that corresponds to a part of the source."""
     if isinstance(part, Remote):
         assert isinstance(source, Remote)
         return target / part.relative_to(source)
@@ -193,10 +193,10 @@ def pinned(run: Location, version: int | None = None) -> Reader:
         except DamagedRunError as error:
             if version is None or _NO_VERSION not in str(error):
                 raise
-    span = "" if newest is None else f"; its versions are numbered up to {newest}, the newest"
+    span = "" if newest is None else f"; its newest version is {newest}"
     raise UnknownNameError(
-        f"{str(run)!r} has no version {version}{span}. The first ones hold no run yet, and "
-        f"compacting removes old ones. `comgra-decl verify` names the newest that is whole."
+        f"{str(run)!r} has no version {version}{span}. The first versions hold no run yet, and "
+        f"compaction removes old ones. `comgra-decl verify` names the newest intact one."
     )
 
 
@@ -293,7 +293,7 @@ def _ended(reader: Reader) -> dict[str, object]:
 def _target(source: Location, to: Path) -> Path:
     target = to / source.name if to.is_dir() and not database_exists(to) else to
     if target.exists() or target.is_symlink():
-        raise StoreError(f"{str(target)!r} exists; nothing is ever overwritten. Choose another.")
+        raise StoreError(f"{str(target)!r} already exists; choose another target.")
     return target.absolute()
 
 

@@ -34,7 +34,7 @@ _RAISED = (
 )
 _LONGEST_REASON = 200
 _ABSENT = "NOT_FOUND"
-"""Prefixes of TensorStore errors about missing files and folders."""
+"""Prefix of TensorStore errors about missing files and folders."""
 
 _MOST_JSON = 128 << 20
 """Maximum bytes of a JSON key."""
@@ -158,7 +158,7 @@ class Database:
         """
         value = self.read_bytes(key)
         if value is None:
-            raise DamagedRunError(f"{self.path}: key {key!r} is missing although head counts it.")
+            raise DamagedRunError(f"{self.path}: key {key!r} is missing, but the head counts it.")
         return self.parse(key, value, revision=revision)
 
     def read_bytes(self, key: str, *, most: int = _MOST_JSON) -> bytes | None:
@@ -173,7 +173,7 @@ class Database:
         return bytes(result.value)
 
     def _refuse_large(self, keys: Sequence[str], most: int) -> None:
-        """Refuses keys of more than `most` bytes, checked through the index with an empty read."""
+        """Rejects keys of more than `most` bytes, found through the index with an empty read."""
         if isinstance(self.place, Remote) or (self._largest is not None and self._largest < most):
             return  # would cost a request per key
         reads = [self.kv.read(key, byte_range=slice(most, most)) for key in keys]
@@ -187,7 +187,7 @@ class Database:
 
     def _refuse_size(self, key: str, most: int) -> None:
         raise DamagedRunError(
-            f"{self.path}: key {key!r} has more than the {most} bytes it may have."
+            f"{self.path}: key {key!r} is larger than the maximum of {most} bytes."
         )
 
     def read_all(self, keys: Sequence[str], *, most: int | None = None) -> list[bytes]:
@@ -204,12 +204,12 @@ class Database:
         for key, result in zip(keys, found, strict=True):
             if result.state == "missing":
                 raise DamagedRunError(
-                    f"{self.path}: key {key!r} is missing although head counts it."
+                    f"{self.path}: key {key!r} is missing, but the head counts it."
                 )
         return [bytes(result.value) for result in found]
 
     def keys(self, low: str, high: str) -> list[str]:
-        """Returns the keys from `low` on that are smaller than `high`, ascending."""
+        """Returns the keys from `low` (included) to `high` (excluded), ascending."""
         with self.reading(low):
             found = self.kv.list(ts.KvStore.KeyRange(low, high)).result()
         return sorted(key.decode() for key in found)
@@ -229,7 +229,7 @@ class Database:
             if not value:
                 raise ValueError("it is empty (a data file was deleted?)")
             if seal != _seal(text, name):
-                raise ValueError("its checksum does not fit")
+                raise ValueError("its checksum does not match")
             if sum(map(text.count, (b",", b"[", b"{"))) > _MOST_PARTS:
                 raise ValueError(f"it has more than {_MOST_PARTS} parts")
             return json.loads(text)
@@ -254,7 +254,7 @@ class Database:
             raise DamagedRunError(f"{self.path}: cannot read {what!r}: {text}") from error
 
     def refuse_out_of_reach(self, error: BaseException) -> None:
-        """Raises if a TensorStore error is about an unreachable bucket rather than stored data."""
+        """Raises an error if a TensorStore error is about an unreachable bucket, not the data."""
         text = message(error, self.place)
         if not isinstance(self.place, Remote) or not text.startswith((*TRANSIENT, *REFUSED)):
             return
@@ -282,10 +282,9 @@ class Database:
 
 
 def encode(value: Any, name: str | None) -> bytes:
-    """Encodes compact JSON; objects unknown to JSON (paths, dates) become text.
+    """Encodes compact JSON; other objects (paths, dates) are converted to strings.
 
     Appends a line with a checksum, which detects flipped bits and swapped keys.
-    another key.
 
     Args:
         value: JSON-serializable object.
@@ -342,5 +341,5 @@ def _refuse_strange(database: Path) -> None:
     strange = strange_file(database)
     if strange is not None:
         raise DamagedRunError(
-            f"{database}: {strange}; a run is made of plain files that lie in its folder."
+            f"{database}: {strange}; a run consists of plain files in its folder."
         )

@@ -1,4 +1,4 @@
-"""From batches to the dense arrays that one commit writes: [records, padded slots, ...]."""
+"""Converts batches to the dense arrays that one commit writes: [records, padded slots, ...]."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def check_document(name: str, content: Any) -> Any:
     if name == "findings":
         for finding in content["findings"]:
             if finding["severity"] not in _SEVERITIES:
-                raise ValueError(f"findings: no severity is called {finding['severity'][:40]!r}")
+                raise ValueError(f"findings: unknown severity {finding['severity'][:40]!r}")
     return content
 
 
@@ -94,7 +94,7 @@ def _check(content: Any, form: Any, where: str) -> None:
         _check_parts(content, form, where)
     elif not _is(content, form):
         name = "nothing" if form is NoneType else getattr(form, "__name__", str(form))
-        raise ValueError(f"{where}: {str(content)[:40]!r} is no {name}")
+        raise ValueError(f"{where}: {str(content)[:40]!r} is not of type {name}")
 
 
 def _check_parts(content: dict[Any, Any], form: dict[Any, Any], where: str) -> None:

@@ -1,8 +1,8 @@
-"""The only way to open files in a run's folder, which is untrusted.
+"""Opens files in a run's folder, which is untrusted; nothing else may do so.
 
 A pipe would block, a device would be read forever, and a link would lead to another folder. So
 only plain files up to a size limit are opened. The run's folder itself may be reached through
-links. A test ensures that nothing else opens files in a run.
+links. A test ensures that no other code opens files in a run.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def read_file(folder: Path, name: str, *, most: int) -> bytes | None:
             raise
         raise DamagedRunError(f"{str(folder / name)!r} cannot be read: {error}") from error
     if len(content) > most:
-        raise DamagedRunError(f"{str(folder / name)!r} is larger than the {most} bytes it may have")
+        raise DamagedRunError(f"{str(folder / name)!r} is larger than the maximum of {most} bytes")
     return content
 
 
 def copy_file(folder: Path, name: str, target: Path) -> None:
-    """Copies a plain file of a run's folder; refuses any that `plain_files` does not yield.
+    """Copies a plain file of a run's folder; rejects any that `plain_files` does not yield.
 
     Raises:
         DamagedRunError: The file is not plain.
@@ -105,7 +105,7 @@ def _plain_files(
 def _strangeness(found: os.stat_result) -> str | None:
     """Returns why a file cannot be copied; None for a plain file."""
     if stat.S_ISREG(found.st_mode):
-        return f"it claims {found.st_size} bytes and holds none" if _is_hollow(found) else None
+        return f"it claims {found.st_size} bytes but contains none" if _is_hollow(found) else None
     kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     return f"it is {kinds.get(stat.S_IFMT(found.st_mode), 'a device')}"
 
@@ -184,7 +184,7 @@ def _opened(folder: Path, name: str) -> int | None:
     for part in PurePosixPath(name).parts[:-1]:
         path = path / part
         if path.is_symlink():
-            raise DamagedRunError(f"{str(path)!r} is a link; a run's files lie in its folder")
+            raise DamagedRunError(f"{str(path)!r} is a link; a run's files must be in its folder")
     path = folder / name
     found = _status(path)
     if found is None:
@@ -192,7 +192,7 @@ def _opened(folder: Path, name: str) -> int | None:
     if not stat.S_ISREG(found.st_mode):
         raise DamagedRunError(f"{str(path)!r} is not a plain file")
     if _is_hollow(found):
-        raise DamagedRunError(f"{str(path)!r} claims {found.st_size} bytes and holds none")
+        raise DamagedRunError(f"{str(path)!r} claims {found.st_size} bytes but contains none")
     # it may have changed since the first check
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     handle = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))

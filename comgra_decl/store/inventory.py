@@ -1,6 +1,6 @@
-"""What must exist of a run below its `head`, and which parts are stored twice.
+"""Lists the parts of a run that must exist below its `head`, and those stored twice.
 
-Basis of operations on a whole run: verification reads every region, compaction leaves out
+Used by operations on a whole run: verification reads every region, compaction leaves out
 superseded parts.
 """
 
@@ -93,7 +93,7 @@ def block_of(view: View) -> int:
 
 
 def edge_of(view: View) -> int:
-    """Returns the first record that is in no complete block."""
+    """Returns the first record that is not in a complete block."""
     return view.n // block_of(view) * block_of(view)
 
 
@@ -109,10 +109,10 @@ def regions(view: View) -> Iterator[Region]:
 
 
 def fact_regions(view: View) -> list[Region]:
-    """Returns the regions that tell whether records in complete blocks also have rows.
+    """Returns the regions that record whether records in complete blocks also have rows.
 
     These are the facts of records: the first columns of "kpi" and of "records", which older runs
-    do not have.
+    lack.
     """
     form, edge = view.tables.forms.get("kpi/blk"), edge_of(view)
     facts = [Region(form, (0, 0), (edge, form.chunk[1]))] if form and edge else []
@@ -120,14 +120,14 @@ def fact_regions(view: View) -> list[Region]:
 
 
 def _records(view: View) -> Iterator[Region]:
-    """Yields the facts of records in their second copy, a few large chunks."""
+    """Yields the second copy of the records' facts, in a few large chunks."""
     form = view.tables.forms.get(_RECORDS)
     if form is not None and view.n >= form.chunk[0]:
         yield Region(form, (0, 0), (view.n // form.chunk[0] * form.chunk[0], form.shape[1]))
 
 
 def _rows(view: View, family: str) -> Iterator[Region]:
-    """Yields the records stored as rows, as long runs of equal width."""
+    """Yields the records stored as rows, in long runs of equal width."""
     table, form = view.records, view.tables.forms[f"{family}/row"]
     widths = np.where(table[:, RecordColumn.FORM] == 0, table[:, WIDTHS[family]], 0)
     for first, last, width in _equal(widths):
@@ -183,7 +183,7 @@ def _equal(numbers: NDArray[Any]) -> Iterator[tuple[int, int, int]]:
 
 
 def is_superseded(key: str, *, edge: int, scalars: int) -> bool:
-    """Whether a complete block also holds everything in a key.
+    """Whether everything in a key is also in a complete block.
 
     Args:
         key: any key of the database.

@@ -4,7 +4,7 @@ One OCDBT database holds a whole run (of one rank). Arrays are preallocated and 
 chunk never changes after its commit. Each family of arrays exists twice: `row` (one record per
 chunk, written with every commit, so that a record is one read) and `blk` (`block_steps` records
 and few columns per chunk, written when a block is full, so that a series is few reads). A block
-completed within one commit is stored as a block only, as the record column `FORM` tells. The
+completed within one commit is stored only as a block, as given by the record column `FORM`. The
 numeric facts of records are stored a third time, in the few large chunks of `records`, so that
 a long run opens in few reads.
 
@@ -42,7 +42,7 @@ RECORDS_LIMIT = 1 << 40
 SLOTS_LIMIT = 1 << 20
 COLUMNS_LIMIT = 1 << 16
 SHAPES_LIMIT = 1 << 24
-"""Shape codes are exact in float32 up to this; no run has as many."""
+"""Shape codes are exact in float32 up to this limit, which no run reaches."""
 
 LOGS = ("slots", "names", "arrays", "lanes", "notes")
 """Append-only tables of JSON rows; `head.logs` holds the number of valid rows of each."""
@@ -120,7 +120,7 @@ class ArrayForm:
             "fill_value": self.fill,
             "codecs": [
                 {"name": "bytes", "configuration": {"endian": "little"}},
-                # the checksum is what detects a flipped bit: OCDBT itself does not
+                # the checksum detects flipped bits; OCDBT itself does not
                 {"name": "zstd", "configuration": {"level": 1, "checksum": True}},
             ],
         }

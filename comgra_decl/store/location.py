@@ -104,14 +104,14 @@ def require_path(text: str) -> str:
 
 
 def joined(base: Path, where: str) -> Location:
-    """Returns the location that `where` means relative to the folder `base`."""
+    """Returns the location of a path or URL relative to the folder `base`."""
     place = location(where or ".")
     return place if isinstance(place, Remote) else base.absolute() / place.expanduser()
 
 
 def _parts(text: str) -> list[str]:
-    """Returns the parts of a key; refuses `..`, which has no meaning in buckets."""
+    """Returns the parts of a key; rejects `..`, which has no meaning in buckets."""
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise StoreError(f"{text!r} names no place in a bucket: it has a '..'")
+        raise StoreError(f"{text!r} is not a location in a bucket: it contains '..'")
     return parts

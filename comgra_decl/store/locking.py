@@ -1,8 +1,8 @@
-"""Folder locks for changes of a run, released when their process ends.
+"""Locks folders while a run is changed; released when their process ends.
 
 A compaction holds the database's lock throughout. The run's lock is held briefly: by a compaction
-that puts the new database in place, and by a program that resumes the run. So neither sees the
-other's work half done.
+that moves the new database into place, and by a program that resumes the run. So neither sees an
+intermediate state of the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def alone(database: Path) -> Iterator[None]:
     """Holds the lock on a database's folder. Raises StoreError if another process holds it."""
     with _held(database) as lock:
         if lock is not None and not _taken(lock, wait=False):
-            raise StoreError(f"{str(database.parent)!r} is being compacted already.")
+            raise StoreError(f"{str(database.parent)!r} is already being compacted.")
         yield
 
 
@@ -59,7 +59,10 @@ def _held(folder: Location) -> Iterator[int | None]:
 
 
 def _taken(handle: int, *, wait: bool) -> bool:
-    """Takes a lock. Returns True also if the file system has none and TensorStore's must do."""
+    """Takes a lock; returns whether it was taken.
+
+    Also returns True if the file system has no locks; then only TensorStore's own apply.
+    """
     import fcntl
 
     try:

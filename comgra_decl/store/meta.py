@@ -102,7 +102,7 @@ class RunMeta:
             )
             check_meta(meta)
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise DamagedRunError(f"{where}: key 'meta/run.json' is wrong: {error}.") from error
+            raise DamagedRunError(f"{where}: key 'meta/run.json' is invalid: {error}.") from error
         return meta
 
 
@@ -130,7 +130,7 @@ def check_version(document: Mapping[str, Any], *, where: str) -> None:
 
 
 def writer_identity() -> dict[str, Any]:
-    """Returns the identity of this process, with which a reader can tell whether it is alive."""
+    """Returns the identity of this process, by which a reader can check whether it is alive."""
     pid = os.getpid()
     return {
         "pid": pid,
@@ -142,9 +142,9 @@ def writer_identity() -> dict[str, Any]:
 
 
 def writer_alive(writer: Mapping[str, Any], *, last_commit: float, patience: float = 3600) -> bool:
-    """Returns whether the writer of an unclosed run is likely alive.
+    """Returns whether the writer of an unclosed run is probably alive.
 
-    On the same machine (and in the same process namespace) it looks the process up; elsewhere the
+    On the same machine (and in the same process namespace) it looks the process up; otherwise the
     run counts as alive for `patience` seconds after its last commit.
     """
     pid = writer.get("pid")

@@ -1,4 +1,4 @@
-"""When the writer thread commits: decisions from times and counts, without a clock or a thread."""
+"""Decides when the writer thread commits, from times and counts alone."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _STRETCH, _LONGEST_INTERVAL = 0.005, 10.0  # commit interval relative to a run's
 
 
 class Backlog(NamedTuple):
-    """What a commit could take now.
+    """Data that a commit could write now.
 
     Attributes:
-        committed: records that are in the run.
-        ready: records that are reduced and wait for the next commit.
-        queued: steps that are not reduced yet.
+        committed: number of records already in the run.
+        ready: number of reduced records waiting for the next commit.
+        queued: number of steps not reduced yet.
         block: records per block; None if the run has no blocks.
-        numbers_since: when the first of the waiting logged numbers came; None if none wait.
+        numbers_since: arrival time of the first waiting logged number; None if none wait.
     """
 
     committed: int
@@ -35,10 +35,10 @@ class Pace:
     """Decides when the next commit is due and how many steps it takes.
 
     Args:
-        interval: least seconds between commits; 0: commit whatever there is, immediately.
-        started: when the run started; all times are seconds of one monotonic clock.
-        in_blocks: whether a commit may wait to complete a block. It may not where steps are
-            dropped or held back, because then nothing says how many more will come.
+        interval: minimum seconds between commits; 0: commit everything immediately.
+        started: start time of the run; all times are seconds of one monotonic clock.
+        in_blocks: whether a commit may wait to complete a block. Must be False if steps are dropped
+            or delayed, because then the number of steps to come is unknown.
     """
 
     def __init__(self, interval: float, *, started: float, in_blocks: bool = True) -> None:
@@ -49,7 +49,7 @@ class Pace:
         self._since: float | None = None  # end of the last commit
 
     def spacing(self, now: float) -> float:
-        """Returns the seconds between two commits of a run of this age."""
+        """Returns the minimum seconds between two commits of a run of this age."""
         if not self._interval:
             return 0.0
         return max(self._interval, min(_LONGEST_INTERVAL, _STRETCH * (now - self._started)))
@@ -60,7 +60,7 @@ class Pace:
         self.postpone(now)
 
     def postpone(self, now: float) -> None:
-        """Puts off a commit that would store nothing."""
+        """Postpones a commit that would store nothing."""
         self._due = now + self.spacing(now)
 
     def pause(self, now: float, backlog: Backlog) -> float:
@@ -70,8 +70,9 @@ class Pace:
     def share(self, backlog: Backlog) -> int:
         """Returns how many of the queued steps the next commit takes.
 
-        A fast run fills whole blocks between two commits. Ending the commit at a block's end avoids
-        storing the remainder twice (as rows now, in a block later); it waits for the next commit.
+        A fast run fills whole blocks between two commits. Ending the commit at the end of a block
+        avoids storing the remaining records twice (as rows now, in a block later); they wait for
+        the next commit.
         """
         block = backlog.block
         waiting = backlog.ready + backlog.queued

@@ -70,7 +70,7 @@ def _of_dim(item: int | slice, dim: int, extent: int) -> tuple[slice, int | slic
         number = item
         if not -extent <= number < extent:
             raise UnknownNameError(
-                f"dim {dim} of these values has {extent} elements; there is no number {number}"
+                f"dim {dim} of these values has {extent} elements; index {number} is out of range"
             )
         return slice(number % extent, number % extent + 1), 0
     try:

@@ -47,7 +47,7 @@ _EXACT = float(1 << 53)  # integers up to this are exact in float64
 
 
 def check_head(head: Mapping[str, Any]) -> None:
-    """Refuses a head with impossible numbers."""
+    """Rejects a head with impossible numbers."""
     _whole(head["n"], "n", _RECORDS)
     _whole(head.get("scalars", 0), "scalars", _ROWS)
     for name in LOGS:
@@ -64,13 +64,13 @@ def check_head(head: Mapping[str, Any]) -> None:
         if not isinstance(head.get(name, {}), dict):
             raise TypeError(f"{name!r} is not a table")
     if not isinstance(head.get("error"), str | None):
-        raise TypeError("'error' is not a text")
+        raise TypeError("'error' is not a string")
     bool(head["closed"])
     check_sessions(head.get("sessions", []))
 
 
 def check_sessions(lines: Any) -> None:
-    """Refuses invalid lines of `head.sessions`."""
+    """Rejects invalid entries of `head.sessions`."""
     if not isinstance(lines, list):
         raise TypeError("'sessions' is not a list")
     for line in lines:
@@ -81,10 +81,10 @@ def check_sessions(lines: Any) -> None:
 
 
 def check_meta(meta: RunMeta) -> None:
-    """Refuses impossible run metadata."""
+    """Rejects impossible run metadata."""
     names = meta.statistics
     if len(names) > _STATISTICS or len({*names}) != len(names):
-        raise ValueError(f"there cannot be {len(names)} statistics of {len({*names})} names")
+        raise ValueError(f"{len(names)} statistics have {len({*names})} different names")
     _whole(meta.sample_count, "sample_count", _SAMPLES)
     if meta.bins is not None and not 1 <= meta.bins <= _BINS:
         raise ValueError(f"'bins' is {meta.bins}, not between 1 and {_BINS}")
@@ -118,10 +118,10 @@ def check_slot(slot: SlotInfo) -> SlotInfo:
     """Returns a row of the slot table if it is plausible."""
     texts = (*slot.key[:2], slot.key.pass_, slot.kind, slot.dtype, slot.module_class, *slot.names)
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a name is not a text")
+        raise TypeError("a name is not a string")
     check_shape(slot.shape)
     if len(slot.names) > _NAMES:
-        raise ValueError(f"no tensor has {len(slot.names)} names")
+        raise ValueError(f"a tensor cannot have {len(slot.names)} names")
     _whole(slot.key.iteration, "iteration", 1 << 53)
     if slot.batch_dim is not None:
         _whole(slot.batch_dim, "batch_dim", max(0, len(slot.shape) - 1))
@@ -136,12 +136,12 @@ def check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     for extent in shape:
         _whole(extent, "shape", _ELEMENTS)
     if len(shape) > _MOST_DIMS or math.prod(shape) > _ELEMENTS:
-        raise ValueError(f"no tensor has the shape {str(shape)[:80]}")
+        raise ValueError(f"a tensor cannot have the shape {str(shape)[:80]}")
     return shape
 
 
 def check_forms(forms: Mapping[str, ArrayForm], meta: RunMeta) -> None:
-    """Refuses arrays whose statistics, samples or bins differ from the run's."""
+    """Rejects arrays whose statistics, samples or bins differ from the run's."""
     if not forms:
         return
     # slots per chunk depend on the initial number of slots; all else is known
@@ -162,8 +162,8 @@ def check_forms(forms: Mapping[str, ArrayForm], meta: RunMeta) -> None:
             raise ValueError(f"there is no array {wanted.name!r}")
         if (form.shape, form.dtype) != (wanted.shape, wanted.dtype):
             raise ValueError(
-                f"the array {wanted.name!r} is of {form.dtype} {list(form.shape)}; of the run's "
-                f"statistics, samples and bins it would be of {wanted.dtype} {list(wanted.shape)}"
+                f"the array {wanted.name!r} is {form.dtype} {list(form.shape)}; for the run's "
+                f"statistics, samples and bins it must be {wanted.dtype} {list(wanted.shape)}"
             )
         rows = block if wanted.name.endswith("/blk") else wanted.chunk[0]
         if form.chunk[0] != rows:
@@ -173,9 +173,9 @@ def check_forms(forms: Mapping[str, ArrayForm], meta: RunMeta) -> None:
 def check_form(form: ArrayForm) -> ArrayForm:
     """Returns an array form if it is valid."""
     if form.dtype not in RAW_DTYPES:
-        raise ValueError(f"no dtype is called {form.dtype!r}")
+        raise ValueError(f"unknown dtype {form.dtype!r}")
     if not 1 <= len(form.shape) == len(form.chunk) <= _DIMS:
-        raise ValueError(f"shape {form.shape} and chunk {form.chunk} do not fit")
+        raise ValueError(f"shape {form.shape} and chunk {form.chunk} do not match")
     if min(form.chunk) < 1 or min(form.shape) < 0 or max(form.shape) >= 1 << 62:
         raise ValueError(f"shape {form.shape} or chunk {form.chunk} is impossible")
     if math.prod(form.chunk) * 16 > _CHUNK_BYTES * _itemsize_share(form.dtype):
@@ -184,7 +184,7 @@ def check_form(form: ArrayForm) -> ArrayForm:
 
 
 def check_records(facts: NDArray[np.float64], names: Mapping[str, Sequence[str]], n: int) -> None:
-    """Refuses facts of records with codes out of range; there are `n` records."""
+    """Rejects facts of records with codes out of range; there are `n` records."""
     lost = facts[:, RecordColumn.STEP] == LOST
     there = facts[~lost] if lost.any() else facts
     if not len(there):
@@ -221,9 +221,9 @@ def check_facts(facts: Any) -> dict[str, Any]:
 
 
 def check_edges(edges: Sequence[tuple[int, int, bool]], *, nodes: int) -> None:
-    """Refuses edges with nodes out of range."""
+    """Rejects edges with nodes out of range."""
     if not all(0 <= source < nodes and 0 <= sink < nodes for source, sink, _ in edges):
-        raise ValueError("an edge to no node")
+        raise ValueError("an edge refers to a missing node")
 
 
 def _whole(number: Any, name: str, limit: int) -> None:

@@ -22,10 +22,10 @@ from .tables import WRONG, Tables
 from .view import View
 
 CACHE_BYTES = 128 << 20
-"""Default cache size in bytes of all readers in this process: decoded chunks, index nodes."""
+"""Default bytes of the cache (decoded chunks, index nodes) for all readers of this process."""
 
 _CREATION = 10.0
-"""Seconds for which a run without its first key counts as being created."""
+"""Seconds during which a run without its first key is assumed to be under creation."""
 
 _MOST_META = 16 << 20
 """Maximum bytes of the keys read first; usually some ten thousand."""
@@ -109,18 +109,18 @@ class Reader:
         self._refuse_old(newest)
 
     def _newest(self) -> int | None:
-        """Returns the version to be read if that is known without a request to a bucket."""
+        """Returns the version to be read, if known without a request to a bucket."""
         if self._version is not None or isinstance(self.path, Remote):
             return self._version
         return newest_version(self.path)
 
     def _refuse_old(self, newest: int | None) -> None:
-        """Refuses a head from another commit than the manifest's newest."""
-        said = self._head.get("generation")
-        if newest is not None and isinstance(said, int) and said < newest:
+        """Rejects a head from a commit other than the manifest's newest."""
+        found = self._head.get("generation")
+        if newest is not None and isinstance(found, int) and found < newest:
             raise DamagedRunError(
-                f"{self._db.path}: key {HEAD_KEY!r} is that of version {said}, not of {newest}: "
-                "an older data file lies in the place of a newer one."
+                f"{self._db.path}: key {HEAD_KEY!r} is from version {found} instead of {newest}: "
+                "an older data file has replaced a newer one."
             )
 
     @property
@@ -141,7 +141,7 @@ class Reader:
 
     @property
     def state(self) -> str:
-        """Returns "waiting", "live", "finished" or "stopped" (the writer is gone or gave up)."""
+        """State of the run: "waiting", "live", "finished" or "stopped" (writer died or gave up)."""
         head = self._head
         if head["closed"]:
             return "stopped" if head.get("error") else "finished"
@@ -179,7 +179,7 @@ class Reader:
         if head.get("uuid") != self.meta.uuid:
             raise DamagedRunError(f"{self._db.path}: the run was replaced by another; reopen it.")
         if self._head and head.get("compacted") != self._head.get("compacted"):
-            # rows are gone, and say so in facts that are known here as they were
+            # compaction removes rows; the facts cached here still say that they exist
             self._tables, self._scalars = Tables(), ScalarReader(self._db)
             self._sums = SumsReader(self._db)
         self._head, self._head_bytes, self._bound = head, value, bound
@@ -192,17 +192,18 @@ class Reader:
         try:
             check_head(head)
         except WRONG as error:
-            raise DamagedRunError(f"{self._db.path}: key {HEAD_KEY!r} is wrong: {error}") from error
+            text = f"key {HEAD_KEY!r} is invalid: {error}"
+            raise DamagedRunError(f"{self._db.path}: {text}") from error
 
     def _load(self) -> View:
         for log in LOGS:
-            self._read_log_or_tell(log, int(self._head["logs"].get(log, 0)))
+            self._read_log_or_report(log, int(self._head["logs"].get(log, 0)))
         tables = self._tables.snapshot()
         try:
             check_forms(tables.forms, self.meta)
         except WRONG as error:
-            said = f"key {RUN_KEY!r} is wrong: {error}"
-            raise DamagedRunError(f"{self._db.path}: {said}.") from error
+            reason = f"key {RUN_KEY!r} is invalid: {error}"
+            raise DamagedRunError(f"{self._db.path}: {reason}.") from error
         checked = self._sums if self.meta.bound else None
         view = View(
             self._db,
@@ -217,8 +218,8 @@ class Reader:
         self._tables.damage = list(tables.damage)
         return view
 
-    def _read_log_or_tell(self, name: str, count: int) -> None:
-        """Reads a table; damage to notes and lanes is recorded, since the rest remains readable."""
+    def _read_log_or_report(self, name: str, count: int) -> None:
+        """Reads a table; damage to notes and lanes is only recorded: the rest stays readable."""
         try:
             self._read_log(name, count)
         except DamagedRunError as error:
@@ -233,13 +234,13 @@ class Reader:
             key = log_key(name, known)
             rows = self._db.read_json(key)
             if not isinstance(rows, list) or not rows:
-                raise DamagedRunError(f"{self._db.path}: key {key!r} holds no rows.")
+                raise DamagedRunError(f"{self._db.path}: key {key!r} contains no rows.")
             for row in rows:
                 try:
                     self._tables.take(name, known, row)
                 except WRONG as error:
                     raise DamagedRunError(
-                        f"{self._db.path}: key {key!r} is wrong at {error}."
+                        f"{self._db.path}: key {key!r} is invalid at {error}."
                     ) from error
                 known += 1
                 self._tables.counts[name] = known
@@ -248,7 +249,7 @@ class Reader:
 def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
     """Returns the error for a missing manifest; a recent database may still be under creation."""
     folder = db.place
-    if isinstance(folder, Remote):  # the manifest exists, and a copy gets this key last
+    if isinstance(folder, Remote):  # the manifest exists, and a copy writes this key last
         return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
     manifest = folder / "manifest.ocdbt"
     newest = manifest if manifest.exists() else folder
@@ -256,7 +257,7 @@ def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
         return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
     if newest is manifest or not any(folder.iterdir()):
         return UnwrittenRunError(
-            f"{db.path}: nothing was written; the program that made it ended (killed, perhaps) "
-            "before its first commit, or a copy was broken off. The folder can be deleted."
+            f"{db.path}: nothing was written: the program that created it ended or was killed "
+            "before its first commit, or a copy was interrupted. The folder can be deleted."
         )
-    return DamagedRunError(f"{db.path}: 'manifest.ocdbt' is missing; nothing can be found in it.")
+    return DamagedRunError(f"{db.path}: 'manifest.ocdbt' is missing; no data can be located.")

@@ -1,6 +1,6 @@
-"""Requests to buckets: TensorStore's configuration, and objects beside a database.
+"""Requests to buckets: TensorStore's configuration, and objects next to a database.
 
-Endpoint and credentials are read from the environment, as the cloud vendors' own tools do.
+Endpoint and credentials are read from the environment, as by the cloud vendors' own tools.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ INTERVAL = 10.0
 REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED", "INTERNAL: Failed to get credentials")
 """Prefixes of errors about denied access."""
 
-_WAYS = {
+_CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), AWS_REGION, and "
     "AWS_ENDPOINT_URL for a store other than Amazon's",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or what `gcloud auth application-default login` left",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or the login of `gcloud auth application-default login`",
 }
 _OPENED = (ValueError, LookupError, RuntimeError, OSError, NotImplementedError)
 _FROM_ENVIRONMENT = "environment"
@@ -69,7 +69,7 @@ def base_spec(place: Location) -> dict[str, Any]:
     if not _has(driver):
         raise MissingPackageError(
             f"{str(place)!r} cannot be reached: this build of tensorstore lacks the driver "
-            f"{driver!r}, which the wheels of the package index have: pip install tensorstore"
+            f"{driver!r}, which the wheels on PyPI include: pip install tensorstore"
         )
     path = f"{place.key}/" if place.key else ""
     spec = {"driver": driver, "bucket": place.bucket, "path": path}
@@ -124,7 +124,7 @@ def message(error: BaseException, place: Location) -> str:
     for mark in (" [tensorstore_spec=", " [source locations="):
         text = text.partition(mark)[0]
     if isinstance(place, Remote) and text.startswith(REFUSED):
-        text += f" (who asks is read from {_WAYS[place.scheme]})"
+        text += f" (credentials are read from {_CREDENTIALS[place.scheme]})"
     return text
 
 
@@ -138,33 +138,33 @@ class Objects:
         """Raises StoreError if the location cannot be opened; sends no request yet."""
         refuse_forked_child()
         self.place = place
-        with self._asking():
+        with self._converted_errors():
             self._kv = ts.KvStore.open(base_spec(place), context=ts.Context(resources())).result()
 
     def exists(self, name: str) -> bool:
         """Whether an object exists."""
-        with self._asking():
+        with self._converted_errors():
             found = self._kv.read(name, byte_range=slice(0, 0)).result()
         return bool(found.state == "value")
 
     def read(self, name: str, *, most: int) -> bytes | None:
         """Returns an object; None if missing. Raises DamagedRunError if it is too large."""
-        with self._asking():
+        with self._converted_errors():
             found = self._kv.read(name).result()
         if found.state != "value":
             return None
         if len(found.value) > most:
-            raise DamagedRunError(f"{self.place / name} is larger than it may be")
+            raise DamagedRunError(f"{self.place / name} is larger than the maximum of {most} bytes")
         return bytes(found.value)
 
     def write(self, name: str, content: bytes) -> None:
         """Writes an object."""
-        with self._asking():
+        with self._converted_errors():
             self._kv.write(name, content).result()
 
     def claim(self, name: str, content: bytes) -> bool:
         """Creates an object unless it exists. Returns whether it was created."""
-        with self._asking():
+        with self._converted_errors():
             found = self._kv.read(name).result()
             if found.state == "value":
                 return False
@@ -181,28 +181,28 @@ class Objects:
         Call it before writing a database: a commit of TensorStore 0.1.86 to a missing bucket ends
         the process.
         """
-        with self._asking():
+        with self._converted_errors():
             stamp = self._kv.write(_TRIAL, b"").result()
             if not stamp.generation:
                 raise self._no_bucket()
             self._kv.write(_TRIAL, None).result()
 
     def _no_bucket(self) -> StoreError:
-        text = f"{self.place}: nothing can be written there; is there such a bucket?"
+        text = f"{self.place}: cannot write there; does the bucket exist?"
         return StoreError(text)
 
     def names(self) -> list[str]:
         """Returns the names of all objects, sorted; one request per thousand."""
-        with self._asking():
+        with self._converted_errors():
             return sorted(name.decode() for name in self._kv.list().result())
 
     def remove(self, prefix: str) -> None:
         """Removes all objects whose names start with `prefix`."""
-        with self._asking():
+        with self._converted_errors():
             self._kv.delete_range(ts.KvStore.KeyRange(prefix, _after(prefix))).result()
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _converted_errors(self) -> Iterator[None]:
         try:
             yield
         except ComgraError:

@@ -1,8 +1,8 @@
 """Reads around damage: returns the rest, marks lost parts as missing, and logs them.
 
-A failed read is split in halves at chunk edges until the unreadable chunks are known. Records of a
-damaged block are read from the rows, which exist unless the run was compacted. Data found nowhere
-keeps the fill value, NaN for statistics, and is remembered as lost.
+A failed read is split in half at chunk edges until the unreadable chunks are known. Records of a
+damaged block are read from the rows, which exist unless the run was compacted. Data that cannot be
+read anywhere keep the fill value, NaN for statistics, and are remembered as lost.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Read = Callable[..., Data]
 _CONTENTS = {
     "kpi": "facts and KPIs",
     "agg": "statistics",
-    "smp": "statistics of single samples",
+    "smp": "statistics of individual samples",
     "hist": "histograms",
 }
-_MOST_TOLD = 200
+_MOST_LOGGED = 200
 _LARGE = 64 << 20  # bytes; smaller reads never run out of memory
 
 
@@ -62,7 +62,7 @@ class Salvage:
         self._records = records
         self._losses = damage
         self._lost: list[tuple[str, Box]] = []
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def read(self, name: str, *index: int | slice) -> Data:
         """Returns an index of an array, with fill values for lost parts."""
@@ -152,21 +152,21 @@ class Salvage:
         steps = f"step {first}" if first == last else f"steps {first} to {last}"
         how = "missing" if "NOT_FOUND" in str(error) else "damaged"
         loss = f"{_CONTENTS.get(family, family)} of {steps} are left out: {form.name!r} is {how}"
-        if loss in self._losses or len(self._losses) >= _MOST_TOLD:
+        if loss in self._losses or len(self._losses) >= _MOST_LOGGED:
             return
         self._losses.append(loss)
-        if family not in self._told:  # `run.damage` lists the others
-            self._told.add(family)
+        if family not in self._logged:  # `run.damage` lists the others
+            self._logged.add(family)
             _log.warning("comgra: %s", loss)
 
 
 def reserve(size: int, place: str, name: str) -> None:
-    """Raises if memory for a read is unavailable: TensorStore would end the process."""
+    """Raises TooLargeError if a read lacks memory: TensorStore would end the process."""
     if size > _LARGE:
         try:
             np.empty(size, np.uint8)
         except (MemoryError, ValueError):
-            need = f"it would take {size / 1e9:.1f} GB of memory at once"
+            need = f"it requires {size / 1e9:.1f} GB of memory"
             raise TooLargeError(f"{place}: cannot read {name!r}: {need}") from None
 
 

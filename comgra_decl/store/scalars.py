@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import DamagedRunError
-from comgra_decl.records import Said
+from comgra_decl.records import ScalarBatch
 
 from .commit import Commit
 from .database import Database
@@ -38,16 +38,16 @@ Rows = NDArray[np.void]
 _MANY_BLOCKS = 1000
 
 MOST_BYTES = 1 << 20
-"""Maximum bytes of a key; a block of noise has 24 kB."""
+"""Maximum bytes of a key; a block of random numbers has 24 kB."""
 
 LOST = int(np.iinfo(np.int64).min)
-"""Step of an unreadable scalar; it keeps its place, because scalars are numbered."""
+"""Step of an unreadable scalar, which keeps its position because scalars are numbered."""
 
 _log = logging.getLogger("comgra_decl")
 
 
 class ScalarTable:
-    """Writer side: keeps the open block until it is full."""
+    """Writer side: holds the open block until it is full."""
 
     def __init__(self, names: Names, *, bound: bool) -> None:
         self._names = names
@@ -56,9 +56,9 @@ class ScalarTable:
         self._open = np.empty(0, ROW)
         self._staged: tuple[int, Rows] | None = None
 
-    def write(self, commit: Commit, said: Sequence[Said]) -> int:
-        """Writes the numbers. Returns the resulting number of scalars."""
-        rows = np.concatenate([self._open, *map(self._rows, said)])
+    def write(self, commit: Commit, logged: Sequence[ScalarBatch]) -> int:
+        """Writes logged numbers; returns the resulting number of scalars."""
+        rows = np.concatenate([self._open, *map(self._rows, logged)])
         full = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
         for start in range(0, full, SCALAR_BLOCK):
             block = rows[start : start + SCALAR_BLOCK]
@@ -91,13 +91,13 @@ class ScalarTable:
         self._edge = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
         self._open = rows[self._edge :].copy()
         if (self._open["step"] == LOST).any():
-            raise DamagedRunError("the newest numbers of the run are damaged; nothing can follow.")
+            raise DamagedRunError("the newest scalars are damaged; the run cannot be resumed.")
 
-    def _rows(self, said: Said) -> Rows:
-        rows = np.empty(len(said.names), ROW)
-        rows["step"], rows["value"] = said.steps, said.values
-        rows["name"] = [self._names.code("scalar", name) for name in said.names]
-        rows["type"] = [self._names.code("scalar_type", type_) for type_ in said.types]
+    def _rows(self, logged: ScalarBatch) -> Rows:
+        rows = np.empty(len(logged.names), ROW)
+        rows["step"], rows["value"] = logged.steps, logged.values
+        rows["name"] = [self._names.code("scalar", name) for name in logged.names]
+        rows["type"] = [self._names.code("scalar_type", type_) for type_ in logged.types]
         return rows
 
 
@@ -132,14 +132,14 @@ class ScalarReader:
         self._rows = np.concatenate([self._rows[:known], *parts])
 
     def _refuse_many_missing(self, known: int, edge: int) -> None:
-        """Refuses a count far above the scalars that exist, as memory is allocated for all."""
+        """Rejects a count far above the number of existing scalars: memory is allocated for all."""
         wanted = (edge - known) // SCALAR_BLOCK
         if wanted <= _MANY_BLOCKS:
             return
         found = len(self._db.keys(scalar_block_key(known), scalar_block_key(edge)))
         if found < wanted // 2:
             raise DamagedRunError(
-                f"{self._db.path}: head counts {edge} numbers of steps, and {wanted - found} of "
+                f"{self._db.path}: the head counts {edge} scalars, but {wanted - found} of "
                 f"the {wanted} blocks that hold them are missing."
             )
 
@@ -174,7 +174,7 @@ class ScalarReader:
             rows = unpacked(value, name) if value else np.empty(0, ROW)
             if len(rows) == count:
                 return rows
-            reason = f"holds {len(rows)} in place of {count}" if value else reason
+            reason = f"holds {len(rows)} instead of {count}" if value else reason
         except (zlib.error, ValueError):
             reason = "is damaged"
         loss = f"{count} logged numbers (losses, KPIs) are left out: key {key!r} {reason}"
@@ -207,11 +207,11 @@ def unpacked(value: bytes, key: str | None) -> Rows:
     if key is not None:
         value, seal = value[:-4], value[-4:]
         if seal != _seal(value, key):
-            raise ValueError("its checksum does not fit")
+            raise ValueError("its checksum does not match")
     decoder = zlib.decompressobj()
     data = decoder.decompress(value, SCALAR_BLOCK * ROW.itemsize + 1)  # the maximum of a key
     if not decoder.eof or decoder.unused_data:
-        raise ValueError("it does not end where it should")
+        raise ValueError("its length is wrong")
     count, rest = divmod(len(data), ROW.itemsize)
     if rest:
         raise ValueError(f"{len(data)} bytes are not whole rows")

@@ -1,8 +1,8 @@
-"""Sessions of a resumed run: which of its records still count.
+"""Sessions of a resumed run, and which of its records are superseded.
 
-The programs that write a run one after another are its sessions. Each one after the first has a
-line in `head.sessions` with its writer and the run's size at its start. The step at which it
-continued is known once it has trained a step; a note of type `RESUMED` holds it.
+The programs that write a run one after another are its sessions. Each one after the first has an
+entry in `head.sessions` with its writer and the run's size at its start. The step at which it
+continued is known once it has trained a step; a note of type `RESUMED` stores it.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def superseded(
     trained: NDArray[np.bool_],
     begins: Sequence[tuple[int, int | None]],
 ) -> NDArray[np.bool_]:
-    """Returns which lines are superseded by later ones: the newest session wins.
+    """Returns a mask of the lines superseded by later ones: the newest session wins.
 
     Args:
         steps: step of each line, in the order of writing.
         trained: whether each line belongs to a training step; an evaluation before the first
-            repeated step still counts unless it was repeated, too.
+            repeated step remains valid unless it was repeated, too.
         begins: first line and first step of each session.
     """
     gone = np.zeros(len(steps), bool)

@@ -141,7 +141,7 @@ class SumsReader:
         if expected == _sum(form, place, data):
             return
         chunk = "/".join(map(str, place))
-        why = "has no checksum" if expected is None else "is not the one that was written there"
+        why = "has no checksum" if expected is None else "is not the one written there"
         raise DamagedRunError(f"{self._db.path}: cannot read {form.name!r}: chunk {chunk} {why}")
 
     def _sums(self, keys: Sequence[str]) -> dict[str, Known]:
@@ -181,7 +181,7 @@ def unpacked(key: str, value: bytes) -> Known:
     """Decodes bytes from `packed`. Raises ValueError or similar if they are damaged."""
     content, seal = value[:-4], int.from_bytes(value[-4:], "little")
     if len(value) < 4 or zlib.crc32(content, zlib.crc32(key.encode())) != seal:
-        raise ValueError("its checksum does not fit")
+        raise ValueError("its checksum does not match")
     names, _, rest = content.partition(b"\n")
     counts, found, at = json.loads(names), {}, 0
     for name, count in counts.items():

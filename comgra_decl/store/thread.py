@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from comgra_decl.errors import StoreError
-from comgra_decl.records import RawStep, Said, StepBatch
+from comgra_decl.records import RawStep, ScalarBatch, StepBatch
 
 from .database import TransientStoreError
 from .pace import Backlog, Pace
@@ -28,12 +28,12 @@ _LOOK = 1.0  # seconds between checks that the thread is alive, while waiting fo
 
 
 class WriterThread:
-    """Commits records in the background, at most one commit in flight.
+    """Commits records in the background, with at most one commit in flight.
 
     Commits the first record immediately and later ones at least `commit_interval` seconds apart. In
-    a run older than a minute the interval grows to 0.5 % of its age, at most ten seconds, because
+    a run older than a minute the interval grows to 0.5 % of its age, up to ten seconds, because
     each commit creates a file. Commits earlier if half of `queue_bytes` is used, and up to three
-    seconds later if that completes a block of records at the current pace, which then need not be
+    seconds later if that completes a block of records at the current pace, so that they need not be
     stored as rows as well. Logged numbers are stored with the next commit, after at most five
     seconds (twenty in a run of hours). While the queue is full, `put` blocks: nothing is dropped
     silently. A commit that fails because the disk is full is retried for `patience` seconds. Any
@@ -76,9 +76,9 @@ class WriterThread:
         self._queue: deque[RawStep] = deque()
         self._batches: list[StepBatch] = []  # reduced, for the next commit
         self._ready = 0  # number of steps in `_batches`
-        self._waiting_said: deque[Said] = deque()
-        self._said: list[Said] = []  # settled, for the next commit
-        self._said_since = 0.0  # arrival time of the first one waiting
+        self._waiting_scalars: deque[ScalarBatch] = deque()
+        self._scalars: list[ScalarBatch] = []  # settled, for the next commit
+        self._scalars_since = 0.0  # arrival time of the first one waiting
         self._bytes = 0  # waiting, reduced and in flight
         lock = threading.Lock()
         self._room = threading.Condition(lock)  # wakes callers of `put`
@@ -86,7 +86,7 @@ class WriterThread:
         self._pace = Pace(commit_interval, started=time.monotonic(), in_blocks=flush is None)
         self._closing = False
         self._failed = False
-        self._told_end = False  # the thread has ended and has reported any error
+        self._reported_end = False  # the thread has ended and has reported any error
         self._lacks: str | None = None
         self._usage = Usage()
         self._pid = os.getpid()
@@ -112,25 +112,25 @@ class WriterThread:
             if len(self._queue) == 1 or self._pressed:
                 self._work.notify()
 
-    def put_said(self, said: Said) -> None:
+    def put_scalars(self, scalars: ScalarBatch) -> None:
         """Queues logged numbers, under the same limit as `put`."""
         if os.getpid() != self._pid:
             return
         self._report_death()
-        size = said.nbytes
+        size = scalars.nbytes
         with self._room:
             if not self._has_room(size):
                 return
-            if not self._waiting_said:
-                self._said_since = time.monotonic()
+            if not self._waiting_scalars:
+                self._scalars_since = time.monotonic()
                 self._work.notify()
-            self._waiting_said.append(said)
+            self._waiting_scalars.append(scalars)
             self._bytes += size
 
-    def say(self, said: Said) -> None:
+    def add_scalars(self, scalars: ScalarBatch) -> None:
         """Adds output of `transform` itself; runs on the thread, which must not wait for space."""
-        self._said.append(said)
-        self._release(-said.nbytes)
+        self._scalars.append(scalars)
+        self._release(-scalars.nbytes)
 
     def close(self, timeout: float | None = None) -> None:
         """Commits the queue, marks the run as finished and ends the thread.
@@ -150,7 +150,7 @@ class WriterThread:
         self._report_death()
 
     def lack(self, error: BaseException) -> None:
-        """Records an error that ended the data, which `close` stores for readers of the run."""
+        """Records an error that ended the recording; `close` stores it for readers of the run."""
         self._lacks = f"{type(error).__name__}: {error}"
 
     def fail(self, error: BaseException) -> None:
@@ -158,7 +158,7 @@ class WriterThread:
         with self._work:
             first, self._failed = not self._failed, True
             self._queue.clear()
-            self._waiting_said.clear()
+            self._waiting_scalars.clear()
             self._bytes = 0
             self._work.notify()
             self._room.notify_all()
@@ -171,8 +171,8 @@ class WriterThread:
         `_run` reports everything raised below it, but not errors raised around it, for example by
         a profiler or debugger that traces all threads.
         """
-        if not (self._told_end or self._thread.is_alive()):
-            self.fail(StoreError("the thread that writes has died"))
+        if not (self._reported_end or self._thread.is_alive()):
+            self.fail(StoreError("the writer thread has died"))
 
     def _has_room(self, size: int) -> bool:
         """Waits, holding the lock, until the queue accepts `size` bytes; False if it is closed."""
@@ -206,19 +206,19 @@ class WriterThread:
                 writer.usage = self._usage.document()
                 ended = partial(writer.close, error=self._lacks)
                 self._patiently(ended)
-        except BaseException as error:  # noqa: BLE001 - the training must never notice
+        except BaseException as error:  # noqa: BLE001 - the training must not be affected
             try:
                 self.fail(error)
             finally:
                 if not isinstance(error, MemoryError):  # writing needs memory
                     _close_after(writer, error)
         finally:
-            self._told_end = True
-            self._batches, self._said = [], []  # free memory for the training
+            self._reported_end = True
+            self._batches, self._scalars = [], []  # free memory for the training
             self._flush = self._last = None
 
     def _gather(self, writer: RunWriter) -> bool:
-        """Waits until the next commit is due. Returns False if nothing is left to commit.
+        """Waits until the next commit is due; returns False if nothing is left to commit.
 
         Under pressure it reduces steps early, to a fraction of their raw size.
         """
@@ -234,17 +234,19 @@ class WriterThread:
                 due = self._closing or self._pause(writer) <= 0
                 steps = [self._queue.popleft() for _ in range(self._share(writer))]
                 # under pressure steps go first: numbers would cut the commit inside a block
-                said = list(self._waiting_said) if due or (self._pressed and not steps) else []
+                scalars = (
+                    list(self._waiting_scalars) if due or (self._pressed and not steps) else []
+                )
                 closing = self._closing
-                if said:
-                    self._waiting_said.clear()
+                if scalars:
+                    self._waiting_scalars.clear()
             self._reduce(steps)
-            self._settle(said)
+            self._settle(scalars)
             if closing:
                 self._end()
             elif due and not self._batches:  # all dropped or delayed: retry later
                 self._pace.postpone(time.monotonic())
-            if (due or said or self._pressed) and (self._batches or self._said):
+            if (due or scalars or self._pressed) and (self._batches or self._scalars):
                 return True
             if closing:
                 return False
@@ -255,7 +257,7 @@ class WriterThread:
             ready=self._ready,
             queued=len(self._queue),
             block=writer.block_steps,
-            numbers_since=self._said_since if self._waiting_said else None,
+            numbers_since=self._scalars_since if self._waiting_scalars else None,
         )
 
     def _pause(self, writer: RunWriter) -> float:
@@ -290,20 +292,20 @@ class WriterThread:
             self._ready += len(batch.steps)
             self._release(-batch.nbytes)
 
-    def _settle(self, said: list[Said]) -> None:
-        for part in said:
+    def _settle(self, scalars: list[ScalarBatch]) -> None:
+        for part in scalars:
             if part.settle is not None:
                 part.settle()
                 part.settle = None
-        self._said += said
+        self._scalars += scalars
 
     def _commit(self, writer: RunWriter) -> None:
-        batches, said = self._batches, self._said
+        batches, scalars = self._batches, self._scalars
         writer.usage = self._usage.document()
-        self._patiently(lambda: writer.commit(batches, said))
-        self._batches, self._ready, self._said = [], 0, []
+        self._patiently(lambda: writer.commit(batches, scalars))
+        self._batches, self._ready, self._scalars = [], 0, []
         self._pace.committed(time.monotonic())
-        self._release(sum(b.nbytes for b in batches) + sum(part.nbytes for part in said))
+        self._release(sum(b.nbytes for b in batches) + sum(part.nbytes for part in scalars))
 
     def _release(self, size: int) -> None:
         """Frees queue space and wakes callers of `put`."""

@@ -1,4 +1,4 @@
-"""Cost of writing a run: processor time, and time that the training waited."""
+"""Measures the cost of writing a run: processor time, and time that the training waited."""
 
 from __future__ import annotations
 

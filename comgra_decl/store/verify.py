@@ -1,9 +1,9 @@
 """Verifies a run: reads everything below `head` and explains damage.
 
 Reads and decodes every chunk and key. Their checksums (zstd's, zlib's) detect flipped bits, and
-TensorStore truncated files; a deleted file reads as empty bytes, which no chunk is. If something is
-damaged, it searches for the newest intact version of the database: data is written once, so a
-version before the damage holds everything committed until then.
+TensorStore detects truncated files; a deleted file reads as empty bytes, which are never a valid
+chunk. If anything is damaged, searches for the newest intact version of the database: data is
+written once, so a version before the damage holds everything committed until then.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _QUOTED = "cannot read "
 
 _TABLES = {
     "notes": "notes",
-    "lanes": "kept values: where each lies is lost",
-    "record": "a whole record, since its facts are lost",
-    "records": "whole records, since their facts are lost",
+    "lanes": "kept values: their locations are lost",
+    "record": "an entire record, since its facts are lost",
+    "records": "entire records, since their facts are lost",
 }
 """Tables that are not essential for reading a run, and their contents."""
 
-_TOLD = 200
+_MOST_LISTED = 200
 """Maximum damages listed individually; a run that lost a folder would have a million."""
 
 
@@ -125,7 +125,7 @@ def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
         joined = _joined(verdict.damages[-1], damage) if verdict.damages else None
         if joined is not None:
             verdict.damages[-1] = joined
-        elif len(verdict.damages) == _TOLD:
+        elif len(verdict.damages) == _MOST_LISTED:
             verdict.more = True
             break
         else:
@@ -139,9 +139,9 @@ def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
 
 
 def damages_beside(run: Location) -> list[Damage]:
-    """Returns the damages in files beside a run's databases."""
+    """Returns the damages in files next to a run's databases."""
     return [
-        Damage(file_of(name), f"what {name} has shown", why)
+        Damage(file_of(name), f"the verdict of {name}", why)
         for name, why in noted_checks(run).damaged.items()
     ]
 
@@ -184,9 +184,9 @@ class _Check:
 
     def _keys(self, view: View) -> Iterator[Damage]:
         """Reads JSON keys that opening the run does not read."""
-        for said in view.damage:
-            table = said.partition(" ")[0]
-            yield Damage(table, _TABLES.get(table, "a part of the run"), said.partition(": ")[2])
+        for loss in view.damage:
+            table = loss.partition(" ")[0]
+            yield Damage(table, _TABLES.get(table, "a part of the run"), loss.partition(": ")[2])
         facts = np.unique(view.records[:, RecordColumn.FACTS]).astype(int).tolist()
         reads: list[tuple[str, Callable[[], object]]] = [
             *(
@@ -248,7 +248,7 @@ def _described(broken: Region, reason: str, view: View) -> Damage:
         "kpi": "facts and KPIs",
         "records": "facts",
         "agg": "statistics",
-        "smp": "statistics of single samples",
+        "smp": "statistics of individual samples",
         "hist": "histograms",
         "raw": "values",
     }.get(family, "data")
@@ -256,11 +256,11 @@ def _described(broken: Region, reason: str, view: View) -> Damage:
         slots = f"shape {form}"
     if family in ("kpi", "records"):
         slots = "records"
-    use = {"row": "; curves over the steps are whole", "blk": "; single steps are whole"}
+    use = {"row": "; curves over steps are intact", "blk": "; single steps are intact"}
     twice = view.records[first, RecordColumn.FORM] == 0 and (form != "row" or last < _edge(view))
-    said = f"{lost} of {slots}" + (use.get(form, "") if twice else "")
+    text = f"{lost} of {slots}" + (use.get(form, "") if twice else "")
     heals = twice and form == "row"
-    return Damage(broken.form.name, said, reason, (first, last), (steps[0], steps[1]), heals)
+    return Damage(broken.form.name, text, reason, (first, last), (steps[0], steps[1]), heals)
 
 
 def _edge(view: View) -> int:
@@ -268,7 +268,7 @@ def _edge(view: View) -> int:
     return view.n // block * block
 
 
-def _scalars(database: Database, count: int, tell: Callable[[int], None]) -> Iterator[Damage]:
+def _scalars(database: Database, count: int, count_read: Callable[[int], None]) -> Iterator[Damage]:
     """Reads the scalars."""
     edge = count // SCALAR_BLOCK * SCALAR_BLOCK
     keys = [scalar_block_key(at) for at in range(0, edge, SCALAR_BLOCK)]
@@ -278,7 +278,7 @@ def _scalars(database: Database, count: int, tell: Callable[[int], None]) -> Ite
         yield Damage("scalars", "logged numbers of the newest steps", _reason(error))
     found = 0
     for key in keys:
-        tell(1)
+        count_read(1)
         try:
             value = database.read_bytes(key, most=MOST_BYTES) or b""
             found += len(unpacked(value, key if database.bound else None))
@@ -286,12 +286,12 @@ def _scalars(database: Database, count: int, tell: Callable[[int], None]) -> Ite
             yield Damage(key, "logged numbers (losses, KPIs)", _reason(error))
             return
     if found != count:
-        said = f"head counts {count}, there are {found}"
-        yield Damage("scalars", "logged numbers (losses, KPIs)", said)
+        reason = f"the head counts {count}, but there are {found}"
+        yield Damage("scalars", "logged numbers (losses, KPIs)", reason)
 
 
 def _key_in(error: DamagedRunError) -> str:
-    """Returns the key that an error message names; all messages name one."""
+    """Returns the key named in an error message; every message names one."""
     parts = str(error).split("'")
     return parts[1] if len(parts) > 2 else "head"
 
@@ -311,7 +311,7 @@ def _find_whole(verdict: Verdict, progress: Progress) -> None:
     while high - low > 1:
         middle = (low + high) // 2
         at += 1
-        progress("looking for the newest whole version", min(at, tries), tries)
+        progress("searching for the newest intact version", min(at, tries), tries)
         if _before_all(verdict.path, middle):
             low = middle
             continue

@@ -38,7 +38,7 @@ Index = tuple[int | slice, ...]
 
 
 class View:
-    """Reads of the first `n` records. Immutable, thread-safe."""
+    """Reads the first `n` records. Immutable, thread-safe."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class View:
 
     @cached_property
     def superseded(self) -> NDArray[np.bool_]:
-        """Records [n] that do not count, as a boolean mask.
+        """Mask [n] of the records that do not count.
 
         A later session repeated their steps, or damage destroyed their facts.
         """
@@ -122,7 +122,7 @@ class View:
 
     @cached_property
     def superseded_scalars(self) -> NDArray[np.bool_]:
-        """Scalars that do not count: superseded by a later session, or damaged."""
+        """Mask of the scalars that do not count: superseded by a later session, or damaged."""
         steps: NDArray[np.float64] = self.scalars["step"].astype(np.float64)
         trained = np.ones(len(steps), bool)
         again = superseded(steps, trained, [(s.scalar, s.step) for s in self.sessions])
@@ -154,7 +154,7 @@ class View:
         return self.shapes[int(code) - 1] if known else None
 
     def load_records(self) -> NDArray[np.float64]:
-        """Reads facts of records that the tables do not hold yet. Returns all facts."""
+        """Reads facts of records that the tables do not hold yet; returns all facts."""
         known = self._tables.records
         columns = slice(0, SYSTEM_COLUMNS)
         reader = FactsReader(lambda name, where: self._read(name, where, columns), self._block)
@@ -171,14 +171,13 @@ class View:
     # -- statistics
 
     def row(self, family: str, record: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns a record's array of a family, [width, ...], or `inner` of it.
+        """Returns a record's array of a family, [width, ...], or the part selected by `inner`.
 
         Slots from `width` on did not exist when the record was written. Damaged parts of statistics
         are NaN.
 
         Raises:
-            DamagedRunError: Everything is damaged, or a part of histogram counts, which have no
-                NaN.
+            DamagedRunError: Everything is damaged, or part of the histogram counts (no NaN).
         """
         self._refuse_lost(record)
         form = "blk" if self.records[record, RecordColumn.FORM] else "row"
@@ -197,7 +196,7 @@ class View:
             return found
 
     def lost(self, family: str, slot: int) -> NDArray[np.bool_] | None:
-        """Returns which records [n] of a slot are damaged; None if none are.
+        """Returns a mask [n] of a slot's damaged records; None if none are.
 
         Covers what `series`, `heat` and `rows` have read so far; they return fill values there.
         """
@@ -205,7 +204,7 @@ class View:
         return None if lost is None else np.logical_or.reduce(lost.reshape(self.n, -1), 1)
 
     def lost_in(self, family: str, *index: int | slice) -> NDArray[np.bool_] | None:
-        """Returns which entries of (records, slots, ...) are damaged; None if none are."""
+        """Returns a mask of the damaged entries of (records, slots, ...); None if none are."""
         return self._salvage.lost(family, *index)
 
     def has_column(self, record: int, slot: int) -> bool:
@@ -213,7 +212,7 @@ class View:
         return bool(slot < self.records[record, RecordColumn.WIDTH])
 
     def series(self, family: str, slot: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns one slot (or "kpi" column) over all records, [n, ...]; fill before it existed."""
+        """Returns one slot (or "kpi" column) over all records, [n, ...]; fill values if missing."""
         column = RecordColumn.KPIS if family == "kpi" else RecordColumn.WIDTH
         parts = [
             (name, records, self._salvage.read(name, records, slot, *inner))
@@ -228,7 +227,7 @@ class View:
         return result
 
     def heat(self, family: str, *inner: int | slice) -> NDArray[Any]:
-        """Returns all slots over all records, [n, slots, ...]; fill before they existed."""
+        """Returns all slots over all records, [n, slots, ...]; fill values before they existed."""
         count = len(self.slots)
         result: NDArray[Any] | None = None
         for name, records, width in self._spans(family, RecordColumn.WIDTH):
@@ -240,7 +239,7 @@ class View:
         return self._empty(family, (slice(0, count), *inner)) if result is None else result
 
     def rows(self, family: str, first: int, last: int) -> NDArray[Any]:
-        """Returns all slots over records `first` to `last` - 1; fill before they existed."""
+        """Returns all slots over records `first` to `last` - 1; fill values before they existed."""
         count = len(self.slots)
         result: NDArray[Any] | None = None
         for name, records, width in self._spans(family, RecordColumn.WIDTH):
@@ -289,7 +288,7 @@ class View:
     def value(
         self, record: int, slot: int, sample: int | None = None, part: Part = ...
     ) -> NDArray[Any] | None:
-        """Returns a slot's raw value [samples, *dims], or of one sample [*dims], or a part of it.
+        """Returns a slot's raw value [samples, *dims], that of one sample [*dims], or part of it.
 
         None if there is no value, or no such sample.
         """
@@ -328,7 +327,7 @@ class View:
         return dict(self._fact("extra", record) or {})
 
     def document(self, name: str) -> Any:
-        """Returns the newest document of a name; None if there is none."""
+        """Returns the newest document with a name; None if there is none."""
         if name not in self._documents:
             return None
         key = document_key(name)
@@ -337,7 +336,7 @@ class View:
             check_depth(content, name)
             return check_document(name, content)
         except WRONG as error:
-            raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
+            raise DamagedRunError(f"{self._db.path}: key {key!r} is invalid at {error}.") from error
 
     def structure(self, digest: str) -> Structure:
         """Returns a stored dependency graph."""
@@ -349,7 +348,7 @@ class View:
             check_edges(edges, nodes=len(keys))
             return Structure(row["hash"], keys, list(row["kinds"]), edges, list(row["cuts"]))
         except WRONG as error:
-            raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
+            raise DamagedRunError(f"{self._db.path}: key {key!r} is invalid at {error}.") from error
 
     def _fact(self, name: str, record: int) -> Any:
         """Returns a run-length encoded fact; the last one holds until the facts change."""
@@ -371,7 +370,7 @@ class View:
         try:
             return check_facts(self._db.read_json(key))
         except WRONG as error:
-            raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
+            raise DamagedRunError(f"{self._db.path}: key {key!r} is invalid at {error}.") from error
 
     # -- arrays
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from comgra_decl.errors import ComgraError, StoreError
-from comgra_decl.records import Said, StepBatch
+from comgra_decl.records import ScalarBatch, StepBatch
 
 from .commit import Commit
 from .contents import Contents
@@ -83,7 +83,7 @@ class RunWriter:
         database.bound = reader.meta.bound
         writer = cls(database, reader.meta)
         writer._generation = newest_version(reader.path) or 1
-        with database.reading("what the run holds"):
+        with database.reading("the contents of the run"):
             writer._contents.resume(reader.view, reader.head)
         with database.writing("the resumption of the run"):
             commit = Commit(database)
@@ -106,7 +106,7 @@ class RunWriter:
         """Records per block; None before the first commit."""
         return self._contents.block_steps
 
-    def commit(self, batches: Sequence[StepBatch], said: Sequence[Said] = ()) -> None:
+    def commit(self, batches: Sequence[StepBatch], logged: Sequence[ScalarBatch] = ()) -> None:
         """Stores batches and logged numbers atomically and durably.
 
         Raises:
@@ -116,12 +116,12 @@ class RunWriter:
         """
         self._check_usable()
         batches = [batch for batch in batches if batch.steps or batch.documents]
-        if not batches and not said:
+        if not batches and not logged:
             return
         try:
             with self._db.writing(f"the commit after record {self.records}"):
                 commit = self._begin()
-                self._finish(commit, self._contents.write(commit, batches, said, self._head))
+                self._finish(commit, self._contents.write(commit, batches, logged, self._head))
         except BaseException:
             self._contents.discard()
             raise
@@ -181,7 +181,7 @@ class RunWriter:
         self._generation += 1
 
     def _landed(self, head: bytes) -> bool:
-        """Whether a commit that reported an error succeeded nevertheless (a late fsync failed)."""
+        """Whether a commit that reported an error succeeded anyway (a late fsync failed)."""
         try:
             return self._db.read_bytes(HEAD_KEY) == head
         except ComgraError:

@@ -1,4 +1,4 @@
-"""A small GPT, written out plainly: embeddings, blocks of attention and MLP, a linear head."""
+"""A small GPT without shortcuts: embeddings, blocks of attention and MLP, a linear head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class Attention(nn.Module):
     """Causal self-attention with several heads.
 
-    The softmax is written out instead of using a fused kernel, so that the weights exist.
+    Uses an explicit softmax instead of a fused kernel, so that the weights can be recorded.
     """
 
     def __init__(self, width: int, heads: int, dropout: float):
@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers, four times as wide in between."""
+    """Two linear layers with a hidden width of four times the input."""
 
     def __init__(self, width: int, dropout: float):
         super().__init__()
@@ -87,7 +87,7 @@ class GPT(nn.Module):
         self.apply(initialise)
 
     def forward(self, symbols: Tensor) -> Tensor:
-        """Maps symbols [batch, length] to logits [batch, length, number of symbols]."""
+        """Map symbols [batch, length] to logits [batch, length, number of symbols]."""
         positions = torch.arange(symbols.shape[1], device=symbols.device)
         x = self.symbol(symbols) + self.position(positions)
         for block in self.blocks:
@@ -97,7 +97,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, symbols: Tensor, count: int) -> Tensor:
-        """Continues symbols [batch, length] by `count` drawn ones."""
+        """Extend symbols [batch, length] by `count` sampled ones."""
         for _ in range(count):
             logits = self(symbols[:, -self.context :])[:, -1]
             drawn = torch.multinomial(F.softmax(logits, dim=-1), num_samples=1)
@@ -106,6 +106,6 @@ class GPT(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """Small normal weights, as in GPT-2."""
+    """Initialise weights from a narrow normal distribution, as in GPT-2."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)

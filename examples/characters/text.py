@@ -1,4 +1,4 @@
-"""Text that is on every machine with Python: what `help()` says about the language."""
+"""Text available on every machine with Python: what `help()` prints about the language."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ FALLBACK = ("argparse", "asyncio", "collections", "datetime", "decimal", "fracti
 
 
 def read_text(path: str | None = None) -> str:
-    """Returns the text of a file, or about half a megabyte from Python's own documentation."""
+    """Return the text of a file, or about half a megabyte of Python's own documentation."""
     if path is not None:
         return Path(path).read_text(encoding="utf-8")
     return help_topics() or docstrings(*FALLBACK)
 
 
 def help_topics() -> str:
-    """Returns the language reference that Python carries for `help("topics")`, if it does."""
+    """Return the language reference behind Python's `help("topics")`, or "" if it is missing."""
     try:
         topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
-    except ImportError:  # some distributions leave it out
+    except ImportError:  # some distributions omit it
         return ""
     return "\n".join(topics[name] for name in sorted(topics))
 
 
 def docstrings(*modules: str) -> str:
-    """Returns the docstrings of modules and of their public classes and functions."""
+    """Return the docstrings of modules and of their public classes and functions."""
     texts: list[str | None] = []
     for module in map(importlib.import_module, modules):
         members = [member for name, member in sorted(vars(module).items()) if name[0] != "_"]

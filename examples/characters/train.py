@@ -1,4 +1,4 @@
-"""Trains a character-level transformer on Python's own documentation, then lets it write.
+"""Train a character-level transformer on Python's own documentation, then generate text.
 
 python train.py
 python train.py steps=3000 model.layers=6 text=my_book.txt
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def get_batch(data: Tensor, cfg: DictConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Returns random pieces of the text [batch, context] and the same, one character further."""
+    """Return random pieces of the text [batch, context] and the same shifted by one character."""
     context = cfg.model.context
     starts = torch.randint(len(data) - context, (cfg.batch_size,), generator=generator)
     pieces = torch.stack([data[start : start + context + 1] for start in starts]).to(cfg.device)
@@ -24,13 +24,13 @@ def get_batch(data: Tensor, cfg: DictConfig, generator: torch.Generator) -> tupl
 
 
 def loss_of(model: GPT, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Returns the mean cross-entropy in nats per character."""
+    """Return the mean cross-entropy in nats per character."""
     return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
 @torch.no_grad()
 def validate(model: GPT, data: Tensor, cfg: DictConfig) -> float:
-    """Returns the loss on the same pieces of the held out text every time."""
+    """Return the loss on the held-out text, with the same pieces every time."""
     generator = torch.Generator().manual_seed(cfg.seed)
     model.eval()
     losses = [loss_of(model, *get_batch(data, cfg, generator)) for _ in range(cfg.eval_batches)]

@@ -1,4 +1,4 @@
-"""Trains a small convolutional network on the handwritten digits that come with scikit-learn.
+"""Train a small convolutional network on the handwritten digits that come with scikit-learn.
 
 1797 images of 8 x 8 pixels, ten classes; a fifth of them is held out for validation.
 
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 
 
 def load_data(cfg: DictConfig) -> tuple[DataLoader[tuple[Tensor, ...]], tuple[Tensor, ...]]:
-    """Returns batches of images [n, 1, 8, 8] and labels [n] to train on, and all held out ones."""
+    """Return a loader of images [n, 1, 8, 8] and labels [n] for training, and all held-out ones."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1  # 0..16 -> -1..1
     labels = torch.tensor(digits.target)
@@ -36,7 +36,7 @@ def load_data(cfg: DictConfig) -> tuple[DataLoader[tuple[Tensor, ...]], tuple[Te
 
 
 def forever(loader: DataLoader[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
-    """Yields batches epoch after epoch, newly shuffled each time."""
+    """Yield batches epoch after epoch, reshuffled each time."""
     while True:
         yield from loader
 
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Two blocks, dropout, and a linear layer on what is left of the image."""
+    """Two blocks, dropout, and a linear layer on the remaining feature map."""
 
     def __init__(self, width: int, dropout: float):
         super().__init__()
@@ -69,7 +69,7 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(2 * width * 2 * 2, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Maps images [n, 1, 8, 8] to logits [n, 10]."""
+        """Map images [n, 1, 8, 8] to logits [n, 10]."""
         x = self.block2(self.block1(images))
         logits: Tensor = self.head(self.dropout(x.flatten(1)))
         return logits
@@ -80,7 +80,7 @@ class ConvNet(nn.Module):
 
 @torch.no_grad()
 def validate(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Returns loss and accuracy on the held out images."""
+    """Return loss and accuracy on the held-out images."""
     model.eval()
     logits = model(images)
     model.train()

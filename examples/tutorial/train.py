@@ -1,8 +1,8 @@
-"""Trains a small recurrent network to tell which of five running sums are positive.
+"""Train a small recurrent network to predict which of five running sums are positive.
 
-An input is a sequence of N tuples of five numbers in [-1, 1], to be read as five independent
-sequences; the target has a 1 for each of the five whose sum is positive, else a 0. The network
-trains on short sequences and is tested on longer ones too.
+An input is a sequence of N tuples of five numbers in [-1, 1], treated as five independent
+sequences; the target has a 1 for each of the five whose sum is positive, otherwise a 0. The
+network trains on short sequences and is tested on longer ones too.
 
     python train.py
     python train.py model.activation_on_last_layer=false steps=1000
@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-CHANNELS = 5  # independent sequences, summed up side by side
+CHANNELS = 5  # independent sequences, summed separately
 
 
 # -- the task --------------------------------------------------------------------------------------
 
 
 def make_batch(size: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Returns inputs [size, length, 5], uniform in [-1, 1], and targets [size, 5], 0 or 1."""
+    """Return inputs [size, length, 5], uniform in [-1, 1], and targets [size, 5], 0 or 1."""
     inputs = torch.rand(size, length, CHANNELS, generator=generator) * 2 - 1
     return inputs, (inputs.sum(dim=1) > 0).float()
 
@@ -55,7 +55,7 @@ class PartialSums(nn.Module):
 
 
 class RunningSum(nn.Module):
-    """Reads one tuple after the other into a memory and answers from the memory."""
+    """Reads the tuples one by one into a memory and answers from the memory."""
 
     def __init__(self, width: int, activation_on_last_layer: bool):
         super().__init__()
@@ -63,18 +63,18 @@ class RunningSum(nn.Module):
         self.memory = Subnet(2 * width, width, width, activation_on_last_layer)
         self.out = Subnet(width, width, CHANNELS, activation_on_last_layer)
         self.answer = nn.Sigmoid()
-        self.partial_sums = PartialSums()  # only there to be looked at
+        self.partial_sums = PartialSums()  # only there to be recorded
         self.width = width
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Maps [batch, length, 5] to [batch, 5]: how probable it is that each sum is positive."""
+        """Map [batch, length, 5] to [batch, 5]: the probability that each sum is positive."""
         memory = inputs.new_zeros(len(inputs), self.width)
         sums = inputs.new_zeros(len(inputs), CHANNELS)
         for x in inputs.unbind(dim=1):
             sums = self.partial_sums(sums, x)
             memory = self.memory(torch.cat([memory, self.pre(x)], dim=1))
             answer: Tensor = self.answer(self.out(memory))
-        return answer  # the answers after fewer tuples are not graded
+        return answer  # answers after fewer tuples are not part of the loss
 
 
 # -- training --------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class RunningSum(nn.Module):
 
 @torch.no_grad()
 def evaluate(model: nn.Module, criterion: nn.Module, cfg: DictConfig) -> dict[int, str]:
-    """Returns loss and accuracy for each length, on the same sequences every time."""
+    """Return loss and accuracy for each length, on the same sequences every time."""
     model.eval()
     generator = torch.Generator().manual_seed(cfg.seed + 1)
     scores = {}

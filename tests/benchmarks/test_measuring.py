@@ -84,7 +84,7 @@ def test_a_block_runs_warmup_and_measured_steps_and_removes_its_folder(meter: Me
 
 def test_a_tool_that_did_not_record_what_it_should_is_no_measurement(meter: Meter) -> None:
     for measured in (lambda t: meter.block(t, Plan(2, 2)), lambda t: probe(t, meter, records=4)):
-        with pytest.raises(RuntimeError, match=r"a diary: . records where . were expected"):
+        with pytest.raises(RuntimeError, match=r"a diary: expected . records, got ."):
             measured(Diary(lazy=True))
 
 

@@ -118,7 +118,7 @@ def test_an_empty_folder_has_no_runs_yet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert done("ls", str(tmp_path)) == 0
-    assert "no run in" in capsys.readouterr().out
+    assert "There are no runs in" in capsys.readouterr().out
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

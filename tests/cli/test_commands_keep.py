@@ -51,7 +51,7 @@ def test_verify_explains_damage_and_names_the_rescue(
     damage(run, "smp/row/c/21/0/0/0")
     assert done("verify", str(run)) == 3
     out = capsys.readouterr().out
-    assert "statistics of single samples of slots" in out
+    assert "statistics of individual samples of slots" in out
     assert "checksum" in out
     assert done("verify", str(run), "--json") == 3
     (told,) = json.loads(capsys.readouterr().out)["databases"]
@@ -67,7 +67,7 @@ def test_verify_explains_damage_and_names_the_rescue(
 def test_verify_names_a_run_that_is_lost(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(root / "group" / "run" / "trace.ocdbt" / "d")
     assert done("verify", str(root)) == 3
-    assert "there is no earlier version that is whole" in capsys.readouterr().out
+    assert "no earlier version is intact" in capsys.readouterr().out
 
 
 def test_compact_says_what_it_saved(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,9 +115,9 @@ def test_export_writes_every_format(
     [
         (["verify", "nowhere"], "does not exist"),
         (["compact", "empty"], "there is no run in 'empty'"),
-        (["cp", "runs", "runs"], "exists; nothing is ever overwritten"),
+        (["cp", "runs", "runs"], "already exists; choose another"),
         (["cp", "runs", "copy", "--version", "999"], "999"),
-        (["export", "runs", "empty"], "exists; nothing is ever overwritten"),
+        (["export", "runs", "empty"], "already exists; choose another"),
         (["export", "runs", "out", "-f", "parqet"], "did you mean 'parquet'"),
         (["export", "runs", "out", "--nodes", "haed", "-f", "npz"], "did you mean 'head'"),
     ],

@@ -194,7 +194,7 @@ def test_an_empty_path_is_no_path(
     assert code(*arguments) == 2
     told = capsys.readouterr()
     assert re.search(
-        "non-empty|no script|needs a (value|name)|does not exist|not set|''", told.err
+        "non-empty|missing script|needs a (value|name)|does not exist|not set|''", told.err
     ), told.err
     assert "Traceback" not in told.err
     assert not told.out
@@ -211,7 +211,7 @@ def test_view_says_that_a_folder_is_not_there_and_waits_for_it(
     )
     assert code("view", "emty", "--no-show") == 0
     assert served == [Path("emty")]
-    assert "'emty' does not exist; did you mean 'empty'? The page waits" in capsys.readouterr().err
+    assert "'emty' does not exist; did you mean 'empty'? The page will" in capsys.readouterr().err
     assert code("view", "empty", "--views", "nowhere.py") == 2
     assert len(served) == 1
 
@@ -373,7 +373,7 @@ def test_a_version_that_is_not_there_is_said_with_those_that_are(
     assert code("cp", "--version", version, str(runs / "fine"), "copy") == 2
     (told,) = capsys.readouterr().err.splitlines()
     newest = newest_version(runs / "fine")
-    assert f"has no version {version}; its versions are numbered up to {newest}" in told
+    assert f"has no version {version}; its newest version is {newest}" in told
     assert "verify" in told
     assert not Path("copy").exists()
     assert code("cp", "--version", str(newest), str(runs / "fine"), "copy") == 0
@@ -391,7 +391,7 @@ def test_a_run_is_neither_copied_nor_exported_into_itself(
     before = sorted(runs.rglob("*"))
     place = Path("link/sub") if target == "link/sub" else runs / target
     assert code(*command, str(runs / "fine"), str(place)) == 2
-    why = "exists" if target == "fine" else "lies in the run itself"
+    why = "exists" if target == "fine" else "is inside the run"
     assert why in capsys.readouterr().err
     assert sorted(runs.rglob("*")) == before
 
@@ -415,10 +415,10 @@ def test_what_a_copy_leaves_out_is_said(runs: Path, capsys: pytest.CaptureFixtur
     assert left_out == {
         "checks/link": "it is a link",
         "checks/pipe": "it is a pipe",
-        "checks/sparse": f"it claims {1 << 30} bytes and holds none",
+        "checks/sparse": f"it claims {1 << 30} bytes but contains none",
     }
     assert told.err.splitlines() == [
-        f"comgra-decl: {name} is not copied: {why}" for name, why in left_out.items()
+        f"comgra-decl: {name} was not copied: {why}" for name, why in left_out.items()
     ]
     copied = {str(path.relative_to("copy")) for path in Path("copy").rglob("*") if path.is_file()}
     assert {"checks/note.txt", "ranks/more/note.txt", "spec.yaml"} <= copied
@@ -484,7 +484,7 @@ def test_every_command_has_its_line_in_the_table_of_codes() -> None:
     [
         (("--port", "99999"), "65535"),
         (("--port", "-1"), "0"),
-        (("--address", "not.a.host.invalid"), "no network address 'not.a.host.invalid'"),
+        (("--address", "not.a.host.invalid"), "unknown network address 'not.a.host.invalid'"),
     ],
 )
 def test_where_the_viewer_cannot_listen_is_said(

@@ -56,8 +56,8 @@ def test_a_block_does_not_begin_with_functions_that_are_not_there() -> None:
     } <= places(raised.value)
     text = str(raised.value)
     assert "'nope.nope' cannot be imported: ModuleNotFoundError: No module named 'nope'" in text
-    assert "'math.pi' is no function but a float" in text
-    assert "'math.squrt' is not there: 'math' has no 'squrt'; did you mean 'sqrt'" in text
+    assert "'math.pi' is not a function but a float" in text
+    assert "'math.squrt' does not exist: 'math' has no 'squrt'; did you mean 'sqrt'" in text
 
 
 def test_reading_a_spec_imports_nothing_that_it_names(
@@ -131,7 +131,7 @@ def test_a_program_ends_before_its_first_step(tmp_path: Path, door: str, functio
         assert done.stdout.count("trained") == 3
         return
     assert done.returncode == (2 if door == "run" else 1)
-    assert "comgra.stats._target_: 'mine.not_there' is not there: 'mine' has no" in done.stderr
+    assert "comgra.stats._target_: 'mine.not_there' does not exist: 'mine' has no" in done.stderr
     assert "Traceback" not in done.stderr
     assert "nothing was recorded" not in done.stderr
     assert "trained" not in done.stdout

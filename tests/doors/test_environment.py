@@ -144,7 +144,9 @@ def test_without_the_variable_nothing_of_ours_is_done(tmp_path: Path) -> None:
     done = python(tmp_path, "-c", code, env={"COMGRA": ""})
     call, init, modules = done.stdout.splitlines()
     assert (call, init) == ("True", "False")
-    words = {f"comgra_decl.annotations{name}" for name in ("", ".hub", ".marks", ".words")}
+    words = {
+        f"comgra_decl.annotations{name}" for name in ("", ".hub", ".marks", ".step_annotations")
+    }
     assert set(modules.split()) - words == {"comgra_decl.doors", "comgra_decl.doors.environment"}
 
 
@@ -156,7 +158,7 @@ def test_without_torch_nothing_of_ours_is_imported(tmp_path: Path) -> None:
 def test_a_program_that_trains_nothing_leaves_no_run_and_is_told(tmp_path: Path) -> None:
     code = "import torch; torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1)"
     done = forked(tmp_path, "-c", code, env={"COMGRA": "debug"})
-    assert "comgra: nothing was recorded: this program has called no torch module" in done.stderr
+    assert "comgra: nothing was recorded: the program called no torch module" in done.stderr
     assert [*tmp_path.iterdir()] == []
 
 

@@ -157,7 +157,7 @@ def test_a_wrong_spec_ends_the_program_before_the_training(folder: Path) -> None
 def test_a_script_that_is_missing_is_said(tmp_path: Path) -> None:
     done = python(tmp_path, "-m", "comgra_decl", "trian.py")
     assert done.returncode == 2
-    assert "there is no script 'trian.py'" in done.stderr
+    assert "script 'trian.py' does not exist" in done.stderr
 
 
 def test_a_root_that_cannot_be_written_does_not_stop_the_script(folder: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_root_that_cannot_be_written_does_not_stop_the_script(folder: Path) ->
     traced = forked(folder, "-m", "comgra_decl", "code/tell.py")
     assert traced.stdout == plain.stdout
     assert traced.returncode == 0
-    assert "nothing is recorded: no run can be created" in traced.stderr
+    assert "nothing is recorded: cannot create a run" in traced.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

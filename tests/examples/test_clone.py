@@ -62,12 +62,12 @@ def test_an_example_leaves_no_untracked_file(example: str, clone: Path) -> None:
     assert _untracked(clone) == []
 
 
-def test_the_demo_says_at_once_that_it_makes_an_environment(tmp_path: Path) -> None:
+def test_the_demo_reports_first_that_it_creates_an_environment(tmp_path: Path) -> None:
     if shutil.which("make") is None:
         pytest.skip("no make on this machine")
     asked = ["make", "--dry-run", "-C", str(ROOT), "demo", f"VENV={tmp_path / 'venv'}"]
     told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    assert told.index('echo "Making an environment') < told.index("-m venv")
+    assert told.index('echo "Creating an environment') < told.index("-m venv")
     assert told.index("-m venv") < told.index(".ci/install.py")
 
 
@@ -82,4 +82,4 @@ def test_the_installer_speaks_before_it_does_anything(
     monkeypatch.setattr(sys, "argv", ["install.py", ".[examples]"])
     with pytest.raises(KeyboardInterrupt):
         runpy.run_path(str(ROOT / ".ci" / "install.py"), run_name="__main__")
-    assert "Installing .[examples] and what it needs" in capsys.readouterr().err
+    assert "Installing .[examples] and its dependencies" in capsys.readouterr().err

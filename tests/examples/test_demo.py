@@ -135,7 +135,7 @@ def test_the_viewer_answers_while_the_training_runs_and_ctrl_c_ends_both(
     assert demo.process.wait(timeout=30) == 0
     assert not [pid for pid in started if alive(pid)]
     said = demo.read_to_the_end()
-    assert "recorded runs stay in" in said
+    assert "recorded runs are kept in" in said
     assert "Traceback" not in said
 
     run = comgra.open_run(demo.runs)

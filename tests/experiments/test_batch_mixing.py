@@ -135,9 +135,13 @@ def test_whole_numbers_and_another_dimension_are_asked_as_well() -> None:
 @pytest.mark.parametrize(
     ("net", "given", "said"),
     [
-        (nn.Linear(8, 3), X[:1], "1 samples"),
-        (nn.Sequential(nn.Linear(8, 3), Between(torch.sum)), X, "returns nothing"),
-        (Does(lambda x: x + torch.randn(1, generator=OWN)), X, "answers differently"),
+        (nn.Linear(8, 3), X[:1], "has size 1 in dimension 0"),
+        (
+            nn.Sequential(nn.Linear(8, 3), Between(torch.sum)),
+            X,
+            "no output has the batch dimension",
+        ),
+        (Does(lambda x: x + torch.randn(1, generator=OWN)), X, "its output differs"),
         (nn.Linear(8, 3).eval(), X, "no network"),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_program_without_a_model_is_said(folder: Path) -> None:
     (folder / "nothing.py").write_text("print('hello')\n")
     done = plan(folder, "nothing.py")
     assert done.returncode == 3
-    assert "before any model was called" in done.stdout
+    assert "before any tensor was recorded" in done.stdout
     assert "hello" in done.stderr
 
 
@@ -125,7 +125,7 @@ def test_the_program_ends_cleanly_and_early(folder: Path) -> None:
     assert done.returncode == 0
     assert "caught" in done.stderr
     assert "cleaned up 6" in done.stderr  # the seventh step ended the program
-    assert done.stdout.count("What the spec catches") == 1
+    assert done.stdout.count("What the spec records") == 1
 
 
 def test_a_hydra_application_has_a_plan(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_a_hydra_application_has_a_plan(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HYDRA_YAML)
     done = forked(tmp_path, "train.py", "+comgra=debug", "+comgra.dry_run=true")
     assert done.returncode == 0, done.stderr
-    assert "What the spec catches" in done.stdout
-    assert "nothing was kept" in done.stdout
+    assert "What the spec records" in done.stdout
+    assert "nothing was stored" in done.stdout
     assert not (tmp_path / "runs").exists()
 
 
@@ -193,7 +193,7 @@ def test_a_dry_run_in_code_ends_the_program(capsys: pytest.CaptureFixture[str]) 
         code["train"](1000)
     code["train"](1)  # what follows may train
     assert ended.value.code == 0
-    assert "What the spec catches" in capsys.readouterr().out
+    assert "What the spec records" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def test_nothing_is_overwritten_and_nothing_half_remains(
     run: Run, tmp_path: Path, format_: str
 ) -> None:
     (tmp_path / "there").write_text("mine")
-    with pytest.raises(StoreError, match="exists; nothing is ever overwritten"):
+    with pytest.raises(StoreError, match="already exists; choose another"):
         export_run(run, tmp_path / "there", format_)
 
     def broken(*_told: object) -> None:

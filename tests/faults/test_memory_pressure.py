@@ -101,7 +101,7 @@ plain = seeded(lambda told: training(told, 12), Told(listening=False))
 with comgra.trace(EVERY, root=sys.argv[1], group="g") as session:
     until(lambda: database_exists(session.path))  # threads that it needs are there, too
     found = seeded(limited, Told(listening=False))
-assert "memory is short" in prove(plain, found, session)
+assert "not enough memory is available" in prove(plain, found, session)
 """
 
 

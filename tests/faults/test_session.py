@@ -281,7 +281,7 @@ def test_a_writers_thread_that_dies_before_anything_of_ours_is_called(
         threading.setprofile(None)
     same(plain, found)
     (said,) = stopped(caplog)
-    assert "the thread that writes has died" in said
+    assert "the writer thread has died" in said
     assert said.endswith(f"there is no run in {path}")
 
 
@@ -306,7 +306,7 @@ def test_recording_that_stops_while_the_programs_logging_is_broken(
     assert "Traceback" not in told
     expected = (
         "comgra: recording has stopped because the store cannot be written (the disk burns); the "
-        f"training goes on untouched, and what was committed until now is kept in {path}"
+        f"training continues unaffected, and everything committed so far is kept in {path}"
     )
     assert told.splitlines() == [expected]
     assert comgra.open_run(path).error == "StoreError: the disk burns."

@@ -225,8 +225,8 @@ def test_a_function_that_does_not_exist_is_reported_with_near_names(tmp_path: Pa
     assert b.startswith("comgra.nodes.b.select: there is no function 'my_unknown.layers.attend'")
     assert "is a class; select modules of it by {class: Softmax}" in c
     assert d.startswith("comgra.nodes.d.select: 'torch.erfinv' was not called within '0'")
-    assert "'numpy.ndarray' is no module or class of Python" in e
-    assert f == "comgra.nodes.e.select: 'math.pi' is no function"
+    assert "'numpy.ndarray' is not a Python module or class" in e
+    assert f == "comgra.nodes.e.select: 'math.pi' is not a function"
 
 
 def test_attention_of_torch_shows_its_weights(tmp_path: Path) -> None:

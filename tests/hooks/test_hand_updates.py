@@ -171,7 +171,7 @@ def test_it_is_said_once_in_the_report(caplog: pytest.LogCaptureFixture) -> None
         for _ in range(4):
             training.step()
     assert caplog.text.count("the program uses no torch optimizer") == 1
-    assert "updated its parameters" in run.report["choices"]["steps"]
+    assert "the parameters have changed" in run.report["choices"]["steps"]
 
 
 def test_numbers_without_a_module_are_trained_in_steps(tmp_path: Any) -> None:

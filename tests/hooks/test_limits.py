@@ -32,7 +32,7 @@ from comgra_decl.hooks.tensors import capture as of_capture
 from comgra_decl.hooks.tensors import gradients
 from comgra_decl.hooks.tensors.gradients import Backwards
 from comgra_decl.hooks.training_threads import Lane, Lanes
-from comgra_decl.records import Said, StepInfo
+from comgra_decl.records import ScalarBatch, StepInfo
 from comgra_decl.spec import load_spec
 from comgra_decl.spec.schedule import EvalSpec
 from tests.hooks.tiny import net, step
@@ -260,15 +260,15 @@ def test_models_of_one_class_beyond_the_thirty_second_take_up_the_names_of_those
 
 
 @pytest.fixture
-def collected(monkeypatch: pytest.MonkeyPatch) -> tuple[Scalars, list[Said]]:
+def collected(monkeypatch: pytest.MonkeyPatch) -> tuple[Scalars, list[ScalarBatch]]:
     """Numbers that are handed over for nothing but their count."""
     monkeypatch.setattr(of_scalars, "_HAND_OVER", 1e9)
-    handed_over: list[Said] = []
+    handed_over: list[ScalarBatch] = []
     return Scalars(handed_over.append, on_fault=never), handed_over
 
 
 def test_numbers_said_within_a_step_are_closed_at_twenty_thousand(
-    collected: tuple[Scalars, list[Said]], monkeypatch: pytest.MonkeyPatch
+    collected: tuple[Scalars, list[ScalarBatch]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of_scalars, "_MOST", 50)
     scalars, _ = collected
@@ -281,7 +281,7 @@ def test_numbers_said_within_a_step_are_closed_at_twenty_thousand(
 
 
 def test_numbers_of_steps_are_handed_over_at_five_thousand_steps(
-    collected: tuple[Scalars, list[Said]],
+    collected: tuple[Scalars, list[ScalarBatch]],
 ) -> None:
     scalars, handed_over = collected
     scalars.end_step(0, [])  # the first time it is always handed over

@@ -38,7 +38,7 @@ def test_what_was_declared_and_did_not_happen_is_said(caplog: pytest.LogCaptureF
     assert len(run.report["unmatched"]) == 1
     assert "usde" in run.report["unmatched"][0]
     assert "'used'" in run.report["unmatched"][0]
-    assert caplog.text.count("selected but never called in this step: unused") == 1
+    assert caplog.text.count("selected but not called in this step: unused") == 1
 
 
 def test_the_report_counts_what_each_entry_wrote() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from comgra_decl.hooks import HookManager
-from comgra_decl.records import RawStep, Said
+from comgra_decl.records import RawStep, ScalarBatch
 from comgra_decl.spec import load_spec
 from tests.support.recording import EVERYTHING, Recording, recording
 
@@ -78,7 +78,7 @@ def test_a_long_test_without_eval_is_cut_and_this_is_said(
     assert not run.has("2", pass_="no_grad", iteration=8, step=1)
     assert run.has("2", pass_="grad", step=1)
     (message,) = [r.getMessage() for r in caplog.records if "no_grad" in r.getMessage()]
-    assert message.startswith("Sequential is called more often without gradient")
+    assert message.startswith("Sequential is called without gradients more often")
 
 
 def test_a_test_without_eval_after_the_last_step_is_an_evaluation() -> None:
@@ -591,12 +591,12 @@ def test_saliency_after_a_test_that_has_a_record_is_said(caplog: pytest.LogCaptu
         (1, "eval", 7),
     ]
     (message,) = [r.getMessage() for r in caplog.records]
-    assert message.startswith("the evaluation after the last step has a record (step 1); what was")
+    assert message.startswith("the evaluation after the last step is recorded (step 1). Later")
 
 
 def losses_said(schedule: dict[str, object], program: Callable[[], None]) -> list[tuple[int, str]]:
     """The steps and the types of all losses of a program."""
-    said: list[Said] = []
+    said: list[ScalarBatch] = []
     faults: list[BaseException] = []
     spec = load_spec({**EVERYTHING, "schedule": schedule})
     manager = HookManager(spec, lambda _: None, on_fault=faults.append, scalars=said.append)
@@ -648,7 +648,7 @@ def test_a_step_that_the_program_does_not_end_is_said(
         types = losses_said(schedule, program)
     assert types == [(k, "train") for k in range(3)]
     (message,) = [r.getMessage() for r in caplog.records]
-    assert message.startswith("step 2 has begun and not ended: backward() was called after")
+    assert message.startswith("step 2 was not completed: backward() was called after")
 
 
 # -- names ----------------------------------------------------------------------------------------

@@ -53,8 +53,8 @@ def test_parts_are_the_slices_and_keep_the_batch(
     ("split", "problem"),
     [
         ({"dim": 3}, "it has no dimension 3, its shape is (4, 66)"),
-        ({"dim": 1}, f"that makes 66 parts; at most {MOST_PARTS}"),
-        ({"dim": 1, "groups": 4}, "66 elements do not make 4 equal groups"),
+        ({"dim": 1}, f"there would be 66 parts; the maximum is {MOST_PARTS}"),
+        ({"dim": 1, "groups": 4}, "66 elements cannot be divided into 4 equal groups"),
     ],
 )
 def test_what_cannot_be_taken_apart_stays_whole_and_is_said(

@@ -226,7 +226,7 @@ def test_what_is_trained_apart_is_not_said_to_take_turns() -> None:
 
 def test_one_that_steps_too_often_to_be_waited_with_is_said() -> None:
     training = Training(ADVERSARIES).play(("G D .d " * 8 + "G D .g ").split() * 3)
-    assert "has stepped 8 times meanwhile" in training.warnings[0]
+    assert "another one stepped 8 times in the meantime" in training.warnings[0]
 
 
 # -- other rules ----------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_a_rule_that_ends_nothing_is_said_once() -> None:
     training = Training(ADVERSARIES, rule="Adam").play(("G D .d " * 250).split())
     (warning,) = training.warnings
     assert warning.startswith(
-        "schedule.step: 'Adam' has ended no step in the last 100 optimizer steps; "
+        "schedule.step: 'Adam' has not ended any step in the last 100 optimizer steps; "
     )
 
 
@@ -265,7 +265,7 @@ def test_a_rule_that_names_no_optimizer_names_those_there_are(
         assert not clock.stepped(1, classes=["SGD", "Optimizer"])
         assert not clock.stepped(2, classes=["Adam", "Optimizer"])
     assert clock.in_vain == (
-        f"schedule.step: {rule!r} has ended no step; the optimizers that stepped are {stepped}"
+        f"schedule.step: {rule!r} has not ended any step; the optimizers that stepped are {stepped}"
     )
     assert not warnings
     met = StepClock("SGD", warn=warnings.append)

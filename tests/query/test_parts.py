@@ -35,7 +35,7 @@ def test_a_part_is_what_numpy_makes_of_the_whole(data: st.DataObject, shape: Any
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (7, "dim 0 of these values has 2 elements; there is no number 7"),
+        (7, "dim 0 of these values has 2 elements; index 7 is out of range"),
         (np.s_[0, -4], "dim 1 of these values has 3 elements"),
         (np.s_[0, 0, 0], "have 2 dims, not 3"),
         (np.s_[..., 0, ...], "at most one"),

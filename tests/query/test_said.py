@@ -9,7 +9,7 @@ import pytest
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import open_run
-from comgra_decl.records import Note, Said
+from comgra_decl.records import Note, ScalarBatch
 from tests.support.fake_run import FakeRun
 
 NODES = ("embed",)
@@ -22,8 +22,8 @@ def said(
     *,
     type_: str = "train",
     notes: tuple[Note, ...] = (),
-) -> Said:
-    return Said(
+) -> ScalarBatch:
+    return ScalarBatch(
         np.array(steps, np.int64),
         np.array(values),
         [name] * len(steps),

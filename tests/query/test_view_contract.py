@@ -16,7 +16,7 @@ from comgra_decl.query.view import RecordView
 from comgra_decl.records import (
     STATISTICS,
     Note,
-    Said,
+    ScalarBatch,
     SlotInfo,
     SlotKey,
     StepBatch,
@@ -139,9 +139,9 @@ def _info(record: int, batch: int, samples: int) -> StepInfo:
     )
 
 
-def _said() -> Said:
+def _said() -> ScalarBatch:
     notes = [Note(0, "train", 5.0, "hello")]
-    return Said(np.array([0, 1]), np.array([0.5, 0.25]), ["lr", "lr"], ["train"] * 2, notes)
+    return ScalarBatch(np.array([0, 1]), np.array([0.5, 0.25]), ["lr", "lr"], ["train"] * 2, notes)
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two ranks"])

@@ -16,18 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comgra_decl.errors import StoreError
-from comgra_decl.records import RESUMED, Note, Said
+from comgra_decl.records import RESUMED, Note, ScalarBatch
 from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.appending import Past, append_to, discard_unused, last_step
 from comgra_decl.store.sessions import superseded
 from tests.store.truth import Truth, meta_of
 
 
-def said(steps: list[int], *, resumed: int | None = None) -> Said:
+def said(steps: list[int], *, resumed: int | None = None) -> ScalarBatch:
     notes = [] if resumed is None else [Note(resumed, RESUMED, 1.0, "goes on")]
     values = np.arange(len(steps), dtype=np.float64)
     names, types = ["loss"] * len(steps), ["train"] * len(steps)
-    return Said(np.array(steps, np.int64), values, names, types, notes)
+    return ScalarBatch(np.array(steps, np.int64), values, names, types, notes)
 
 
 sizes = st.lists(st.integers(1, 300), min_size=0, max_size=2)  # a block has 256 records
@@ -78,7 +78,7 @@ def test_a_run_that_is_being_written_is_refused(tmp_path: Path) -> None:
         append_to(tmp_path / "run", meta_of())
     writer.close()
     append_to(tmp_path / "run", meta_of())
-    with pytest.raises(StoreError, match="one run has one writer"):
+    with pytest.raises(StoreError, match="a run can have only one writer"):
         append_to(tmp_path / "run", meta_of())
 
 

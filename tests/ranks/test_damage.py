@@ -177,9 +177,9 @@ def other(run: Path, folder: Path, facts: dict[str, object] | None) -> None:
     ("facts", "why"),
     [
         (None, "is a run of one process"),
-        ({"rank": 0, "world_size": 2, "recorded": [0, 1]}, "is that of rank 0"),
-        ({"rank": 1, "world_size": 4, "recorded": [0, 1]}, "of another training"),
-        ({"rank": 1, "world_size": 2, "recorded": [0, 1], "run": "b"}, "of another training"),
+        ({"rank": 0, "world_size": 2, "recorded": [0, 1]}, "belongs to rank 0"),
+        ({"rank": 1, "world_size": 4, "recorded": [0, 1]}, "from another training"),
+        ({"rank": 1, "world_size": 2, "recorded": [0, 1], "run": "b"}, "from another training"),
     ],
 )
 def test_what_is_no_rank_of_this_training_is_not_joined_with_it(

@@ -76,7 +76,7 @@ def test_all_ranks_record_into_one_run(trained: Path, way: str) -> None:
     assert list(run.steps) == list(range(worker.STEPS))
     assert [len(run.rank(number).steps) for number in (0, 1)] == [worker.STEPS] * 2
     assert [other.name for other in comgra.open_group(trained / way)] == ["run"]
-    with pytest.raises(UnknownNameError, match="no rank 2 was recorded; this run has 0, 1"):
+    with pytest.raises(UnknownNameError, match="rank 2 was not recorded; this run has 0, 1"):
         run.rank(2)
 
 
@@ -197,7 +197,7 @@ def test_parameters_that_drift_apart_are_said(trained: Path) -> None:
     assert set(gradients.first_step) == {0}
     weights = differences[(differences["pass"] == "forward") & (differences.role == "weight")]
     assert set(weights.first_step) == {1}
-    assert any("ought to be the same on all ranks" in w for w in run.report["warnings"])
+    assert any("should be identical on all ranks" in w for w in run.report["warnings"])
 
 
 def test_shards_are_parts_of_what_they_name(trained: Path) -> None:

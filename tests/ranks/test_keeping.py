@@ -17,7 +17,7 @@ import pytest
 from comgra_decl.errors import StoreError
 from comgra_decl.export import export_run
 from comgra_decl.query import Run, open_run
-from comgra_decl.records import RESUMED, Note, Said
+from comgra_decl.records import RESUMED, Note, ScalarBatch
 from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.appending import append_to
 from comgra_decl.store.compaction import compact
@@ -57,7 +57,8 @@ def write_rank(folder: Path, rank: int) -> None:
     assert past.step == 599
     note = Note(500, RESUMED, 1.0, "goes on; long enough for a key of its own" * 9)
     writer.commit(
-        [from_step(truth, 220, 500)], [Said(np.array([500]), np.ones(1), ["a"], ["train"], [note])]
+        [from_step(truth, 220, 500)],
+        [ScalarBatch(np.array([500]), np.ones(1), ["a"], ["train"], [note])],
     )
     writer.close()
 
@@ -224,7 +225,7 @@ def test_show_says_ranks_sessions_and_losses(
     assert done("show", str(copy)) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "ranks 0, 1" in out
-    assert "nothing of rank 2" in out
+    assert "no data of rank 2" in out
     assert "from step 500" in out
     assert "lost rank 1: notes from row 0 on" in out
     (loss,) = open_run(copy).report["damage"]
@@ -265,7 +266,7 @@ def test_a_resumption_while_a_run_is_compacted_keeps_every_commit(
         if what == "checking" and at == total:
             writers.append(append_to(part, meta_of(facts=facts_of(1), spec=SPEC))[0])
 
-    with pytest.raises(StoreError, match="written to meanwhile"):
+    with pytest.raises(StoreError, match="changed in the meantime"):
         compact(part, progress=meanwhile)
     truth = Truth(1, meta_of())
     truth.announced = set(range(SLOTS))

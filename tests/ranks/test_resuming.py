@@ -101,7 +101,7 @@ def test_it_says_which_steps_gave_way(tmp_path: Path, crashed: Checkpoint) -> No
     assert list(run.steps) == list(range(8))
     note = run.notes()[run.notes().type == "resume"].iloc[0]
     assert note.step == 6
-    assert "step 6, by the optimizer's own count; steps 6 to 8 of before give way" in note.text
+    assert "resumes at step 6, by the optimizer's own step count; it replaces" in note.text
     assert list(run.sessions.step.dropna()) == [6]
 
 
@@ -128,7 +128,7 @@ def test_without_any_count_it_goes_on_after_the_last_step(tmp_path: Path) -> Non
         train(range(4, 6), saved, kind=torch.optim.SGD)
     run = comgra.open_run(session.path)
     assert list(run.steps) == list(range(6))
-    assert "nothing says which it is" in run.notes().text.iloc[-1]
+    assert "the actual one is unknown" in run.notes().text.iloc[-1]
 
 
 @pytest.mark.usefixtures("crashed")
@@ -149,7 +149,7 @@ def test_resuming_where_there_is_nothing_begins_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "told"),
     [
-        ({"resume": "nowhere"}, "there is no run in .*nowhere to go on with"),
+        ({"resume": "nowhere"}, "there is no run in .*nowhere to resume"),
         ({"resume": True, "name": "run"}, "samples.count was 4 and is now 2"),
     ],
 )

@@ -68,7 +68,7 @@ def test_any_job_name_gives_a_valid_group(job: str | None) -> None:
 
 def test_a_root_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("not a folder")
-    with pytest.raises(StoreError, match=r"no run can be created in .*runs.*run\.root=FOLDER"):
+    with pytest.raises(StoreError, match=r"cannot create a run in .*runs.*run\.root=FOLDER"):
         folder(tmp_path)
 
 

@@ -161,10 +161,10 @@ def test_copies_go_from_here_to_there_and_back(root: Remote, tmp_path: Path) -> 
 
 def test_nothing_is_overwritten(root: Remote, tmp_path: Path) -> None:
     write(root / "run")
-    with pytest.raises(StoreError, match="exists; nothing is ever overwritten"):
+    with pytest.raises(StoreError, match="already exists; choose another"):
         copy_run(root / "run", root / "run")
     assert copy_run(root / "run", tmp_path) == tmp_path / "run"
-    with pytest.raises(StoreError, match="exists; nothing is ever overwritten"):
+    with pytest.raises(StoreError, match="already exists; choose another"):
         copy_run(root / "run", tmp_path)
 
 

@@ -106,6 +106,6 @@ def test_a_build_that_lacks_the_driver_is_told(monkeypatch: pytest.MonkeyPatch) 
 def test_who_is_not_let_in_reads_where_credentials_come_from(scheme: str, way: str) -> None:
     error = ValueError("PERMISSION_DENIED: no [source locations='a.cc:1']")
     said = message(error, Remote(scheme, "bucket"))
-    assert said.startswith("PERMISSION_DENIED: no (who asks is read from ")
+    assert said.startswith("PERMISSION_DENIED: no (credentials are read from ")
     assert way in said
     assert message(error, Path("/a")) == "PERMISSION_DENIED: no"

@@ -191,7 +191,7 @@ def test_ranks_need_a_name_for_their_run(root: Remote, tmp_path: Path) -> None:
     places = [place_run(named, context, rank=rank) for rank in ranks]
     assert [place.run for place in places] == [root / "g" / "run"] * 2
     assert [place.path for place in places] == [root / "g" / "run", root / "g" / "run" / "ranks/1"]
-    with pytest.raises(StoreError, match=r"holds a run already; choose another run\.name"):
+    with pytest.raises(StoreError, match=r"already contains a run; choose another run\.name"):
         place_run(named, context, rank=ranks[0])
     with pytest.raises(StoreError, match=r"run\.name=NAME"):
         place_run(RunSpec(root=str(root)), context, rank=ranks[0])

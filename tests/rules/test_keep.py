@@ -98,8 +98,8 @@ def test_what_is_kept_for_a_finding_is_not_shown_to_the_rules_again(tmp_path: Pa
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"on_finding": {"keep": "error"}}, "nothing holds the steps before a finding"),
-        ({"keep": {"when": []}}, "nothing would ever be kept"),
+        ({"on_finding": {"keep": "error"}}, "the steps before a finding are not buffered"),
+        ({"keep": {"when": []}}, "nothing would be kept"),
         ({"keep": {}, "rules": "off", "on_finding": {"keep": "hint"}}, "there are no findings"),
     ],
 )

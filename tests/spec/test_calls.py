@@ -107,19 +107,19 @@ def test_short_names_of_functions_are_completed(written: str, full: str) -> None
     [
         ({"select": {"function": "softmax"}}, r"e\.select\.function: 'softmax' is not the dotted"),
         ({"select": {"function": "torch.soft max"}}, r"is not the dotted name of a function"),
-        ({"select": {"within": "a"}}, r"e\.select: 'within' says where a 'function' is called"),
+        ({"select": {"within": "a"}}, r"e\.select: 'within' limits calls of a 'function'"),
         (
             {"select": {"function": "torch.relu", "path": "a"}},
-            r"e\.select: a 'function' is looked for 'within' modules, not by 'path'",
+            r"e\.select: 'function' cannot be combined with 'path'",
         ),
         (
             {"select": {"function": "torch.relu"}, "capture": ["output", "parameter"]},
-            r"a call of a function has no 'parameter'; there is output, output_grad, input",
+            r"a function call has no 'parameter'; it has output, output_grad, input",
         ),
         ({"select": "a", "split": {"name": "head"}}, r"e\.split\.dim: is required"),
         ({"select": "a", "split": {"dim": 0, "groups": 0}}, r"e\.split\.groups: 0 must be"),
         ({"select": "a", "split": {"dim": 0, "nam": "x"}}, r"unknown key 'nam'.*did you mean"),
-        ({"select": "a", "split": {"dim": 0, "name": " x"}}, r"e\.split\.name: ' x' must have"),
+        ({"select": "a", "split": {"dim": 0, "name": " x"}}, r"e\.split\.name: ' x' must not"),
         ({"select": "a", "attention": {"recompte": True}}, r"did you mean 'recompute'"),
     ],
 )

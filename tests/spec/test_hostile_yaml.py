@@ -33,12 +33,12 @@ def laughs(wanted: str) -> str:
 
 
 HOSTILE = {
-    "billion laughs": (laughs("stats: *l39"), "aliases written out"),
-    "in keys below": (laughs("nodes: {all: {select: *l39}}"), "aliases written out"),
-    "an alias of itself": ("stats: &s [mean, *s]", "holds the alias itself"),
+    "billion laughs": (laughs("stats: *l39"), "aliases expanded"),
+    "in keys below": (laughs("nodes: {all: {select: *l39}}"), "aliases expanded"),
+    "an alias of itself": ("stats: &s [mean, *s]", "contains the alias itself"),
     "deep": ("stats: " + "[" * 100_000, "nested too deep"),
     "deep with an anchor": ("a: &a 1\nstats: " + "{b: " * 50_000, "nested too deep"),
-    "long": ("stats: [" + "mean, " * 300_000 + "]", "longer than"),
+    "long": ("stats: [" + "mean, " * 300_000 + "]", "must be at most"),
     "a call": ("stats: !!python/object/apply:os.system ['touch /tmp/x']", "could not determine"),
     "no text": ("stats: \x00", "special characters"),
 }

@@ -53,13 +53,13 @@ def test_nothing_is_kept_unless_asked_for_and_little_needs_to_be_said() -> None:
     ("keep", "where", "what"),
     [
         ({"when": ["nonfinit"]}, "keep.when[0]", "did you mean 'nonfinite'"),
-        ({"when": [{"quantil": 0.9}]}, "keep.when[0]", "no such trigger; there is nonfinite"),
+        ({"when": [{"quantil": 0.9}]}, "keep.when[0]", "unknown trigger; choose nonfinite"),
         ({"when": [{"quantile": 1.5}]}, "keep.when[0].quantile", "must be less than 1"),
         ({"when": ["nonfinite", {"spike": 0}]}, "keep.when[1].spike", "must be more than 0"),
         ({"when": [{"quantile": 0.9, "of": {}}]}, "keep.when[0].of", "either a KPI"),
         ({"when": [{"_target_": "f"}]}, "keep.when[0]._target_", "package.module.function"),
         ({"when": [{"quantile": 0.9999}]}, "keep.when[0]", "at least 10000"),
-        ({"when": []}, "keep.when", "nothing would ever be kept"),
+        ({"when": []}, "keep.when", "nothing would be kept"),
         ({"rings": 3}, "keep", "did you mean 'ring'"),
         ({"ring": -1}, "keep.ring", "at least 0"),
         (

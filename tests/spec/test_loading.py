@@ -84,7 +84,7 @@ def test_a_file_extends_a_file_beside_it_wherever_one_stands(tmp_path: Path) -> 
     [
         ("a: [1", "cannot be read as YAML"),
         ("- a\n", "is not a mapping"),
-        ("defaults: [self]\n", "names itself"),
+        ("defaults: [self]\n", "refers to itself"),
         ("defaults: [debgu]\n", "did you mean 'debug'"),
     ],
 )
@@ -130,7 +130,7 @@ def test_overrides_change_single_keys() -> None:
 def test_an_override_takes_a_key_out() -> None:
     assert list(load_spec("debug", ["~nodes.weights"]).nodes) == ["all"]
     assert problems("debug", "~nodes.wights") == [
-        "comgra: there is no 'nodes.wights' to take out; did you mean 'weights'?"
+        "comgra: cannot remove 'nodes.wights', which does not exist; did you mean 'weights'?"
     ]
 
 

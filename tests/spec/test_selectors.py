@@ -138,28 +138,28 @@ def test_matched_and_unmatched_tell_the_whole_truth(patterns: list[list[str]]) -
         (
             {"a": {"select": "blocks.*.atn"}},
             (
-                "comgra.nodes.a.select: 'blocks.*.atn' matches no module; below 'blocks.*' there "
-                "is attn, dropout; did you mean 'attn'?"
+                "comgra.nodes.a.select: 'blocks.*.atn' matches no module; modules below "
+                "'blocks.*': attn, dropout; did you mean 'attn'?"
             ),
         ),
         (
             {"a": {"select": "model.head"}},
             (
-                "comgra.nodes.a.select: 'model.head' matches no module; at the top there is "
+                "comgra.nodes.a.select: 'model.head' matches no module; modules at the top: "
                 "embed, head"
             ),
         ),
         (
             {"a": {"select": {"regex": r"blocks\.0"}, "exclude": {"regex": "attn"}}},
             (
-                "comgra.nodes.a.exclude: the regex 'attn' fits a part of 'blocks.0.attn' but no "
-                "whole module path; add '.*' where more may stand"
+                "comgra.nodes.a.exclude: the regex 'attn' matches only a part of 'blocks.0.attn', "
+                "but must match a whole module path; add '.*' to allow more text"
             ),
         ),
         (
             {"a": {"select": {"regex": "heed"}}},
             (
-                "comgra.nodes.a.select: the regex 'heed' fits no module path; there is embed, "
+                "comgra.nodes.a.select: the regex 'heed' matches no module path; paths: embed, "
                 "blocks.0, blocks.0.attn, blocks.0.attn.out, blocks.0.dropout, blocks.1, "
                 "blocks.1.attn, blocks.1.attn.out, ... (14 names); did you mean 'head' or 'embed'?"
             ),
@@ -167,18 +167,18 @@ def test_matched_and_unmatched_tell_the_whole_truth(patterns: list[list[str]]) -
         (
             {"a": {"select": {"path": "blocks.*", "class": "Blok"}}},
             (
-                "comgra.nodes.a.select: no module at 'blocks.*' is a 'Blok'; there is Block; "
+                "comgra.nodes.a.select: no module at 'blocks.*' is a 'Blok'; classes: Block; "
                 "did you mean 'Block'?"
             ),
         ),
         (
             {"a": {"select": "head", "exclude": "**"}},
-            "comgra.nodes.a: selects 1 modules, but 'exclude' leaves out all of them",
+            "comgra.nodes.a: selects 1 modules, but 'exclude' excludes all of them",
         ),
         (
             {"a": {"select": "head", "exclude": "heads"}},
             (
-                "comgra.nodes.a.exclude: 'heads' matches no module; at the top there is embed, "
+                "comgra.nodes.a.exclude: 'heads' matches no module; modules at the top: embed, "
                 "head; did you mean 'head'?"
             ),
         ),
@@ -250,7 +250,7 @@ def test_classes_and_annotations_can_be_excluded() -> None:
 def test_an_annotation_that_nothing_carries_names_those_there_are() -> None:
     picked = select(load_spec({"nodes": {"a": {"select": {"annotation": "mlpp"}}}}), MARKED)
     assert picked.unmarked == {
-        "mlpp": "comgra.nodes.a.select: nothing is annotated 'mlpp'; there is self-attn, "
+        "mlpp": "comgra.nodes.a.select: nothing is annotated 'mlpp'; annotations: self-attn, "
         "cross-attn, mlp; did you mean 'mlp'?"
     }
 

@@ -50,12 +50,15 @@ WRONG: dict[str, tuple[Any, str]] = {
     "near": ("singular_valu", "did you mean 'singular_value'?"),
     "a number": (3, "stats[0]: 3 is not one of mean"),
     "misspelt in a mapping": ({"name": "kurtosi"}, "stats[0].name: 'kurtosi' is not one of"),
-    "own, without function": ({"name": "mine"}, "a statistic of your own has a '_target_'"),
-    "everywhere or nowhere": ({"name": "mean", "on": "output"}, "write it as text"),
+    "own, without function": ({"name": "mine"}, "a custom statistic needs a '_target_'"),
+    "everywhere or nowhere": ({"name": "mean", "on": "output"}, "write only its name"),
     "no name": ({"quantile": 0.5}, "stats[0].name: is required"),
-    "a name that is taken": ({"name": "std", "quantile": 0.5}, "'std' is the name of a statistic"),
-    "a derived name": (MINE | {"name": "update_ratio"}, "is the name of a statistic"),
-    "a name with a space": (MINE | {"name": "my own"}, "'my own' is no name"),
+    "a name that is taken": (
+        {"name": "std", "quantile": 0.5},
+        "'std' is the name of an existing statistic",
+    ),
+    "a derived name": (MINE | {"name": "update_ratio"}, "is the name of an existing statistic"),
+    "a name with a space": (MINE | {"name": "my own"}, "'my own' must consist of letters"),
     "too much": ({"name": "q", "quantile": 1.5}, "stats[0].quantile: 1.5 must be at most 1"),
     "no function": (MINE | {"_target_": "f"}, "'f' does not name a function"),
     "no capture": ({"name": "kurtosis", "on": "outpt"}, "stats[0].on: 'outpt' is not one of"),
@@ -75,7 +78,7 @@ def test_mistakes_are_said_where_they_are(what: str) -> None:
 
 def test_two_of_one_name() -> None:
     for entries in ([MINE, MINE], ["kurtosis", {"name": "kurtosis", "on": "output"}]):
-        with pytest.raises(SpecError, match=r"comgra.stats: '(mine|kurtosis)' is named twice"):
+        with pytest.raises(SpecError, match=r"comgra.stats: '(mine|kurtosis)' is listed twice"):
             load_spec({"stats": entries})
 
 

@@ -13,8 +13,8 @@ from torch import nn
 import comgra_decl as comgra
 from comgra_decl.records import STATISTICS
 from comgra_decl.stats import Reducer, device, finalise, moments
-from comgra_decl.stats.choosing import choose_samples
 from comgra_decl.stats.moments import KEPT, MOST_ROWS
+from comgra_decl.stats.sample_selection import choose_samples
 
 from .recording import Tensors, check, raw_step, reduce, reducer
 from .test_device import elsewhere

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from comgra_decl.errors import DamagedRunError, StoreError
-from comgra_decl.records import Said
+from comgra_decl.records import ScalarBatch
 from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.compaction import compact
 from comgra_decl.store.copying import copy_run
@@ -43,7 +43,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth]:
         value = truth.rng.normal(size=(2, 5)).astype("float32")
         batch = truth.batch(20, range(SLOTS), values={1: value} if number % 7 == 0 else {})
         steps = np.arange(60) + 60 * number
-        said = Said(steps=steps, names=["loss"] * 60, types=["train"] * 60, values=np.sqrt(steps))
+        said = ScalarBatch(
+            steps=steps, names=["loss"] * 60, types=["train"] * 60, values=np.sqrt(steps)
+        )
         writer.commit([batch], [said])
         truth.keep([batch])
     writer.close()
@@ -116,7 +118,7 @@ def test_a_run_that_is_being_compacted_is_refused(run: Path) -> None:
     handle = os.open(run / "trace.ocdbt", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
-        with pytest.raises(StoreError, match="being compacted already"):
+        with pytest.raises(StoreError, match="already being compacted"):
             compact(run)
     finally:
         os.close(handle)
@@ -137,7 +139,7 @@ def test_a_damaged_run_stays_as_it_is(run: Path) -> None:
     damage(run, "agg/blk/c/1/0/2")
     (found,) = verify(run).damages
     assert found.where == "agg/blk"
-    assert found.lost.endswith("single steps are whole")
+    assert found.lost.endswith("single steps are intact")
     before = contents(run)
     with pytest.raises(DamagedRunError, match=r"damaged at 'agg/blk'.*nothing was changed"):
         compact(run)
@@ -148,7 +150,7 @@ def test_damage_of_what_is_there_twice_is_healed(run: Path, written: tuple[Path,
     damage(run, "agg/row/c/77/0/0")
     (found,) = verify(run).damages
     assert (found.where, found.records) == ("agg/row", (77, 77))
-    assert found.lost.endswith("curves over the steps are whole")
+    assert found.lost.endswith("curves over steps are intact")
     compact(run)
     assert verify(run).whole
     written[1].check(Reader(run).view)
@@ -159,7 +161,7 @@ def test_a_run_that_goes_on_meanwhile_stays_as_it_is(run: Path) -> None:
         if what == "checking" and done == total:
             change_json(run, "head", time=1.0)
 
-    with pytest.raises(StoreError, match="written to meanwhile"):
+    with pytest.raises(StoreError, match="changed in the meantime"):
         compact(run, progress=meanwhile)
     assert verify(run).whole
 

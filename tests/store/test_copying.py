@@ -58,7 +58,7 @@ def test_nothing_is_overwritten(run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     copy_run(run, tmp_path / "copy")
     for target in (tmp_path / "file", tmp_path / "copy", run, run.parent):
-        with pytest.raises(StoreError, match="exists; nothing is ever overwritten"):
+        with pytest.raises(StoreError, match="already exists; choose another"):
             copy_run(run, target)
     assert (tmp_path / "file").read_text() == "mine"
 

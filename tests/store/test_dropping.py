@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from comgra_decl.records import Note, RawStep, Said, StepBatch, Structure
+from comgra_decl.records import Note, RawStep, ScalarBatch, StepBatch, Structure
 from comgra_decl.store import Reader, RunWriter
 from tests.store.threads import FakeWriter, raw, thread_of, transform, until
 from tests.store.truth import meta_of, slot_info
@@ -79,13 +79,13 @@ def test_what_the_transform_says_is_committed_with_its_steps() -> None:
     def speak(steps: list[RawStep]) -> list[StepBatch]:
         nothing = np.empty(0)
         note = Note(0, "train", 0.0, "kept")
-        thread.say(Said(nothing.astype(np.int64), nothing, [], [], [note]))
+        thread.add_scalars(ScalarBatch(nothing.astype(np.int64), nothing, [], [], [note]))
         return transform(steps)
 
     thread, errors = thread_of(writer, transform=speak, flush=list)
     thread.put(raw(0))
     until(lambda: writer.commits == [[0]])
-    assert [note.text for said in writer.said for note in said.notes] == ["kept"]
+    assert [note.text for part in writer.scalars for note in part.notes] == ["kept"]
     thread.close()
     assert errors == []
 

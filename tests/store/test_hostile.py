@@ -182,14 +182,14 @@ def test_a_document_of_another_form_is_damage(run: Path, name: str) -> None:
     for content in DOCUMENTS[name]:
         overwrite(run, key, encode(content, f"{key}@3"))
         view = Reader(run).view
-        with pytest.raises(DamagedRunError, match=f"'{key}' is wrong"):
+        with pytest.raises(DamagedRunError, match=f"'{key}' is invalid"):
             view.document(name)
         assert verify(run).damages[0].where == key
 
 
 def test_a_key_that_is_too_large_is_refused_unread(run: Path) -> None:
     overwrite(run, "head", b" " * (20 << 20))
-    with pytest.raises(DamagedRunError, match="has more than the 16777216 bytes it may have"):
+    with pytest.raises(DamagedRunError, match="is larger than the maximum of 16777216 bytes"):
         Reader(run)
 
 

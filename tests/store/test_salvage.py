@@ -180,7 +180,7 @@ def test_lost_histograms_are_left_out_where_their_statistics_are_whole(run: Path
 
 def test_want_of_memory_is_no_damage() -> None:
     def read(*_: Any) -> Any:
-        raise TooLargeError("it would take 9.9 GB of memory at once")
+        raise TooLargeError("it requires 9.9 GB of memory")
 
     damage: list[str] = []
     form = ArrayForm("agg/row", "float32", (10, 10), (1, 10), "NaN")

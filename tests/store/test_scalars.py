@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from comgra_decl.errors import DamagedRunError, StoreError
 from comgra_decl.query import open_run
-from comgra_decl.records import Note, Said
+from comgra_decl.records import Note, ScalarBatch
 from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.appending import append_to
 from comgra_decl.store.layout import SCALAR_BLOCK, scalar_block_key, scalar_piece_key
@@ -27,8 +27,8 @@ from tests.store.truth import Truth, meta_of
 Scalar = tuple[int, str, str, float]
 
 
-def said(scalars: list[Scalar], notes: list[Note] | None = None) -> Said:
-    return Said(
+def said(scalars: list[Scalar], notes: list[Note] | None = None) -> ScalarBatch:
+    return ScalarBatch(
         steps=np.array([s[0] for s in scalars], np.int64),
         values=np.array([s[3] for s in scalars], np.float64),
         names=[s[1] for s in scalars],
@@ -176,7 +176,7 @@ def test_damage_hides_the_numbers_it_has_hit_and_no_others(tmp_path: Path) -> No
     assert [loss.partition(" ")[0] for loss in view.damage] == [str(SCALAR_BLOCK), "10"]
     assert "key 'scalars/blk/000000001024' is damaged" in view.damage[0]
     assert open_run(tmp_path / "run").kpis()["step"].tolist() == [row[0] for row in kept]
-    with pytest.raises(DamagedRunError, match="the newest numbers of the run are damaged"):
+    with pytest.raises(DamagedRunError, match="the newest scalars are damaged"):
         append_to(tmp_path / "run", meta_of())
 
 
@@ -200,9 +200,9 @@ def test_keys_that_are_gone_are_told_too(tmp_path: Path) -> None:
 def test_what_is_said_goes_with_the_next_record() -> None:
     writer = FakeWriter()
     thread, errors = thread_of(writer)
-    thread.put_said(said([(0, "a", "train", 1.0)]))
+    thread.put_scalars(said([(0, "a", "train", 1.0)]))
     thread.put(raw(0))
-    until(lambda: bool(writer.said))
+    until(lambda: bool(writer.scalars))
     assert writer.commits == [[0]]
     thread.close(20)
     assert errors == []
@@ -213,8 +213,8 @@ def test_what_is_said_is_written_soon_without_any_record(monkeypatch: pytest.Mon
     writer = FakeWriter()
     thread, _ = thread_of(writer)
     for step in range(3):
-        thread.put_said(said([(step, "a", "train", 1.0)]))
-        until(lambda expected=step: len(writer.said) == expected + 1)  # type: ignore[misc]
+        thread.put_scalars(said([(step, "a", "train", 1.0)]))
+        until(lambda expected=step: len(writer.scalars) == expected + 1)  # type: ignore[misc]
     thread.close(20)
     assert writer.records == 0
 
@@ -222,9 +222,9 @@ def test_what_is_said_is_written_soon_without_any_record(monkeypatch: pytest.Mon
 def test_what_waits_is_written_at_the_end() -> None:
     writer = FakeWriter()
     thread, _ = thread_of(writer)
-    thread.put_said(said([(0, "a", "train", 1.0)]))
+    thread.put_scalars(said([(0, "a", "train", 1.0)]))
     thread.close(20)
-    assert len(writer.said) == 1
+    assert len(writer.scalars) == 1
 
 
 def test_it_is_settled_on_the_thread_before_it_is_written() -> None:
@@ -236,9 +236,9 @@ def test_it_is_settled_on_the_thread_before_it_is_written() -> None:
         late.values[0] = 7.0
 
     late.settle = settle
-    thread.put_said(late)
+    thread.put_scalars(late)
     thread.close(20)
-    assert writer.said[0].values.tolist() == [7.0]
+    assert writer.scalars[0].values.tolist() == [7.0]
     assert late.settle is None
 
 
@@ -246,7 +246,7 @@ def test_a_flood_makes_the_training_wait_and_loses_nothing(tmp_path: Path) -> No
     thread, errors = thread_of(RunWriter.create(tmp_path / "run", meta_of()), queue_bytes=20_000)
     rows = [(i, "a", "train", float(i)) for i in range(20_000)]
     for first in range(0, len(rows), 100):
-        thread.put_said(said(rows[first : first + 100]))
+        thread.put_scalars(said(rows[first : first + 100]))
     thread.close(20)
     assert errors == []
     assert scalars_of(Reader(tmp_path / "run").view) == rows
@@ -258,7 +258,7 @@ def test_numbers_do_not_end_a_commit_early_under_pressure() -> None:
     thread, _ = thread_of(writer, commit_interval=1000, queue_bytes=20 * large.nbytes)
     thread.put(raw(0))
     until(lambda: writer.commits == [[0]])
-    thread.put_said(said([(0, "a", "train", 1.0)]))
+    thread.put_scalars(said([(0, "a", "train", 1.0)]))
     for step in range(1, 41):
         thread.put(raw(step, size=1000))
     assert writer.commits == [[0]]

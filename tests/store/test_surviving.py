@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from comgra_decl.errors import ComgraError
-from comgra_decl.records import Note, Said, SlotKey, Structure
+from comgra_decl.records import Note, ScalarBatch, SlotKey, Structure
 from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.database import new_context
 from comgra_decl.store.scalars import LOST
@@ -37,7 +37,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             structure=GRAPH if turn == 1 else None,
             documents={"report": {"turn": turn}},
         )
-        said = Said(np.arange(3), truth.rng.normal(size=3), ["loss"] * 3, ["train"] * 3)
+        said = ScalarBatch(np.arange(3), truth.rng.normal(size=3), ["loss"] * 3, ["train"] * 3)
         said.notes = [Note(turn, "train", float(turn), f"note {turn}")]
         writer.commit([batch], [said])
     writer.close()

@@ -76,7 +76,7 @@ def test_a_chunk_of_another_record_is_not_read_as_this_ones(run: Path, family: s
     verdict = verify(run)
     (damage,) = verdict.damages
     assert damage.records == (OTHER, OTHER) or damage.where == "record"  # if its facts are lost
-    assert "is not the one that was written there" in damage.reason
+    assert "is not the one written there" in damage.reason
     view = Reader(run).view
     if family in ("agg", "smp"):
         heat = view.heat(family)
@@ -114,7 +114,7 @@ def test_a_chunk_of_raw_values_is_bound_to_its_record(run: Path) -> None:
 )
 def test_json_of_another_key_is_refused(run: Path, one: str, other: str) -> None:
     swap(run, one, other)
-    with pytest.raises(DamagedRunError, match="its checksum does not fit"):
+    with pytest.raises(DamagedRunError, match="its checksum does not match"):
         _ = Reader(run).view
 
 
@@ -123,7 +123,7 @@ def test_an_older_revision_of_a_document_is_refused(run: Path) -> None:
     overwrite(run, name, encode({"entries": {}}, f"{name}@3"))
     change_json(run, "head", documents={"report": 4})
     reader = Reader(run)
-    with pytest.raises(DamagedRunError, match="its checksum does not fit"):
+    with pytest.raises(DamagedRunError, match="its checksum does not match"):
         reader.view.document("report")
 
 
@@ -178,7 +178,7 @@ def test_an_old_head_is_not_taken_for_the_newest(run: Path) -> None:
     head = database.read_json("head")
     value = encode({**head, "generation": head["generation"] - 1}, "head")
     overwrite(run, "head", value)
-    with pytest.raises(DamagedRunError, match="an older data file lies in the place of a newer"):
+    with pytest.raises(DamagedRunError, match="an older data file has replaced a newer"):
         Reader(run)
     assert not verify(run).whole
 

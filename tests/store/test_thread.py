@@ -214,7 +214,7 @@ def test_a_thread_that_dies_without_a_word_holds_up_nobody_and_is_told_once(
     thread.put(raw(2))
     thread.put(raw(3))
     thread.close(PATIENCE)
-    assert [str(error) for error in errors] == ["the thread that writes has died"]
+    assert [str(error) for error in errors] == ["the writer thread has died"]
 
 
 def test_a_thread_that_died_after_the_last_step_is_told_at_the_end(
@@ -223,7 +223,7 @@ def test_a_thread_that_died_after_the_last_step_is_told_at_the_end(
     monkeypatch.setattr(WriterThread, "_run", lambda _: None)
     thread, errors = thread_of(FakeWriter())
     thread.close(PATIENCE)
-    assert [str(error) for error in errors] == ["the thread that writes has died"]
+    assert [str(error) for error in errors] == ["the writer thread has died"]
 
 
 def test_closing_does_not_wait_for_ever() -> None:

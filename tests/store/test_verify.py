@@ -109,7 +109,7 @@ def test_what_a_truncated_file_takes_away_is_named(run: Path, written: tuple[Pat
     for damage in rows:
         assert damage.records is not None
         assert damage.steps == tuple(written[1].infos[record].step for record in damage.records)
-        assert damage.lost == "statistics of slots 0 to 3; curves over the steps are whole"
+        assert damage.lost == "statistics of slots 0 to 3; curves over steps are intact"
     facts = [damage for damage in verdict.damages if damage.where == "steps/000000000048.json"]
     assert "facts and values of records from 48 on" in {damage.lost for damage in facts}
 
@@ -148,7 +148,7 @@ def test_numbers_that_are_missing_are_found(run: Path) -> None:
     change_json(run, "head", scalars=5)
     (damage,) = verify(run).damages
     assert damage.where == "scalars"
-    assert "head counts 5, there are 0" in damage.reason
+    assert "the head counts 5, but there are 0" in damage.reason
 
 
 def test_a_run_without_any_of_its_files_has_nothing_to_rescue(run: Path) -> None:

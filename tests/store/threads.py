@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from comgra_decl.records import Layout, RawStep, Said, SlotInfo, StepBatch, StepInfo
+from comgra_decl.records import Layout, RawStep, ScalarBatch, SlotInfo, StepBatch, StepInfo
 from comgra_decl.store import WriterThread
 
 _ZERO = np.zeros(1, np.int64)
@@ -57,7 +57,7 @@ class FakeWriter:
 
     def __init__(self) -> None:
         self.commits: list[list[int]] = []
-        self.said: list[Said] = []
+        self.scalars: list[ScalarBatch] = []
         self.times: list[float] = []
         self.closed: list[str | None] = []
         self.failures: Iterator[BaseException] = iter(())
@@ -68,8 +68,8 @@ class FakeWriter:
     def records(self) -> int:
         return sum(map(len, self.commits))
 
-    def commit(self, batches: list[StepBatch], said: Sequence[Said] = ()) -> None:
-        self.said += said
+    def commit(self, batches: list[StepBatch], scalars: Sequence[ScalarBatch] = ()) -> None:
+        self.scalars += scalars
         self.gate.wait(PATIENCE)
         for failure in self.failures:
             raise failure

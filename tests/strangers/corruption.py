@@ -28,7 +28,7 @@ import pandas as pd
 from comgra_decl.errors import ComgraError
 from comgra_decl.query import Run, limit_cache, open_run
 from comgra_decl.store.verify import verify
-from tests.strangers.looking import MEMORY
+from tests.strangers.reading_folders import MEMORY
 
 SECONDS = 180
 NODES = ("0", "3")

@@ -15,7 +15,7 @@ from comgra_decl.query import Run
 from comgra_decl.rules import diagnose, stored
 from tests.store.test_damage import change_json
 from tests.strangers.folders import ATTACKS, TARGET, made, make_run, read
-from tests.strangers.looking import of_run
+from tests.strangers.reading_folders import of_run
 from tests.support.forked import forked
 
 MEMORY_MB = 1500
@@ -41,7 +41,7 @@ def looked(runs: Sequence[Path], folder: Path, *options: str) -> list[dict[str, 
     """Looks at runs in a process of its own, where what a spec names can be imported."""
     payload = folder / f"{TARGET.partition('.')[0]}.py"
     payload.write_text(PAYLOAD.format(str(folder / "it ran")))
-    command = ["-m", "tests.strangers.looking", folder / "out", *runs, *options]
+    command = ["-m", "tests.strangers.reading_folders", folder / "out", *runs, *options]
     done = forked(folder, *command, timeout=1800)
     assert done.returncode == 0, done.stderr[-2000:]
     assert not (folder / "it ran").exists(), "code that a run names was executed"

@@ -75,7 +75,9 @@ def slots_of(modules: list[Module]) -> list[SlotInfo]:
             for pass_ in ("forward", "grad"):
                 add(SlotKey(module.path, name, 0, pass_), "parameter", shape, module.cls)
     loss = SlotKey("loss", "output", 0, "forward")
-    aux = [slot for slot in slots if slot.key.node == "aux"]  # the latest comer needs the last ids
+    aux = [
+        slot for slot in slots if slot.key.node == "aux"
+    ]  # `aux` appears last and needs the last ids
     rest = [slot for slot in slots if slot.key.node != "aux"]
     ordered = [*rest, SlotInfo(0, loss, "loss", "float32", (), None, ""), *aux]
     return [_numbered(slot, number) for number, slot in enumerate(ordered)]
@@ -95,7 +97,7 @@ def _numbered(slot: SlotInfo, number: int) -> SlotInfo:
 
 
 def structures_of(modules: list[Module], slots: list[SlotInfo]) -> list[Structure]:
-    """Two graphs: the first steps run without `aux`, later ones with it."""
+    """Return two graphs: without `aux` for the first steps, and with it for later ones."""
     return [_structure(modules, slots, aux=False), _structure(modules, slots, aux=True)]
 
 
@@ -116,7 +118,7 @@ def _structure(modules: list[Module], slots: list[SlotInfo], *, aux: bool) -> St
 
 
 def _wires(modules: list[Module], *, aux: bool) -> list[tuple[SlotKey, SlotKey]]:
-    """Connects a chain of the leaf modules present; containers show their last child's tensor."""
+    """Connect the present leaf modules in a chain; containers show their last child's tensor."""
 
     def output(path: str, call: int = 0) -> SlotKey:
         return SlotKey(path, "output", call, "forward")
@@ -127,7 +129,7 @@ def _wires(modules: list[Module], *, aux: bool) -> list[tuple[SlotKey, SlotKey]]
     wires: list[tuple[SlotKey, SlotKey]] = []
     previous = SlotKey("input", "input", 0, "forward")
     for path in leaves:
-        if path.endswith((".key", ".value")):  # side by side with .query
+        if path.endswith((".key", ".value")):  # parallel to .query
             source = path.rsplit(".attn", 1)[0] + ".norm1"
             wires += [(output(source), output(path)), (output(path), output(_sibling_out(path)))]
             continue

@@ -1,7 +1,7 @@
-"""Believable runs without a training: a small transformer whose tensors are drawn at random.
+"""Realistic runs without a training: a small transformer with random tensors.
 
-Every tensor can be drawn again (`FakeRun.tensor`), so tests can compare what a run says about it
-with what numpy says about the same numbers.
+Every tensor can be drawn again (`FakeRun.tensor`), so tests can compare the contents of a run with
+results of numpy for the same numbers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.support.fake_model import (
 )
 from tests.support.fake_statistics import reduce, sample_indices
 
-EVAL_EVERY = 10  # one evaluation record after every so many training records
+EVAL_EVERY = 10  # training records per evaluation record
 
 
 class FakeRun:
-    """Writes a synthetic run, as far as asked, through the real writer."""
+    """Writes a synthetic run step by step through the real writer."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class FakeRun:
         nonfinite_from: int | None = None,
         start: float | None = None,
     ) -> None:
-        """Creates the run.
+        """Create the run.
 
         Args:
             path: folder of the run.
@@ -57,9 +57,9 @@ class FakeRun:
             samples: recorded samples per slot.
             bins: histogram bins.
             values: store raw values of module outputs.
-            seed: of all tensors.
-            nonfinite_from: from this step on, one module's output holds a NaN.
-            start: unix time of the first record; None: such that the last steps are recent.
+            seed: seed of all tensors.
+            nonfinite_from: step from which one module's output contains a NaN.
+            start: Unix time of the first record; None for a minute ago.
         """
         self.path = Path(path)
         self.values = values
@@ -83,7 +83,7 @@ class FakeRun:
         self._stored: set[str] = set()
 
     def write(self, steps: int = 1, *, commit: int = 8, evals: bool = True) -> None:
-        """Appends training steps, with an evaluation after every tenth; `commit` per commit."""
+        """Append training steps and evaluations after every tenth; `commit` records per commit."""
         wanted: list[tuple[int, str]] = []
         for _ in range(steps):
             wanted.append((self.step, "train"))
@@ -95,11 +95,11 @@ class FakeRun:
             self.writer.commit([self._batch(step, kind) for step, kind in part])
 
     def close(self) -> None:
-        """Marks the run as finished."""
+        """Mark the run as finished."""
         self.writer.close()
 
     def present(self, step: int, kind: str) -> list[SlotInfo]:
-        """Slots of a record: evaluations have no gradients, `aux` begins at the sixth step."""
+        """Return the slots of a record: evaluations lack gradients, the first five steps `aux`."""
         return [
             slot
             for slot in self.slots
@@ -108,7 +108,7 @@ class FakeRun:
         ]
 
     def tensor(self, slot: SlotInfo, step: int, kind: str = "train") -> NDArray[np.float32]:
-        """Draws a slot's tensor of one record, the same at every call."""
+        """Draw a slot's tensor of one record; every call returns the same tensor."""
         rng = np.random.default_rng([self.seed, slot.id, step, kind == "eval"])
         depth = slot.id / max(1, len(self.slots))
         if slot.kind == "loss":
@@ -159,7 +159,7 @@ class FakeRun:
         return batch
 
     def _due(self, slot: SlotInfo, present: list[SlotInfo]) -> bool:
-        """Ids are dense, so a slot is announced with the first record that has a later one."""
+        """Whether to announce a slot: ids are dense, so also if a later slot is present."""
         return slot.id <= max(other.id for other in present)
 
     def _info(self, step: int, kind: str, structure: Structure) -> StepInfo:
@@ -205,13 +205,13 @@ def make_run(
     close: bool = True,
     **options: Any,
 ) -> Path:
-    """Writes a whole synthetic run and returns its folder.
+    """Write a complete synthetic run and return its folder.
 
     Args:
         path: folder of the run.
         nodes: keep only these module paths (and input, loss).
-        steps: training steps; after every tenth there is an evaluation record as well.
-        close: mark it as finished, otherwise it stays live as long as this process lives.
+        steps: number of training steps; an evaluation record follows every tenth.
+        close: whether to mark it as finished; otherwise it is live while this process runs.
         options: further options of `FakeRun`.
     """
     run = FakeRun(path, nodes=nodes, **options)

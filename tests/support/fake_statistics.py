@@ -1,4 +1,4 @@
-"""What a run should say about a tensor, computed with plain numpy."""
+"""Expected statistics of a tensor, computed with plain numpy."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from comgra_decl.records import AGGREGATES, STATISTICS, SlotInfo
 
 
 def sample_indices(batch: int, count: int) -> list[int]:
-    """Evenly spaced batch indices."""
+    """Return evenly spaced batch indices."""
     return [index * batch // count for index in range(min(batch, count))]
 
 
 def statistics(rows: NDArray[Any]) -> NDArray[np.float64]:
-    """Returns all STATISTICS [rows, 9] over the elements of each row [rows, elements].
+    """Return all STATISTICS [rows, 9] over the elements of each row [rows, elements].
 
-    NaN and infinities are counted, and left out of everything else.
+    NaN and infinities are counted, and excluded from all other statistics.
     """
     rows = np.asarray(rows, np.float64)
     finite = np.isfinite(rows)
@@ -44,7 +44,7 @@ def statistics(rows: NDArray[Any]) -> NDArray[np.float64]:
 def reduce(
     tensor: NDArray[Any], slot: SlotInfo, *, count: int, bins: int
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Returns aggregates, samples, counts and range of one tensor."""
+    """Return aggregates, samples, counts and range of one tensor."""
     rows = np.moveaxis(tensor, slot.batch_dim, 0) if slot.batch_dim is not None else tensor[None]
     each = statistics(rows.reshape(len(rows), -1))
     aggregates = np.stack([each.mean(0), each.std(0), np.abs(each).max(0)], axis=1)

@@ -1,8 +1,8 @@
-"""Programs that begin with torch and comgra_decl imported, which otherwise takes four seconds.
+"""Run programs with torch and comgra_decl already imported, which saves four seconds each.
 
-They are forked from a process that has done nothing but import, so they know nothing of each other
-or of the tests; `COMGRA` in their environment counts. For tests of what a program does; where the
-start of Python itself, its imports or the last things it does are what is tested, start a Python.
+They are forked from a process that has only imported modules, so they are independent of each other
+and of the tests; `COMGRA` in their environment has its usual effect. Tests of the start of Python,
+of its imports or of its exit should start a new Python instead.
 """
 
 from __future__ import annotations
@@ -34,63 +34,65 @@ PATIENCE = 240
 
 
 class Program:
-    """`python ARGUMENTS` in a folder, already running.
+    """A running `python ARGUMENTS`.
 
     Args:
-        folder: where it runs.
-        arguments: as Python's own: `-c CODE`, `-m MODULE` or a file, then what is theirs.
-        env: variables beside ours.
+        folder: working directory.
+        arguments: like those of Python: `-c CODE`, `-m MODULE` or a file, then program arguments.
+        env: variables to add to the current environment.
 
     Attributes:
-        out: the file that it writes to.
-        err: the file of what it says to the standard error.
+        out: file with its standard output.
+        err: file with its standard error.
     """
 
     def __init__(
         self, folder: Path, *arguments: object, env: Mapping[str, str] | None = None
     ) -> None:
-        assert "COMGRA" not in os.environ, "what forks programs must not be traced itself"
+        assert "COMGRA" not in os.environ, "the process that forks programs must not be traced"
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
         self._arguments = [*map(str, arguments)]
-        self._said = Path(tempfile.mkdtemp())
-        self.out, self.err = self._said / "out", self._said / "err"
+        self._output = Path(tempfile.mkdtemp())
+        self.out, self.err = self._output / "out", self._output / "err"
         for file in (self.out, self.err):
             file.touch()
-        given = (str(folder), self._arguments, {**os.environ, **(env or {})}, str(self._said))
+        given = (str(folder), self._arguments, {**os.environ, **(env or {})}, str(self._output))
         self.process: ForkServerProcess = context.Process(target=_be, args=given, daemon=True)
         self.process.start()
 
     def ended(self, timeout: float | None = PATIENCE) -> CompletedProcess[str]:
-        """Waits for its end; returns what came of it."""
+        """Wait for the program to end, and return its result."""
         self.process.join(timeout)
         code = self.process.exitcode
         if code is None:
             self.kill()
-            raise TimeoutError(f"{self._arguments} has not ended after {timeout} seconds")
+            raise TimeoutError(f"{self._arguments} did not end within {timeout} seconds")
         out, err = self.out.read_text(), self.err.read_text()
-        shutil.rmtree(self._said)
+        shutil.rmtree(self._output)
         return CompletedProcess(self._arguments, code, out, err)
 
     def wait_for(self, pattern: str, timeout: float = PATIENCE) -> str:
-        """Waits until it has said something; returns the first group of it, or all."""
+        """Wait until its output matches a pattern; return the first group, or the whole match."""
         until = time.monotonic() + timeout
         while time.monotonic() < until:
             alive = self.process.is_alive()
             if found := re.search(pattern, self.out.read_text() + self.err.read_text()):
                 return found[found.re.groups > 0]
-            assert alive, f"{self._arguments} has ended:\n{self.err.read_text()}"
+            assert alive, f"{self._arguments} ended:\n{self.err.read_text()}"
             time.sleep(0.02)
-        raise TimeoutError(f"{self._arguments} has not said {pattern}:\n{self.err.read_text()}")
+        raise TimeoutError(
+            f"{self._arguments} printed nothing that matches {pattern}:\n{self.err.read_text()}"
+        )
 
     def interrupt(self) -> CompletedProcess[str]:
-        """Ends it as Ctrl-C does; returns what came of it."""
+        """Interrupt it like Ctrl-C, and return its result."""
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGINT)
         return self.ended()
 
     def kill(self) -> None:
-        """Ends it as `kill -9` does, wherever it is."""
+        """End it like `kill -9`."""
         self.process.kill()
         self.process.join()
 
@@ -101,14 +103,14 @@ def forked(
     env: Mapping[str, str] | None = None,
     timeout: float | None = PATIENCE,
 ) -> CompletedProcess[str]:
-    """Runs `python ARGUMENTS` in a folder to its end."""
+    """Run `python ARGUMENTS` in a folder, and return the result."""
     return Program(folder, *arguments, env=env).ended(timeout)
 
 
-def _be(folder: str, arguments: list[str], environment: dict[str, str], said: str) -> None:
-    """Becomes the program; never returns."""
+def _be(folder: str, arguments: list[str], environment: dict[str, str], output: str) -> None:
+    """Run the program and end the process; never returns."""
     for number, name in ((1, "out"), (2, "err")):
-        with Path(said, name).open("wb") as file:
+        with Path(output, name).open("wb") as file:
             os.dup2(file.fileno(), number)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1, closefd=False)
@@ -116,7 +118,7 @@ def _be(folder: str, arguments: list[str], environment: dict[str, str], said: st
     os.environ.update(environment)
     os.chdir(folder)
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    attach()  # as torch does when it is imported
+    attach()  # as the import of torch does
     code = _code_of(arguments)
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -124,7 +126,7 @@ def _be(folder: str, arguments: list[str], environment: dict[str, str], said: st
 
 
 def _code_of(arguments: list[str]) -> int:
-    """Runs the program as Python would; returns its exit code."""
+    """Run the program as Python would, and return its exit code."""
     try:
         _run(arguments)
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python does

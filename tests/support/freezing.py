@@ -1,14 +1,14 @@
-"""What a test process holds already, kept out of what tests and the collector look through."""
+"""Exclude the existing objects of a test process from garbage collection and searches."""
 
 from __future__ import annotations
 
 import gc
 
 freeze, frozen = gc.freeze, gc.get_freeze_count
-"""As they are while no test stands in their place."""
+"""The original functions, which tests may replace."""
 
 
 def set_aside() -> None:
-    """Freezes all that there is, for the suite's own sake: no program has frozen anything."""
+    """Freeze all existing objects, for the speed of the suite; programs have frozen none."""
     gc.collect()
     freeze()

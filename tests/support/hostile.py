@@ -1,4 +1,4 @@
-"""A run that gives everything names which want to be something else than text."""
+"""A run in which all names try to be interpreted as markup or control sequences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEMPLATE = "@{pwned}{custom} ${pwned=2} {{7*7}}"
 NAMES = (HTML, TEX, TEX_TOO, TERMINAL, REVERSED, UNSEEN, TEMPLATE)
 
 RAW = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
-"""What must reach no page and no terminal, as a regular expression."""
+"""Regular expression of characters that must not reach a page or a terminal."""
 
 
 class Hostile(nn.Module):
@@ -32,7 +32,7 @@ class Hostile(nn.Module):
         self.out = nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Applies all of them."""
+        """Apply all layers."""
         for name in NAMES:
             x = torch.relu(getattr(self, name.replace(".", "_"))(x))
         return self.out(comgra.node(x, f"{HTML}{REVERSED}{TEX}"))
@@ -42,7 +42,7 @@ Hostile.__qualname__ = f"Hostile{TERMINAL}"
 
 
 def record(root: Path, *, name: str = "run", steps: int = 12) -> Path:
-    """Records such a run, with findings; returns its folder."""
+    """Record such a run, with findings, and return its folder."""
     group = f"{TERMINAL}{REVERSED}$$x$${HTML}"
     torch.manual_seed(0)
     with comgra.trace("debug", root=root, group="group", name=name) as session:
@@ -60,5 +60,7 @@ def record(root: Path, *, name: str = "run", steps: int = 12) -> Path:
                 for parameter in model.parameters():
                     parameter.data.fill_(float("nan"))
     assert session.path is not None
-    (root / group).mkdir(exist_ok=True)  # we would not take these names; folders have any
+    (root / group).mkdir(
+        exist_ok=True
+    )  # comgra_decl refuses these names, but folders may have them
     return (root / "group" / name).rename(root / group / f"{name}{UNSEEN}")

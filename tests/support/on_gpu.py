@@ -1,7 +1,7 @@
-"""Runs tests with the host in the place of a GPU: `pytest -p tests.support.on_gpu tests/hooks`.
+"""Run tests on the host as if it were a GPU: `pytest -p tests.support.on_gpu tests/hooks`.
 
-Every tensor goes where those of a GPU go: small ones are held and read together, by the kernels of
-GPUs under Triton's interpreter. The tests ask the same of it as of the host.
+Every tensor takes the code path of GPU tensors: small ones are kept and read together, by the GPU
+kernels under Triton's interpreter. The tests expect the same results as on the host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training scripts that have never heard of comgra_decl, and a way to run them."""
+"""Training scripts that do not use comgra_decl, and functions that run them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if __name__ == "__main__":
     print("path", sys.path[0])
     print("main", Local.__module__, __file__, __package__, __spec__ and __spec__.name)
 """
-"""A script that tells how it was started."""
+"""A script that prints how it was started."""
 
 HYDRA_YAML = f"""
 import os
@@ -93,7 +93,7 @@ if __name__ == "__main__":
 def python(
     folder: Path, *arguments: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python in `folder` as a user would and returns what came of it."""
+    """Run Python in `folder` as a user would, and return the result."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
@@ -107,7 +107,7 @@ def python(
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it said."""
+    """Exit code and output of a command."""
 
     returncode: int | str | None
     stdout: str
@@ -115,9 +115,9 @@ class Ended:
 
 
 def command(folder: Path, *arguments: str) -> Ended:
-    """Runs `comgra-decl` in `folder`, in this process, which saves the import of torch.
+    """Run `comgra-decl` in `folder`, in this process, which saves the import of torch.
 
-    What running a script changes of the interpreter is put back.
+    The interpreter state that running a script changes is restored.
     """
     from comgra_decl.cli.main import main
 
@@ -141,7 +141,7 @@ def _interpreter_kept() -> Iterator[None]:
 
 
 def plain_loss() -> str:
-    """Returns what the training prints when nobody looks."""
+    """Return the output of the untraced training."""
     code: dict[str, Any] = {}
     exec(TRAINING, code)
     with redirect_stdout(StringIO()) as out:
@@ -150,6 +150,6 @@ def plain_loss() -> str:
 
 
 def loss_of(output: str) -> str:
-    """Returns the loss that a training printed."""
+    """Return the line with the loss that a training printed."""
     (line,) = [line for line in output.splitlines() if line.startswith("loss ")]
     return line

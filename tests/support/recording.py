@@ -1,4 +1,4 @@
-"""Hooks without a store: what a traced program hands over, kept in a list."""
+"""Hooks without a store: the records of a traced program, kept in a list."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Recording:
         return self._position(node, role, **where) is not None
 
     def rows(self, node: str, role: str = "output", **where: Any) -> NDArray[np.float64]:
-        """The raw rows of one slot in one record: one row per sample."""
+        """Return the raw rows of one slot in one record: one row per sample."""
         step = self.steps[where.get("step", 0)]
-        if step.wait is not None:  # what the writer thread does
+        if step.wait is not None:  # normally done by the writer thread
             step.wait()
             step.wait = None
         position = self._position(node, role, **where)
@@ -67,7 +67,7 @@ class Recording:
         return step.raw[start : start + step.layout.samples[tensor]]
 
     def total(self, node: str, role: str = "output", **where: Any) -> float:
-        """The sum over all elements of one slot in one record."""
+        """Return the sum over all elements of one slot in one record."""
         step = self.steps[where.get("step", 0)]
         rows = self.rows(node, role, **where)
         position = self._position(node, role, **where)
@@ -86,7 +86,7 @@ class Recording:
         return int(np.flatnonzero(found)[0]) if found.any() else None
 
     def edges(self, structure: int = 0) -> set[tuple[str, str]]:
-        """The node-level edges of one structure; parameters appear as node.role."""
+        """Return the node-level edges of one structure; parameters appear as node.role."""
         graph = self.structures[structure]
         names = [
             f"{k.node}.{k.role}" if kind == "parameter" else k.node
@@ -97,7 +97,7 @@ class Recording:
 
 @contextmanager
 def recording(spec: Mapping[str, Any] = EVERYTHING, **changes: Any) -> Iterator[Recording]:
-    """Traces the block; `changes` replace top-level keys of the spec."""
+    """Trace the block; `changes` replace top-level keys of the spec."""
     result = Recording()
     manager = HookManager(
         load_spec({**spec, **changes}), result.steps.append, on_fault=result.faults.append
@@ -110,7 +110,7 @@ def recording(spec: Mapping[str, Any] = EVERYTHING, **changes: Any) -> Iterator[
 
 
 def contents(traced: Recording, number: int) -> dict[Any, Any]:
-    """All that one record has: by its slots, the numbers of each, bit for bit."""
+    """Return the raw rows and values of all slots of one record, as bytes by slot key."""
     step = traced.steps[number]
     names = {info.id: key for key, info in traced.slots.items()}
     if step.wait is not None:

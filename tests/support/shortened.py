@@ -1,4 +1,4 @@
-"""Cases of which the ordinary suite tries some, and the long one all."""
+"""Parametrised cases of which the normal suite runs some and the long one all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from _pytest.mark import ParameterSet
 
 
 def shortened(cases: Iterable[Any], *, tried: int) -> list[ParameterSet]:
-    """Returns cases for `parametrize` of one name: the first ones are always tried.
+    """Return cases for `parametrize` with one name; all but the first ones are marked slow.
 
     Args:
-        cases: each of one value.
-        tried: how many of them the ordinary suite tries.
+        cases: the values, one per case.
+        tried: number of cases that the normal suite runs.
     """
     return [
         pytest.param(case, marks=[] if number < tried else [pytest.mark.slow])

@@ -1,4 +1,4 @@
-"""Reading tables of numbers without loss, whatever the version of pandas."""
+"""Read tables of numbers without loss in every version of pandas."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _EXACT: dict[str, Any] = (
     {}
     if int(pd.__version__.partition(".")[0]) >= 3
     else {
-        "float_precision": "round_trip"  # the default reads some numbers a bit wrong
+        "float_precision": "round_trip"  # the default is off by one bit for some numbers
     }
 )
 
 
 def read_csv(source: Any, **options: Any) -> pd.DataFrame:
-    """Returns a table from a CSV file, each number exactly as written."""
+    """Read a CSV file into a table, with each number exactly as written."""
     table: pd.DataFrame = pd.read_csv(source, **_EXACT, **options)
     return table

@@ -1,4 +1,4 @@
-"""A training traced through the public door and read back."""
+"""A training traced through the public API and read back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from comgra_decl.query import Run
 
 
 def traced(root: Path, nodes: Mapping[str, Any], training: Callable[[], Any], **spec: Any) -> Run:
-    """Runs `training` with every step recorded, the entries `nodes` and other keys of the spec."""
+    """Run `training` with every step recorded; `nodes` and `spec` are keys of the spec."""
     declared = {"nodes": dict(nodes), "schedule": {"first": 1_000_000}, **spec}
     with comgra.trace(declared, root=root, group="g") as session:
         training()
@@ -23,7 +23,7 @@ def traced(root: Path, nodes: Mapping[str, Any], training: Callable[[], Any], **
 
 
 def train(model: nn.Module, *inputs: torch.Tensor, steps: int = 1) -> None:
-    """A few steps of plain gradient descent on the sum of squares of what the model returns."""
+    """Run a few steps of gradient descent on the sum of squares of the model's output."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -32,6 +32,6 @@ def train(model: nn.Module, *inputs: torch.Tensor, steps: int = 1) -> None:
 
 
 def roles(run: Run, node: str, pass_: str = "forward") -> list[str]:
-    """The roles of a node in a pass, in order of appearance."""
+    """Return the roles of a node in a pass, in order of appearance."""
     slots = run.slots
     return list(slots.role[(slots.node == node) & (slots["pass"] == pass_)])

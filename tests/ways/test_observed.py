@@ -579,7 +579,7 @@ def test_what_observed_code_does_not_show_is_said_and_auto_looks_for_it_eagerly(
     traced = proven(Training(Lending, step, sizes=sizes), compile="auto")
     said = traced.report["warnings"]
     assert "two" in said[0]
-    assert "step 2 is recorded without" in said[0]
+    assert "Step 2 is recorded without" in said[0]
     assert "The next recorded step runs eagerly" in said[0]
     observed = [count > 0 for count in counts[-STEPS:]][::2]
     assert observed == [False, True, False, last == "observed"]

@@ -72,7 +72,7 @@ class Component(MessagingComponent):
                     setattr(self, name, value)
 
     def check(self, message: Message) -> bool:
-        """Whether a message is valid for what is shown; each component implements it."""
+        """Returns whether a message is valid for what is shown; each component implements it."""
         raise NotImplementedError
 
     def accept(self, message: Message) -> None:

@@ -178,9 +178,9 @@ export function render({ model }) {
     }
   }
 
-  const tellReady = () => root.classList.toggle("unanswered", !model.ready);
-  tellReady();
-  model.on("ready", tellReady);
+  const showReady = () => root.classList.toggle("unanswered", !model.ready);
+  showReady();
+  model.on("ready", showReady);
   model.on("layout", draw);
   model.on("msg:custom", handOver);
   draw();

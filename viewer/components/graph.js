@@ -104,7 +104,7 @@ class Graph {
     this.#recolour();
     this.#drawAllEdges();
     this.highlight.reset(this.index, this.model.selected);
-    this.#tellInfo();
+    this.#showInfo();
     this.#settle(old);
   }
 
@@ -166,7 +166,7 @@ class Graph {
 
   #adopt() {
     if (!this.index || !this.outbox.idle || this.model.selected === this.selected) return;
-    this.#select(this.model.selected, { tell: false });
+    this.#select(this.model.selected, { report: false });
     const box = this.index.boxes.get(this.selected);
     if (box) this.sought ? this.#visit(box) : this.camera.reveal(box);
     this.sought = false;
@@ -186,7 +186,8 @@ class Graph {
     this.minimap.place();
   }
 
-  // Every zoom lays out all labels again, three quarters of its cost, so large graphs wait.
+  // Every zoom step lays out all labels again, three quarters of its cost, so large graphs hide
+  // them.
   #hideLabels() {
     this.svg.classList.add("zooming");
     clearTimeout(this.labels);
@@ -213,7 +214,7 @@ class Graph {
     }
   }
 
-  #tellInfo() {
+  #showInfo() {
     const box = this.index?.boxes.get(this.highlight.hovered || this.selected);
     this.info.replaceChildren();
     if (!box) return;
@@ -238,17 +239,17 @@ class Graph {
 
   get selected() { return this.highlight.selected; }
 
-  #select(id, { tell = true, further = false } = {}) {
+  #select(id, { report = true, further = false } = {}) {
     clearTimeout(this.looking);
-    const told = tell && id !== this.selected && this.index.boxes.has(id);
-    if (told) this.outbox.post({ select: id }); // first, so that Python works while this is drawn
+    const reported = report && id !== this.selected && this.index.boxes.has(id);
+    if (reported) this.outbox.post({ select: id }); // first, so that Python works while this is drawn
     this.highlight.select(id, further);
-    this.#tellInfo();
+    this.#showInfo();
   }
 
   #hover(id) {
     if (!this.index || !this.highlight.hover(id)) return;
-    this.#tellInfo();
+    this.#showInfo();
     clearTimeout(this.looking);
     if (!id || id === this.selected) return;
     this.looking = setTimeout(() => this.outbox.post({ look: id }), REST);
@@ -314,7 +315,7 @@ class Graph {
     model.on("scene", () => this.#setScene());
     for (const name of ["selected", "ack"]) model.on(name, () => this.#adopt());
     model.on("loose", () => this.highlight.loosen(model.loose));
-    model.on("info", () => this.#tellInfo());
+    model.on("info", () => this.#showInfo());
     for (const name of ["heat", "legend"]) model.on(name, () => this.#recolourSoon());
     const idAt = (event) => event.target.closest?.(".node")?.dataset.id;
     svg.addEventListener("click", (event) => {

@@ -54,7 +54,7 @@ class GraphView(Component):
     _stylesheets: ClassVar[list[str]] = [source("graph.css")]
 
     def check(self, message: Message) -> bool:
-        """Whether the message names a visible element, or is a short search text."""
+        """Returns whether the message names a visible element, or is a short search text."""
         ((action, value),) = message.items()
         if not isinstance(value, str):
             return False

@@ -119,7 +119,7 @@ class Minimap {
     const paper = this.canvas.getContext("2d");
     paper.setTransform(pixels * this.scale, 0, 0, pixels * this.scale,
       pixels * this.left, pixels * this.top);
-    const least = 1.5 / this.scale; // minimum size, or deep networks fade away
+    const least = 1.5 / this.scale; // minimum size, so that deep networks stay visible
     for (const box of index.boxes.values()) {
       paper.fillStyle = heat ? safeColour(heat[box.id]?.fill, "#8888") : colours[box.kind] || "#888";
       paper.fillRect(box.x, box.y, Math.max(least, box.w), Math.max(least, box.h));

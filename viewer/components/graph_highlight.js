@@ -70,7 +70,7 @@ class Highlight {
     this.loosen(this.loose);
   }
 
-  // Returns the only node in the Tab order.
+  // Makes the node the only one in the Tab order.
   #takeFocus(id) {
     this.layers.nodes.querySelector('[tabindex="0"]')?.setAttribute("tabindex", -1);
     this.boxes.get(id)?.setAttribute("tabindex", 0);

@@ -31,9 +31,9 @@ export function render({ model }) {
       outbox.post({ send: target.dataset.send });
     }
   });
-  const tellReady = () => root.classList.toggle("unanswered", !model.ready);
-  tellReady();
-  model.on("ready", tellReady);
+  const showReady = () => root.classList.toggle("unanswered", !model.ready);
+  showReady();
+  model.on("ready", showReady);
   model.on("msg:custom", handOver);
   model.on("html", draw);
   draw();

@@ -11,7 +11,7 @@ function svgElement(parent, tag, attributes = {}) {
   return element;
 }
 
-// Spells out invisible characters, as visible.py does: a right-to-left mark would reverse a name.
+// Escapes invisible characters, like visible.py: a right-to-left mark would reverse a name.
 const UNSEEN = new RegExp("[\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e"
   + "\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb\\ud800-\\udfff\\u{e0000}-\\u{e007f}]", "gu");
 const hex = (code, digits) => code.toString(16).padStart(digits, "0");
@@ -24,7 +24,7 @@ function visible(text) {
   });
 }
 
-// Adds an HTML element to `parent`. Sets text as text: names in a run are untrusted.
+// Adds an HTML element to `parent`. Inserts `text` as plain text: names in a run are untrusted.
 function htmlElement(parent, tag, className = "", text = "") {
   const element = document.createElement(tag);
   if (className) element.className = className;

@@ -43,7 +43,7 @@ class StepBar(Component):
         self.runs = arithmetic_runs(self.steps)
 
     def check(self, message: Message) -> bool:
-        """Whether the index is valid, or `follow` is a boolean."""
+        """Returns whether the index is valid, or `follow` is a boolean."""
         ((action, value),) = message.items()
         if action == "follow":
             return isinstance(value, bool)

@@ -7,8 +7,8 @@ export function render({ model, el }) {
   const outbox = new Outbox(model);
   const drawn = new Map(); // figure id -> its button
 
-  function put({ id, label: said }) {
-    const label = visible(said);
+  function put({ id, label: name }) {
+    const label = visible(name);
     const view = Bokeh.index.find_one_by_id(id);
     if (!view?.shadow_el) return;
     const menu = saveMenu(label, [

@@ -27,7 +27,7 @@ class UrlSync(Component):
     _esm = source("shared.js", "urlsync.js")
 
     def check(self, message: Message) -> bool:
-        """Whether the message is a query of reasonable length."""
+        """Returns whether the message is a query of reasonable length."""
         query = message.get("query")
         return isinstance(query, str) and len(query) <= _QUERY_LENGTH
 

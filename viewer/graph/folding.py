@@ -1,8 +1,8 @@
-"""Folding by module scope: which nodes get a box of their own and which share one.
+"""Folding by module scope: which nodes get their own box and which share one.
 
 A scope is a proper dotted prefix of a node's name. A collapsed scope is one box. The node of a
 module (`blocks.0`) and the scope of the same name share that box; once the scope is expanded, the
-node gets a box of its own beside its children.
+node gets its own box next to its children.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]]:
 
 
 def _same(one: Scope, other: Scope, expanded: frozenset[str]) -> bool:
-    """Whether two neighbours may share a box: numbered blocks with the same structure.
+    """Returns whether two neighbours may share a box: numbered blocks with the same structure.
 
     Query and key projections have the same structure, too, but are not repeated blocks.
     """
@@ -200,9 +200,8 @@ def row_id(row: Sequence[Scope]) -> str:
 def default_expansion(nodes: Iterable[GraphNode], *, limit: int = 60) -> frozenset[str]:
     """Returns the scopes to expand at first, so that at most about `limit` boxes are visible.
 
-    Expands the tree level by level. Scopes with the same structure are expanded together or not
-    at all, so that a drawing never shows one block expanded and its twin collapsed.
-    not at all, so that a picture never shows one block open and its twin closed.
+    Expands the tree level by level. Scopes with the same structure are expanded together or not at
+    all, so that a drawing never shows one block expanded and its twin collapsed.
 
     Args:
         nodes: The nodes of the graph.
@@ -223,7 +222,7 @@ def default_expansion(nodes: Iterable[GraphNode], *, limit: int = 60) -> frozens
 
 
 def _all_below(rows: Iterable[str], scopes: Sequence[Scope]) -> bool:
-    """Whether every row lies in one of the scopes, so that expanding them merged nothing else."""
+    """Returns whether every row lies in one of the scopes, so that nothing else was merged."""
     return all(any(row.startswith(f"{scope.id}.") for scope in scopes) for row in rows)
 
 

@@ -49,7 +49,7 @@ def acyclic(size: int, edges: Sequence[Edge]) -> Digraph:
 def columns(graph: Digraph, inputs: Sequence[bool], constants: Sequence[bool]) -> list[int]:
     """Returns the column of each vertex: the length of the longest path to it from the left.
 
-    Inputs, constants and what derives from constants alone stand right before their first
+    Inputs, constants and what derives from constants alone are placed right before their first
     consumer instead of far to the left.
 
     Args:

@@ -160,7 +160,7 @@ def _short(scope: Scope) -> str:
 
 
 def _badge(box: Visible) -> str:
-    """Returns the number beside a fold's label."""
+    """Returns the number next to a fold's label."""
     if len(box.scopes) > 1:
         return f"\u00d7{len(box.scopes)}"
     return str(len(box.nodes)) if box.folded else ""

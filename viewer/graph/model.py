@@ -15,7 +15,7 @@ KINDS = ("input", "parameter", "buffer", "computed", "target", "loss")
 #: Kinds from outside the graph, for which a missing dependency is normal.
 SOURCE_KINDS = frozenset({"input", "parameter", "buffer", "target"})
 
-#: Kinds independent of the step's input; values derived from them alone are drawn beside them.
+#: Kinds independent of the step's input; values derived from them alone are drawn next to them.
 CONSTANT_KINDS = frozenset({"parameter", "buffer", "target"})
 
 
@@ -114,7 +114,7 @@ class Scene:
     bands: tuple[Band, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the scope as plain lists and dicts for `GraphView.scene`."""
+        """Returns the scene as plain lists and dicts for `GraphView.scene`."""
         return {
             "boxes": [_plain(box, _BOX_FIELDS) for box in self.boxes],
             "edges": [list(edge) for edge in self.edges],

@@ -61,8 +61,8 @@ def place(
 ) -> list[Rect]:
     """Returns `(x, y, width, height)` of each box; the drawing starts `MARGIN` from the axes.
 
-    Computed boxes are centred on one line, so that a chain of layers is straight. Sources stand
-    above and below, on their consumers' side.
+    Computed boxes are centred on one line, so that a chain of layers is straight. Sources are
+    placed above and below, on their consumers' side.
 
     Args:
         grid: Box numbers of each column, from top to bottom.

@@ -113,7 +113,7 @@ def _batch(view: RunView, at: Selection) -> Field:
     names = [f"Sample {i} | {labels[i]}" if i in labels else f"Sample {i}" for i in numbers]
     samples = [Option(str(i), name, "one sample") for i, name in zip(numbers, names, strict=True)]
     help_ = BATCH_HELP.get(at.batch, "one recorded sample")
-    return Field("batch", "Batch", at.batch, (*over, *samples), f"Then: {help_}")
+    return Field("batch", "Batch", at.batch, (*over, *samples), f"Shown: {help_}")
 
 
 def _scale(scale: str) -> Field:

@@ -29,7 +29,7 @@ _NAN = math.nan
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One number of both sides; `recorded` tells per side whether a NaN was recorded."""
+    """One number of both sides; `recorded` says for each side whether a NaN was recorded."""
 
     here: float
     there: float
@@ -306,7 +306,7 @@ def _legend(at: Selection, pass_: str, limit: float) -> dict[str, Any]:
         "colors": [signed_colour(float(place)) for place in places],
         "log": False,
         "help": "Difference divided by the mean of both magnitudes; orange: larger in this run. "
-        "The scale holds for this step only.",
+        "The scale applies to this step only.",
     }
 
 

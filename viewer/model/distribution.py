@@ -24,8 +24,8 @@ Floats = NDArray[np.float64]
 class Distribution:
     """Image [rows, columns] of value densities; each column is scaled to a maximum of 1.
 
-    Holds the square root of the density, so that tails stay visible beside a peak. Spans steps `x0`
-    to `x1` and values `y0` to `y1`; row 0 is the lowest value. NaN where there is no record. A
+    Holds the square root of the density, so that tails stay visible next to a peak. Spans steps
+    `x0` to `x1` and values `y0` to `y1`; row 0 is the lowest value. NaN where there is no record. A
     column shows the newest record at or before it.
     """
 

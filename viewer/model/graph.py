@@ -28,8 +28,8 @@ Edges = tuple[tuple[str, str, bool], ...]
 class Graph:
     """Nodes and edges between nodes (source, sink, whether the edge carries a gradient).
 
-    Parameters, buffers that take part in the computation, and tensors of an earlier step get nodes
-    of their own ("encoder.weight", "cell (earlier step)"), although elsewhere they are roles of a
+    Parameters, buffers that take part in the computation, and tensors of an earlier step get
+    separate nodes ("encoder.weight", "cell (earlier step)"), although elsewhere they are roles of a
     module's node: `parameters` maps them to (node, role). `roles` maps each edge to the roles of
     its source and sink that it connects.
     """

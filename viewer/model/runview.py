@@ -25,7 +25,7 @@ Steps = NDArray[np.int64]
 _KINDS = ("loss", "computed", "input", "target", "buffer", "parameter")
 
 LASTING, PASSING = 48 << 20, 96 << 20
-"""Bytes that an open run may hold of single records, and of what spans all steps."""
+"""Maximum size in bytes of an open run's caches: of single records, and of data over all steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Slot:
 
 
 class Rows:
-    """A table of numbers with quick access to single lines.
+    """A table of numbers with fast access to single lines.
 
     Args:
-        found: the statistics of slots or samples.
-        batch_index: of samples, their places in the batch.
-        labels: of samples, their categories.
+        found: Statistics of slots or samples.
+        batch_index: Indices of samples in the batch.
+        labels: Categories of samples.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Rows:
         self.labels = [*labels]
 
     def lines(self) -> list[int]:
-        """What the lines are called: slot ids, or numbers of samples."""
+        """Returns the keys of the lines: slot ids, or numbers of samples."""
         return list(self._place)
 
     def line(self, key: int | None) -> dict[str, float]:
-        """Returns the numbers of one line by column, empty where there is none."""
+        """Returns the numbers of one line by column; empty if there is no such line."""
         if key not in self._place:
             return {}
         return dict(zip(self._names, self._values[self._place[key]].tolist(), strict=True))
@@ -81,11 +81,11 @@ class Rows:
 
 
 class RunView:
-    """A run as the viewer asks for it; one per run and process, shared by all sessions.
+    """A run with caches for the view models; one per run and process, shared by all sessions.
 
-    `revision` grows whenever `refresh` found something new, so that a session can tell that it has
-    seen less. `number` is the rank, where only one of several is shown, `whole` all of them.
-    Nothing here alters the run.
+    `revision` increases whenever `refresh` finds new records, so that sessions notice them.
+    `number` is the rank if only one of several is shown; `whole` is the view of all ranks. Never
+    modifies the run.
     """
 
     def __init__(self, run: Run) -> None:
@@ -94,12 +94,12 @@ class RunView:
         self.whole = self
         self.revision = 0
         self._ranks: dict[int, RunView] = {}
-        self._lasting = Cache(LASTING)  # written once, never changes
-        self._passing = Cache(PASSING)  # true for this revision only
+        self._lasting = Cache(LASTING)  # data that never change
+        self._passing = Cache(PASSING)  # data of this revision
         self._index()
 
     def refresh(self) -> bool:
-        """Looks for new records; returns whether there were any."""
+        """Checks for new records; returns whether there were any."""
         for view in self._ranks.values():
             view.refresh()
         if not self.run.refresh():
@@ -113,7 +113,7 @@ class RunView:
         """Returns one rank of a distributed run, or for None all of them together.
 
         Raises:
-            UnknownNameError: that rank was not recorded.
+            UnknownNameError: The rank was not recorded.
         """
         if number is None:
             return self
@@ -124,7 +124,7 @@ class RunView:
 
     @property
     def ranks(self) -> list[int]:
-        """All ranks of the run, whichever of them this is."""
+        """All ranks of the run, even if this view shows one of them."""
         return self.whole.run.ranks
 
     # --- slots -------------------------------------------------------------------------------
@@ -143,44 +143,44 @@ class RunView:
 
     @property
     def nodes(self) -> list[str]:
-        """Names of all nodes, in the order in which they were met."""
+        """Names of all nodes, in the order of their first slots."""
         return list(self._tree)
 
     def roles(self, node: str) -> list[str]:
-        """Roles of a node, outputs first, parameters last."""
+        """Returns the roles of a node, outputs first, parameters last."""
         roles = self._tree.get(node, {})
         rank = {role: _role_rank(role, _any_slot(roles[role]).kind) for role in roles}
         return sorted(roles, key=lambda role: rank[role])
 
     def iterations(self, node: str, role: str) -> list[int]:
-        """Iterations in which a role of a node was recorded, ascending."""
+        """Returns the iterations in which a role of a node was recorded, ascending."""
         return sorted(self._tree.get(node, {}).get(role, {}))
 
     def passes(self, node: str, role: str, iteration: int) -> dict[str, Slot]:
-        """The slots of one tensor, by pass."""
+        """Returns the slots of one tensor, by pass."""
         return self._tree.get(node, {}).get(role, {}).get(iteration, {})
 
     def gradient_passes(self) -> list[str]:
-        """All passes of the run but the forward one."""
+        """Returns all passes of the run except the forward pass."""
         return self._gradients
 
     def kind(self, node: str) -> str:
-        """The kind that colours a node: what it computes before what it owns."""
+        """Returns the kind that colours a node; computed tensors outrank parameters."""
         kinds = {_any_slot(role).kind for role in self._tree.get(node, {}).values()}
         return next((kind for kind in _KINDS if kind in kinds), "computed")
 
     def lead(self, node: str) -> Slot:
-        """The slot that describes a node best: its first role, first iteration, forward."""
+        """Returns the slot that represents a node: its first role, first iteration, forward."""
         return _any_slot(self._tree[node][self.roles(node)[0]])
 
     def first_slot(self, node: str, role: str) -> Slot:
-        """The slot that describes one role of a node: its first iteration, forward."""
+        """Returns the slot that represents one role of a node: its first iteration, forward."""
         return _any_slot(self._tree[node][role])
 
     # --- records -----------------------------------------------------------------------------
 
     def types(self) -> list[str]:
-        """Choices for the type of execution: "" (all training steps), each type and each tag."""
+        """Returns the choices of the type of execution: "" (all training steps), types and tags."""
         return self.now("types", self._types)
 
     def _types(self) -> list[str]:
@@ -190,7 +190,7 @@ class RunView:
         return ["", *labels, *(tag for tag in self.run.tags if tag not in self.run.types)]
 
     def steps(self, type_: str) -> Steps:
-        """Steps recorded for a type of execution, ascending, each once."""
+        """Returns the distinct steps recorded for a type of execution, ascending."""
         return self.now(("steps", type_), lambda: self._steps(type_))
 
     def _steps(self, type_: str) -> Steps:
@@ -205,19 +205,19 @@ class RunView:
         return np.unique(np.asarray(chosen, dtype=np.int64))
 
     def row(self, step: int, type_: str, over: str) -> Rows:
-        """All statistics of all slots of one record (`Run.row`)."""
+        """Returns all statistics of all slots of one record (`Run.row`)."""
         key = ("row", step, type_, over)
         return self.ever(
             key, lambda: Rows(self.run.arrays.row(step, type=type_ or None, over_batch=over))
         )
 
     def shape(self, slot: Slot, at: Selection) -> tuple[int, ...]:
-        """The shape of a slot at the selected step; its first one where it is not recorded."""
+        """Returns a slot's shape at the selected step; its first shape if it is not recorded."""
         found = self.shape_if_recorded(slot, at)
         return slot.shape if found is None else found
 
     def shape_if_recorded(self, slot: Slot, at: Selection) -> tuple[int, ...] | None:
-        """The shape of a slot at the selected step, None where it is not recorded or damaged."""
+        """Returns a slot's shape at the selected step; None if it is not recorded or damaged."""
         if not self.run.reshaped:
             return slot.shape
         if at.step is None:
@@ -233,7 +233,7 @@ class RunView:
         return self.ever(("shapes", step, at.type), read).get(slot.id)
 
     def sample_row(self, slot: Slot, step: int, type_: str) -> Rows:
-        """The statistics of the recorded samples of one slot and step (`Run.sample_row`)."""
+        """Returns the statistics of a slot's recorded samples at a step (`Run.sample_row`)."""
         key = ("sample_row", slot.id, step, type_)
 
         def read() -> Rows:
@@ -245,7 +245,7 @@ class RunView:
         return self.ever(key, read)
 
     def sample_labels(self, step: int | None, type_: str) -> list[str]:
-        """The categories of the recorded samples of a step; none where the spec asks for none."""
+        """Returns the categories of the recorded samples of a step; empty without `samples.by`."""
         if step is None or self.ever("samples.by", lambda: self.run.spec.samples.by) is None:
             return []
         key = ("sample_labels", step, type_)
@@ -253,7 +253,7 @@ class RunView:
         return [label for label in labels if label is not None]
 
     def series(self, slot: Slot, statistic: str, over: str, type_: str) -> pd.Series:
-        """One aggregated statistic of a slot by step (`Run.series`)."""
+        """Returns one aggregated statistic of a slot by step (`Run.series`)."""
         key = ("series", slot.id, statistic, over, type_)
         return self.now(
             key,
@@ -261,14 +261,14 @@ class RunView:
         )
 
     def sample_series(self, slot: Slot, statistic: str, sample: int, type_: str) -> pd.Series:
-        """One statistic of one sample of a slot by step (`Run.sample_series`)."""
+        """Returns one statistic of one sample of a slot by step (`Run.sample_series`)."""
         key = ("samples", slot.id, statistic, type_)
         return self.now(key, lambda: self._handle(slot).samples(statistic, type=type_ or None))[
             sample
         ]
 
     def heat(self, statistic: str, pass_: str, over: str, type_: str) -> pd.DataFrame:
-        """One statistic of all slots at all steps (`Run.heat`)."""
+        """Returns one statistic of all slots at all steps (`Run.heat`)."""
         key = ("heat", statistic, pass_, over, type_)
 
         def read() -> pd.DataFrame:
@@ -278,24 +278,24 @@ class RunView:
         return self.now(key, read)
 
     def histograms(self, slot: Slot, type_: str) -> tuple[Any, Any, Any]:
-        """Histograms of a slot over steps (`Run.histograms`)."""
+        """Returns the histograms of a slot over steps (`Run.histograms`)."""
         key = ("histograms", slot.id, type_)
         return self.now(key, lambda: self._handle(slot).histograms(type=type_ or None))
 
     def value(self, slot: Slot, step: int, type_: str) -> NDArray[Any]:
-        """The recorded values of a slot at a step (`Run.value`); errors as there."""
+        """Returns a slot's recorded values at a step; raises the same errors as `Run.value`."""
         key = ("value", slot.id, step, type_)
         return self.ever(key, lambda: self._handle(slot).value(step, type=type_ or None))
 
     def structure(self, step: int, type_: str) -> Structure | None:
-        """The dependency graph valid at a step; most steps share one."""
+        """Returns the dependency graph valid at a step; most steps share one."""
         digest = self.structure_hash(step, type_)
         return self.ever(
             ("structure", digest), lambda: self.run.structure(step, type=type_ or None)
         )
 
     def structure_hash(self, step: int, type_: str) -> str | None:
-        """The hash of that graph (`Run.structure_hash`)."""
+        """Returns the hash of that graph (`Run.structure_hash`)."""
         return self.run.structure_hash(step, type=type_ or None)
 
     def _handle(self, slot: Slot) -> Handle:
@@ -304,16 +304,16 @@ class RunView:
     # --- caches ------------------------------------------------------------------------------
 
     def ever(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns what never changes once recorded."""
+        """Returns a cached result that never changes once recorded."""
         return self._lasting.get(key, compute)
 
     def now(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns what holds until the next record appears."""
+        """Returns a cached result that is valid until the next record."""
         return self._passing.get(key, compute)
 
     @property
     def held(self) -> int:
-        """Bytes that the caches of all ranks hold now."""
+        """Number of bytes that the caches of all ranks hold."""
         own = self._lasting.size + self._passing.size
         return own + sum(view.held for view in self._ranks.values())
 
@@ -337,7 +337,7 @@ def _any_slot(iterations: dict[int, dict[str, Slot]]) -> Slot:
 
 
 def _role_rank(role: str, kind: str) -> tuple[int, list[str | int]]:
-    """Outputs first, parameters last; numbers in names by their value."""
+    """Sort key: outputs first, parameters last; digits in names compare as numbers."""
     parts = [int(part) if part.isdecimal() else part for part in _NUMBERS.split(role)]
     if kind in ("parameter", "buffer"):
         return 2, parts

@@ -122,7 +122,7 @@ def _sample_cell(rows: Rows | None, sample: int, statistic: str) -> Cell:
 
 
 def is_recorded(name: str, line: Numbers) -> bool:
-    """Whether a number was recorded, NaN or not; opt-in statistics may not apply to a tensor."""
+    """Returns whether a number, NaN or not, was recorded; opt-in ones may not apply to a tensor."""
     broken = line.get("nonfinite", _NAN)
     applies = name in STATISTICS or not math.isnan(line.get(name, _NAN)) or broken > 0
     return applies and not math.isnan(broken)

@@ -46,7 +46,7 @@ class _Look:
 
 
 _looks: WeakKeyDictionary[RunView, _Look] = WeakKeyDictionary()
-_turn = threading.Lock()  # one check at a time per process: each takes processor time and memory
+_turn = threading.Lock()  # one check at a time per process: each takes CPU time and memory
 
 
 def found(view: RunView) -> Found:
@@ -68,8 +68,8 @@ def found(view: RunView) -> Found:
 def look(view: RunView) -> threading.Event:
     """Starts a check of the whole run, unless one is running. Returns an event set at its end.
 
-    Opens the run separately on a background thread, so that the page stays responsive. `looks`
-    tells all sessions that the check is over.
+    Opens the run separately on a background thread, so that the page stays responsive. Sessions
+    notice the end of the check through `looks`.
     """
     known = _looks.get(view)
     if known is not None and not known.over.is_set():
@@ -91,7 +91,7 @@ def looks(view: RunView) -> int:
 
 
 def looked_at(view: RunView) -> bool:
-    """Whether a check was ever started."""
+    """Returns whether a check was ever started."""
     return view in _looks
 
 
@@ -102,7 +102,7 @@ def _work(attempt: _Look, path: object, rank: int | None) -> None:
             run = run if rank is None else run.rank(rank)
             attempt.diagnosis = diagnose(run)
             attempt.correlations = tuple(correlate(run))
-    except Exception as error:  # noqa: BLE001  (it is shown where it was asked for)
+    except Exception as error:  # noqa: BLE001  (the page that requested it shows it)
         attempt.problem = f"{type(error).__name__}: {error}"
     finally:
         attempt.over.set()

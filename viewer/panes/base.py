@@ -88,11 +88,11 @@ class Pane(ABC):
         """Updates the objects in place to show `shown`."""
 
     def components(self) -> list[Any]:
-        """Browser components to notify when the page is ready."""
+        """Returns the browser components to notify when the page is ready."""
         return []
 
     def exhibits(self) -> list[Exhibit]:
-        """Figures that users can download."""
+        """Returns the figures that users can download."""
         return []
 
     def _name(self) -> str:
@@ -103,10 +103,10 @@ class Pane(ABC):
         self._shown = shown
         try:
             self.update(shown)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must be seen
+        except Exception as error:  # noqa: BLE001 - the page must show any error
             if not isinstance(error, ComgraError):
                 _LOG.exception("%s failed to draw", type(self).__name__)
-            self._problem.stylesheets = [CSS]  # set late, because few panes ever need it
+            self._problem.stylesheets = [CSS]  # set on demand, because few panes need it
             self._problem.object = problem_card(f"Cannot show the {self._name()}", error)
             self._problem.visible, self._body.visible = True, False
         else:

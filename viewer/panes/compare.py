@@ -92,11 +92,11 @@ class ComparePane(Pane):
         )  # fmt: skip
 
     def components(self) -> list[Any]:
-        """Choices and tables, which handle clicks."""
+        """Returns choices and tables, which handle clicks."""
         return [self.choices, self.table, self.nodes]
 
     def exhibits(self) -> list[Exhibit]:
-        """The figure; its CSV holds every record of both sides."""
+        """Returns the figure; its CSV holds every record of both sides."""
         return [Exhibit(self.figure.frame.figure, "comparison", self._csv)]
 
     def _csv(self) -> bytes:
@@ -212,8 +212,8 @@ def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
                             "number", int(steps[0]), int(steps[-1])))  # fmt: skip
     free = "first step" if not other.run else "same step"
     pins = (Option("pin", "this step"), Option("free", free))
-    fields.append(Field("pin", "Set to", "", pins, "Pins the other side to this step, or lets "
-                        "it move along", "actions"))  # fmt: skip
+    fields.append(Field("pin", "Set to", "", pins, "Pins the other side to this step, or "
+                        "releases it", "actions"))  # fmt: skip
     axis = Field(
         "axis", "Series", shown.axis, _AXES, "Divided by the first value, or as recorded", "buttons"
     )

@@ -60,9 +60,9 @@ class OverlayFigure:
             y = _joined(known) if log else overlay.bounds
             self.frame.show(x=extent(*(line.steps for line in known)), y=y)
         missing = [line.missing for line in drawn if line is not None]
-        self.frame.say(overlay.here.missing if len(known) == 0 else "")
-        said = next((text for text in missing if text), "") if known else ""
-        self.frame.label(said)
+        self.frame.show_message(overlay.here.missing if len(known) == 0 else "")
+        missing_text = next((text for text in missing if text), "") if known else ""
+        self.frame.label(missing_text)
         self.frame.mark_step(at.step)
         apart = other.step is not None and (other.step != at.step)
         self.there.update(location=other.step or 0, visible=apart)
@@ -80,7 +80,7 @@ def _data(line: Curve | None, raw: Curve | None, side: str) -> dict[str, Any]:
 
 
 def _same(data: dict[str, Any], shown: Any) -> bool:
-    """Whether the lines are already on screen, so that a step change sends nothing."""
+    """Returns whether the lines are already on screen, so that a step change sends nothing."""
     return all(np.array_equal(data[k], shown[k], equal_nan=True) for k in ("x", "y", "value"))
 
 

@@ -89,7 +89,7 @@ class _Card:
         self._key = key
         try:
             self._draw(look)
-        except Exception as error:  # noqa: BLE001 - it is the user's code; it is shown to them
+        except Exception as error:  # noqa: BLE001 - user code; the page shows the error
             _LOG.warning("the view %r failed: %r", self._view.name, error)
             self._content = None
             self._trouble.html = trouble_card(f"{self._view.name} failed", error)

@@ -47,7 +47,7 @@ class DistributionPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """The figure; its CSV holds the histograms as recorded."""
+        """Returns the figure; its CSV holds the histograms as recorded."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} distribution", self._csv)]
 
     def _csv(self) -> bytes:
@@ -78,7 +78,7 @@ class DistributionPane(Pane):
             "dh": [] if picture.missing else [picture.y1 - picture.y0],
         }
         self.frame.show(y=(picture.y0, picture.y1))
-        self.frame.say(picture.missing)
+        self.frame.show_message(picture.missing)
 
     def _jump(self, x: float, _: float) -> None:
         if self._shown is not None:

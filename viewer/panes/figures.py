@@ -86,7 +86,7 @@ class Frame:
             output_backend="canvas",
             tags=["frame"],  # see shared.js
         )
-        self._said = self._below = self._left = ""
+        self._title_text = self._below = self._left = ""
         self._title = Title(text="", text_font_size="12.5px", text_font_style="bold")
         self.figure.title = self._title
         zoomer = BoxZoomTool(dimensions="both" if both else "width")
@@ -108,7 +108,7 @@ class Frame:
         self._span: Span | None = None
 
     def pane(self) -> pn.pane.Bokeh:
-        """The figure as a Panel object that fills its cell."""
+        """Returns the figure as a Panel object that fills its cell."""
         return pn.pane.Bokeh(  # type: ignore[no-untyped-call]
             self.figure, sizing_mode="stretch_both", margin=0
         )
@@ -116,12 +116,12 @@ class Frame:
     @property
     def title(self) -> str:
         """Text above the figure."""
-        return self._said
+        return self._title_text
 
     @title.setter
     def title(self, text: str) -> None:
-        if self._said != text:
-            self._said = text
+        if self._title_text != text:
+            self._title_text = text
             self._title.text = bokeh_text(text)
 
     def mark_step(self, step: int | None) -> None:
@@ -146,7 +146,7 @@ class Frame:
         """Calls `callback` when the user zooms this figure or one that shares its x axis."""
         zoomed = False
 
-        def tell() -> None:
+        def notify() -> None:
             nonlocal zoomed
             zoomed = self.window is not None
             with pn.io.hold():
@@ -154,9 +154,9 @@ class Frame:
 
         def back(_attr: str, _old: object, _new: object) -> None:
             if zoomed and self.window is None:
-                tell()
+                notify()
 
-        self.figure.on_event(RangesUpdate, tell)
+        self.figure.on_event(RangesUpdate, notify)
         for end in ("start", "end"):  # a double click in any figure resets all
             self._x.on_change(end, back)
 
@@ -194,7 +194,7 @@ class Frame:
             self._left = y
             self.figure.yaxis[0].axis_label = bokeh_text(y)
 
-    def say(self, text: str) -> None:
+    def show_message(self, text: str) -> None:
         """Shows a message in the middle of the empty figure; "" removes it."""
         known = list(self._message.data["text"])
         if known == ([text] if text else []):

@@ -35,7 +35,7 @@ class FindingsPane(Pane):
         return self.view
 
     def components(self) -> list[Any]:
-        """The HTML view, which handles clicks."""
+        """Returns the HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:

@@ -48,7 +48,7 @@ class GraphPane(Pane):
         self._look = callback
 
     def components(self) -> list[Any]:
-        """The drawing, which handles clicks."""
+        """Returns the drawing, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
@@ -85,7 +85,7 @@ class GraphPane(Pane):
         self.view.put(**changes)
 
     def revealed(self, node: str) -> frozenset[str] | None:
-        """Returns the groups to expand so that a node gets a box of its own."""
+        """Returns the groups to expand so that a node gets its own box."""
         box = None if self._scene is None else box_of(self._scene, node)
         if box is None or box == node:
             return self._expanded

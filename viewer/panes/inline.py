@@ -24,7 +24,7 @@ class Inline(np.ndarray[Any, Any], Serializable):
     """
 
     def to_serializable(self, serializer: Serializer) -> NDArrayRep:
-        """Returns the representation that Bokeh uses where it sends no buffers."""
+        """Returns the representation that Bokeh uses when it sends no buffers."""
         if self.nbytes > _LARGE:
             rep: NDArrayRep = serializer.encode(self.view(np.ndarray))
             return rep

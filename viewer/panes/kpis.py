@@ -56,7 +56,7 @@ class KpisPane(Pane):
         return pn.Column(self._empty, self._grid, sizing_mode="stretch_both", margin=0)
 
     def exhibits(self) -> list[Exhibit]:
-        """The figures; their CSV holds every number."""
+        """Returns the figures; their CSV holds every number."""
         return [
             Exhibit(drawn.frame.figure, name, partial(self._csv, name))
             for name, drawn in self._figures.items()

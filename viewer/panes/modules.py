@@ -37,7 +37,7 @@ class ModulesPane(Pane):
         return self.view
 
     def components(self) -> list[Any]:
-        """The HTML view, which handles clicks."""
+        """Returns the HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:

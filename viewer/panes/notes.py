@@ -32,7 +32,7 @@ class NotesPane(Pane):
         return self.view
 
     def components(self) -> list[Any]:
-        """The HTML view, which handles clicks."""
+        """Returns the HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:

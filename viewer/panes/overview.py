@@ -79,7 +79,7 @@ class OverviewPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """The figure; its CSV holds every record."""
+        """Returns the figure; its CSV holds every record."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} overview", self._csv)]
 
     def _csv(self) -> bytes:
@@ -123,7 +123,7 @@ class OverviewPane(Pane):
     def _draw(self, picture: Overview | None) -> None:
         if picture is None:
             self._image.data, self._broken.data = dict(_EMPTY), {name: [] for name in IMAGE}
-            self.frame.say("Nothing was recorded for this pass.")
+            self.frame.show_message("Nothing was recorded for this pass.")
             return
         lines = len(picture.slots)
         width = picture.x1 - picture.x0
@@ -133,7 +133,7 @@ class OverviewPane(Pane):
         self._broken.data = {"image": [picture.broken], **place}
         self._names.args = {"names": [visible(f"{s.node} \u00b7 {s.role}") for s in picture.slots]}
         self._label(picture.labels)
-        self.frame.say("")
+        self.frame.show_message("")
         self.frame.show(x=picture.all_, y=(float(lines), 0.0))
 
     def _label(self, labels: list[str]) -> None:

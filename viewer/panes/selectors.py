@@ -34,7 +34,7 @@ class SelectorsPane(Pane):
         return self.view
 
     def components(self) -> list[Any]:
-        """The selectors, which handle choices."""
+        """Returns the selectors, which handle choices."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:

@@ -56,7 +56,7 @@ class SeriesPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """The figure; its CSV holds every record."""
+        """Returns the figure; its CSV holds every record."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} series", self._csv)]
 
     def _csv(self) -> bytes:
@@ -90,7 +90,7 @@ class SeriesPane(Pane):
         put(self._broken, {"x": line.broken.tolist(), "y": [bottom] * count, "value": nothing})
         self.frame.set_log(shown.scale == "log")
         self.frame.show(x=extent(shown.view.steps(shown.at.type)), y=line.bounds)
-        self.frame.say(line.missing)
+        self.frame.show_message(line.missing)
 
     def _jump(self, x: float, _: float) -> None:
         if self._shown is not None:

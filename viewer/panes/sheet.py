@@ -66,11 +66,11 @@ class SheetPane(Pane):
         )  # fmt: skip
 
     def components(self) -> list[Any]:
-        """Choices and cells, which handle clicks."""
+        """Returns choices and cells, which handle clicks."""
         return [self.choices, self.view]
 
     def exhibits(self) -> list[Exhibit]:
-        """The image; its CSV holds the slice."""
+        """Returns the image; its CSV holds the slice."""
         return [Exhibit(self.picture.frame.figure, "raw values", self._csv)]
 
     def _csv(self) -> bytes:

@@ -54,14 +54,14 @@ class SheetPicture:
         self._box.visible = False
         self.frame.title = ""
         self.frame.label("")
-        self.frame.say("No values at this step.")
+        self.frame.show_message("No values at this step.")
 
     def show(self, picture: Picture, *, key: object) -> None:
         """Draws a slice, unless `key` equals that of the displayed one."""
         if key == self._drawn:
             return
         self._drawn = key
-        self.frame.say("")
+        self.frame.show_message("")
         rows, columns = picture.image.shape
         height, width = rows * picture.block[0], columns * picture.block[1]
         place = {"x": [-0.5], "y": [-0.5], "dw": [width], "dh": [height]}

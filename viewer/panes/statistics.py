@@ -46,7 +46,7 @@ class StatisticsPane(Pane):
         return self.view
 
     def components(self) -> list[Any]:
-        """The table, which handles clicks."""
+        """Returns the table, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:

@@ -28,7 +28,7 @@ class StepsPane(Pane):
         return self.view
 
     def components(self) -> list[Any]:
-        """The step bar, which handles clicks and keys."""
+        """Returns the step bar, which handles clicks and keys."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:

@@ -52,7 +52,7 @@ class ValuesPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """The figure; its CSV holds every recorded value."""
+        """Returns the figure; its CSV holds every recorded value."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} values", self._csv)]
 
     def _csv(self) -> bytes:
@@ -90,7 +90,7 @@ class ValuesPane(Pane):
             )
             self.frame.show(x=(-0.5, columns - 0.5), y=(rows - 0.5, -0.5))
             self.frame.label(f"{picture.facts} \u00b7 \u00b1{number(picture.limit, digits=3)}")
-        self.frame.say(picture.missing)
+        self.frame.show_message(picture.missing)
 
 
 def _title(shown: Shown, place: int, picture: ValuesPicture) -> str:

@@ -1,1 +1,1 @@
-"""The bugs, by what they are about; importing a module registers those in it."""
+"""The bugs, by topic; importing a module registers its bugs."""

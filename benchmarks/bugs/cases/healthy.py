@@ -1,7 +1,7 @@
 # mypy: disable-error-code="arg-type, assignment, index, misc, operator, union-attr"
 # mypy: no-warn-unused-ignores
-# ruff: noqa: ARG005  (what is called by others takes what they give)
-"""Trainings in which nothing is wrong, though some look like bugs."""
+# ruff: noqa: ARG005  (callbacks take the arguments of their callers)
+"""Trainings without a bug, although some look as if they had one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def in_bfloat16(setup: Setup) -> None:
 
 @healthy("mlp", "cnn")
 def in_float16(setup: Setup) -> None:
-    """Mixed precision whose scale is far too large at first, so that steps are skipped."""
+    """Mixed precision whose initial scale is far too large, so that steps are skipped."""
     setup.cast = lambda: torch.autocast("cpu", torch.float16)
     setup.scaler = lambda: torch.amp.GradScaler("cpu", init_scale=2.0**24)
 
@@ -37,7 +37,7 @@ def accumulated_on_purpose(setup: Setup) -> None:
 
 @healthy("cnn", "residual")
 def fine_tuned(setup: Setup) -> None:
-    """The first layers were trained before and are frozen."""
+    """The first layers are pretrained and frozen."""
     from benchmarks.bugs.setup import train
 
     steps, setup.steps = setup.steps, 60
@@ -54,13 +54,13 @@ def plain_descent(setup: Setup) -> None:
 
 @healthy("transformer", "mlp")
 def with_decay(setup: Setup) -> None:
-    """A usual weight decay."""
+    """A typical weight decay."""
     setup.optimizer = adam(1e-3, 0.1)
 
 
 @healthy("tanh", "regress")
 def one_cycle(setup: Setup) -> None:
-    """A learning rate that rises and falls to zero."""
+    """A learning rate that rises, then falls to zero."""
     steps = setup.steps
     setup.rate = lambda step: max(
         1e-3, min((step + 1) / (0.3 * steps), (steps - step) / (0.7 * steps))
@@ -86,7 +86,7 @@ def augmented(setup: Setup) -> None:
 
 @healthy("residual", "transformer")
 def zero_branches(setup: Setup) -> None:
-    """Residual branches begin at zero on purpose."""
+    """Residual branches start at zero on purpose."""
     for name, module in weighted(setup.model):
         if name.endswith(("branch.3", "mlp.2", "attn.out")):
             assert isinstance(module.weight, Tensor)
@@ -97,7 +97,7 @@ def zero_branches(setup: Setup) -> None:
 
 @healthy("gated", "batchnorm")
 def other_seed(setup: Setup) -> None:
-    """Other initial weights."""
+    """A different initialisation of the weights."""
     for module in setup.model.modules():
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()

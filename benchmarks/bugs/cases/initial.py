@@ -37,7 +37,7 @@ def weights_too_small(setup: Setup) -> Sequence[str]:
 
 @bug("initialisation", "initial_loss", on=("mlp", "transformer"))
 def head_too_large(setup: Setup) -> None:
-    """The last layer begins fifteen times too large."""
+    """The last layer starts fifteen times too large."""
     _scale(weighted(setup.model)[-1][1], 15.0)
 
 
@@ -50,7 +50,7 @@ def head_too_large(setup: Setup) -> None:
     on=("mlp", "binary"),
 )
 def all_weights_zero(setup: Setup) -> Sequence[str]:
-    """Every weight begins at zero."""
+    """All weights start at zero."""
     for _, layer in weighted(setup.model):
         _scale(layer, 0.0)
     return ["*"]
@@ -58,7 +58,7 @@ def all_weights_zero(setup: Setup) -> Sequence[str]:
 
 @bug("initialisation", "identical_units", on=("regress", "cnn"))
 def symmetric_units(setup: Setup) -> Sequence[str]:
-    """All weights of a hidden layer begin alike, and so do those of the next one."""
+    """All weights of a hidden layer start equal, and so do those of the next one."""
     layers = weighted(setup.model)
     for _, layer in layers[:2]:
         assert isinstance(layer.weight, Tensor)
@@ -70,7 +70,7 @@ def symmetric_units(setup: Setup) -> Sequence[str]:
 
 @bug("dead units", "dead_units", "all_zero", on=("mlp", "recurrent"))
 def dead_rectifier(setup: Setup) -> Sequence[str]:
-    """Biases far below zero kill the units behind them."""
+    """Large negative biases kill their units."""
     if isinstance(setup.model, Recurrent):
         assert isinstance(setup.model.cell, nn.RNNCell)
         nn.init.constant_(setup.model.cell.bias_hh, -20.0)
@@ -95,7 +95,7 @@ def dead_by_offset(setup: Setup) -> Sequence[str]:
 
 @bug("saturation", "saturated", "poor_initialisation", on=("tanh", "tanh"))
 def saturated_tanh(setup: Setup) -> Sequence[str]:
-    """What enters the tanh of the second layer is sixty times too large."""
+    """The input of the second layer's tanh is sixty times too large."""
     name, layer = weighted(setup.model)[1]
     _scale(layer, 60.0)
     return [name, "acts.1"]
@@ -121,7 +121,7 @@ def deep_sigmoid(setup: Setup) -> Sequence[str]:
     on=("recurrent", "recurrent"),
 )
 def exploding_recurrence(setup: Setup) -> Sequence[str]:
-    """The recurrent weights multiply what is remembered by three."""
+    """The recurrent weights multiply the hidden state by three."""
     model = setup.model
     assert isinstance(model, Recurrent)
     assert isinstance(model.cell, nn.RNNCell)

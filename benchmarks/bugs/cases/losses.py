@@ -1,7 +1,7 @@
 # mypy: disable-error-code="arg-type, assignment, index, misc, operator, union-attr"
 # mypy: no-warn-unused-ignores
-# ruff: noqa: ARG001, ARG005  (what is called by others takes what they give)
-"""Bugs of losses and answers."""
+# ruff: noqa: ARG001, ARG005  (callbacks take the arguments of their callers)
+"""Bugs in losses and outputs."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ def _turned(setup: Setup) -> None:
 
 @bug("wrong sign", "negative_loss", on=("mlp", "cnn"), steps=(0, 5))
 def wrong_sign(setup: Setup) -> None:
-    """Minus a cross-entropy."""
+    """A negated cross-entropy."""
     _turned(setup)
 
 
 @bug("wrong sign", "negative_loss", on=("regress", "autoencoder"), steps=(0, 20))
 def wrong_sign_of_distance(setup: Setup) -> None:
-    """Minus a distance: the answers run away."""
+    """A negated distance: the outputs diverge."""
     _turned(setup)
 
 
 @bug("softmax twice", "probabilities_as_logits", on=("mlp", "cnn"))
 def softmax_twice(setup: Setup) -> Sequence[str]:
-    """Probabilities enter a cross-entropy of logits."""
+    """A cross-entropy for logits receives probabilities."""
     setup.model.last = nn.Softmax(-1)
     return ["last", "Plain", "Images"]
 
 
 @bug("sigmoid twice", "probabilities_as_logits", "sigmoid_twice", on=("binary", "binary"))
 def sigmoid_twice(setup: Setup) -> Sequence[str]:
-    """Probabilities enter a binary cross-entropy of logits."""
+    """A binary cross-entropy for logits receives probabilities."""
     setup.model.last = nn.Sigmoid()
     return ["last", "Plain"]
 
 
 @bug("wrong answer", "rectified_answer", on=("regress", "binary"))
 def rectified_answer(setup: Setup) -> Sequence[str]:
-    """A ReLU behind the last layer."""
+    """A ReLU after the last layer."""
     setup.model.last = nn.ReLU()
     return ["last", "Plain"]
 
@@ -63,7 +63,7 @@ def loss_summed(setup: Setup) -> None:
 
 @bug("broadcasting", "silent_broadcasting", on=("regress", "tanh"))
 def silent_broadcasting(setup: Setup) -> Sequence[str]:
-    """Answers are [N, 1], targets [N]."""
+    """Outputs are [N, 1], targets [N]."""
     setup.data.y = setup.data.y[:, 0]
     setup.loss = lambda answer, target: ((answer - target) ** 2).mean()
     return ["head", "last", "Plain"]
@@ -75,7 +75,7 @@ def silent_broadcasting(setup: Setup) -> Sequence[str]:
     on=("transformer", "transformer"),
 )
 def attention_collapses(setup: Setup) -> Sequence[str]:
-    """Logits of attention are a thousand times too large: scaled the wrong way."""
+    """Attention logits are a thousand times too large: scaled in the wrong direction."""
     assert isinstance(setup.model, Transformer)
     for block in setup.model.blocks:
         assert isinstance(block, Block)
@@ -85,7 +85,7 @@ def attention_collapses(setup: Setup) -> Sequence[str]:
 
 @bug("residual", "branch_ignored", on=("transformer", "transformer"), steps=(0, 30))
 def branch_ignored(setup: Setup) -> Sequence[str]:
-    """A block's second branch counts for next to nothing."""
+    """A block's second branch contributes almost nothing."""
     block = setup.model.blocks[1]  # type: ignore[index]
     block.mlp[2].register_forward_hook(lambda module, inputs, output: output * 1e-5)
     return ["blocks.1.mlp*"]
@@ -122,9 +122,9 @@ def mode_collapse(setup: Setup) -> Sequence[str]:
     steps=(0, 30),
 )
 def noise_unheard(setup: Setup) -> Sequence[str]:
-    """The noise is too small to make a difference."""
+    """The noise is too small to have an effect."""
     first = setup.model.generator[0]
-    pair = Pair(first.out_features, first.in_features, setup.data.seed, heard=1e-4)
+    pair = Pair(first.out_features, first.in_features, setup.data.seed, noise_scale=1e-4)
     changed = adversarial(pair)
     setup.model, setup.run = changed.model, changed.run
     return ["generator*", "input*"]
@@ -132,7 +132,7 @@ def noise_unheard(setup: Setup) -> Sequence[str]:
 
 @bug("dropout", "heavy_dropout", on=("batchnorm", "mlp"))
 def dropout_inverted(setup: Setup) -> Sequence[str]:
-    """Dropout is given the share to keep."""
+    """Dropout receives the share to keep instead of the share to drop."""
     setup.model.drop = nn.Dropout(0.9)
     return ["drop"]
 
@@ -146,7 +146,7 @@ def dropout_inverted(setup: Setup) -> Sequence[str]:
     steps=(0, 110),
 )
 def batch_mixed(setup: Setup) -> None:
-    """A view where a transpose should be: positions of different samples are mixed."""
+    """A view instead of a transpose: positions of different samples are mixed."""
     model = setup.model
 
     def mixed(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:

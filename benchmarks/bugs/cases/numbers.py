@@ -1,6 +1,6 @@
 # mypy: disable-error-code="arg-type, assignment, index, misc, operator, union-attr"
 # mypy: no-warn-unused-ignores
-"""Bugs of numbers: NaN, infinity, and formats that are too small."""
+"""Numerical bugs: NaN, infinity, and overflow or underflow of small formats."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Norm(nn.Module):
 
 @bug("NaN", "nonfinite", on=("mlp", "tanh"), steps=(0, 0))
 def log_of_zero(setup: Setup) -> Sequence[str]:
-    """A logarithm of what may be zero."""
+    """A logarithm of a value that may be zero."""
     setup.model.acts[1] = _Log()  # type: ignore[operator,index]
     return ["acts.1"]
 
@@ -67,7 +67,7 @@ def _half(setup: Setup, *, scale: float) -> None:
 
 @bug("half precision", "half_overflow", "nonfinite", on=("mlp", "mlp"), steps=(0, 3))
 def half_overflows(setup: Setup) -> Sequence[str]:
-    """In float16 the second layer's output does not fit."""
+    """The second layer's output overflows in float16."""
     _, layer = weighted(setup.model)[1]
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -86,7 +86,7 @@ def half_overflows(setup: Setup) -> Sequence[str]:
     steps=(0, 20),
 )
 def half_underflows(setup: Setup) -> Sequence[str]:
-    """Gradients of float16 without scaling, of a loss that is small."""
+    """Unscaled float16 gradients of a small loss."""
     _half(setup, scale=1e-5)
     setup.optimizer = sgd(1e-2, 0.0)
     if setup.data.y.is_floating_point():
@@ -98,7 +98,7 @@ def half_underflows(setup: Setup) -> Sequence[str]:
 def every_step_skipped(setup: Setup) -> None:
     """A root of zero in the loss has no finite slope, and mixed precision skips every step."""
     loss = setup.loss
-    setup.loss = lambda said, y: loss(said, y) + torch.sqrt((0 * said).square()).sum()
+    setup.loss = lambda out, y: loss(out, y) + torch.sqrt((0 * out).square()).sum()
     setup.scaler = lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10)
 
 

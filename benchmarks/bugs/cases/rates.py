@@ -1,7 +1,7 @@
 # mypy: disable-error-code="arg-type, assignment, index, misc, operator, union-attr"
 # mypy: no-warn-unused-ignores
-# ruff: noqa: ARG005  (what is called by others takes what they give)
-"""Bugs of learning rates, optimizers and the loop around them."""
+# ruff: noqa: ARG005  (callbacks take the arguments of their callers)
+"""Bugs in learning rates, optimizers and the training loop."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def clipped_too_hard(setup: Setup) -> None:
     steps=(0, 110),
 )
 def decay_too_strong(setup: Setup) -> Sequence[str]:
-    """Every step takes a tenth of every weight away."""
+    """Every step removes a tenth of every weight."""
     setup.optimizer = adam(2e-3, 50.0)
     return ["*"]
 
@@ -85,14 +85,14 @@ def zero_grad_missing(setup: Setup) -> Sequence[str]:
 
 @bug("gradients kept", "accumulated_gradient", on=("regress", "cnn"), steps=(0, 60))
 def zero_grad_rarely(setup: Setup) -> Sequence[str]:
-    """Gradients are cleared once in 40 steps, as in an epoch, though each step uses them."""
+    """Gradients are cleared only every 40 steps, as once per epoch, though each step uses them."""
     setup.clear = lambda step: step % 40 == 39
     return ["*"]
 
 
 @bug("not trained", "untrained_parameter", "unused_by_optimizer", on=("mlp", "residual"))
 def not_in_optimizer(setup: Setup) -> Sequence[str]:
-    """One layer is not handed to the optimizer."""
+    """One layer is not passed to the optimizer."""
     name, layer = weighted(setup.model)[1]
 
     def chosen(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -105,7 +105,7 @@ def not_in_optimizer(setup: Setup) -> Sequence[str]:
 
 @bug("not trained", "frozen_parameters", on=("cnn", "transformer"))
 def frozen_by_mistake(setup: Setup) -> Sequence[str]:
-    """All but the last layer are frozen although nothing was learned before."""
+    """All layers but the last are frozen without having been trained."""
     setup.model.requires_grad_(False)
     weighted(setup.model)[-1][1].requires_grad_(True)
     return ["*"]
@@ -118,7 +118,7 @@ class _Cut(nn.Module):
 
 @bug("detached", "detached", "untrained_parameter", on=("mlp", "cnn"))
 def detached_features(setup: Setup) -> Sequence[str]:
-    """What the middle layers say is detached."""
+    """The output of the middle layers is detached."""
     setup.model.acts[1] = _Cut()  # type: ignore[operator,index]
     return ["layers.*", "convs.*", "norms.*", "acts.*", "pool"]
 
@@ -135,7 +135,7 @@ def embedding_not_trained(setup: Setup) -> Sequence[str]:
 
 @bug("not trained", "untrained_parameter", on=("autoencoder", "tanh"))
 def module_never_called(setup: Setup) -> Sequence[str]:
-    """A second head has parameters and is forgotten."""
+    """A second head has parameters and is never used."""
     setup.model.second_head = nn.Linear(8, 8)
     return ["second_head"]
 

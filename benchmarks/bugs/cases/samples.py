@@ -1,7 +1,7 @@
 # mypy: disable-error-code="arg-type, assignment, index, misc, operator, union-attr"
 # mypy: no-warn-unused-ignores
-# ruff: noqa: ARG005  (what is called by others takes what they give)
-"""Bugs of data."""
+# ruff: noqa: ARG005  (callbacks take the arguments of their callers)
+"""Bugs in the data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.bugs.setup import Pair, Setup
     steps=(0, 119),
 )
 def labels_shuffled(setup: Setup) -> None:
-    """In every batch, targets are those of other samples."""
+    """In every batch, targets belong to different samples."""
     random = torch.Generator().manual_seed(5)
 
     def prepare(x: Tensor, y: Tensor) -> Pair:
@@ -58,7 +58,7 @@ def labels_equal(setup: Setup) -> Sequence[str]:
 
 @bug("labels", "class_imbalance", on=("mlp", "cnn"))
 def classes_imbalanced(setup: Setup) -> Sequence[str]:
-    """One class makes up nearly everything."""
+    """Almost all samples belong to one class."""
     keep = (setup.data.y == 0) | (torch.arange(len(setup.data.y)) % 16 == 0)
     x, y = setup.data.x[keep], setup.data.y[keep]
     setup.data.x, setup.data.y = x.repeat(3, *[1] * (x.dim() - 1)), y.repeat(3)
@@ -67,14 +67,14 @@ def classes_imbalanced(setup: Setup) -> Sequence[str]:
 
 @bug("inputs", "input_scale", on=("mlp", "cnn"))
 def input_unnormalised(setup: Setup) -> Sequence[str]:
-    """Inputs of 0 .. 255 and more."""
+    """Inputs from 0 to 255 and above."""
     setup.data.x = setup.data.x * 60 + 128
     return ["input"]
 
 
 @bug("inputs", "input_scale", on=("regress", "regress"))
 def one_huge_feature(setup: Setup) -> Sequence[str]:
-    """One feature is a number of the order of ten thousand."""
+    """One feature is of the order of ten thousand."""
     setup.data.x = setup.data.x.clone()
     setup.data.x[:, 2] = setup.data.x[:, 2] * 1e4 + 2e4
     return ["input"]
@@ -98,7 +98,7 @@ def not_shuffled(setup: Setup) -> Sequence[str]:
 
 @bug("order", "unshuffled", on=("regress", "tanh"))
 def not_shuffled_numbers(setup: Setup) -> Sequence[str]:
-    """Batches are sorted by a number."""
+    """Batches are sorted by a numeric target."""
     order = setup.data.y[:, 0].argsort()
     setup.data.x, setup.data.y = setup.data.x[order], setup.data.y[order]
     setup.data.shuffle = False
@@ -128,14 +128,14 @@ def too_few_samples(setup: Setup) -> None:
 
 @bug("preparation", "evaluation_gap", on=("cnn", "mlp"), steps=(0, 60))
 def evaluation_prepared_otherwise(setup: Setup) -> Sequence[str]:
-    """Inputs of evaluations are not normalised as those of the training are."""
+    """Evaluation inputs are not normalised, unlike training inputs."""
     setup.data.prepare_validation = lambda x, y: (x * 50 + 120, y)
     return ["*"]
 
 
 @bug("preparation", "evaluation_gap", on=("batchnorm", "residual"), steps=(0, 60))
 def running_statistics_lag(setup: Setup) -> Sequence[str]:
-    """BatchNorm's running statistics hardly move, and inputs are not what they began as."""
+    """BatchNorm's running statistics hardly move while the inputs drift."""
     setup.data.x = setup.data.x * 8
     for module in setup.model.modules():
         if hasattr(module, "running_var"):

@@ -1,4 +1,4 @@
-"""The programs of the zoo, by the library that their model is from: `<family>/<name>`."""
+"""The programs of the zoo, named `<family>/<name>`; the family is the model's library."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FAMILIES = {
     "timm": ("timm_nets", "timm"),
     "torchvision": ("vision", "torchvision"),
 }
-"""Each family's module in this folder, and the package that it needs."""
+"""The module of each family in this folder, and the package that it needs."""
 
 
 def installed(family: str) -> bool:
-    """Whether the package that a family needs is here."""
+    """Whether the package that a family needs is installed."""
     return importlib.util.find_spec(FAMILIES[family][1]) is not None
 
 
@@ -31,13 +31,13 @@ def names(family: str) -> list[str]:
 
 
 def builder(name: str) -> Callable[[], Program]:
-    """Returns what makes the program `name`."""
+    """Return the function that builds the program `name`."""
     family, _, own = name.partition("/")
     return partial(_module(family).build, own)
 
 
 def preload() -> None:
-    """Imports what several programs need."""
+    """Import the packages that several programs need."""
     for family in FAMILIES:
         if installed(family):
             _module(family)

@@ -1,4 +1,4 @@
-"""Nets whose shape is their point: graphs, mixtures, flows, loops of data-dependent length."""
+"""Nets with unusual structures: graphs, mixtures, flows, loops of data-dependent length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def mlp(inputs: int = WIDTH, outputs: int = WIDTH, width: int = 16) -> nn.Sequen
 
 
 def squared(model: nn.Module, *shape: int) -> Program:
-    """Returns a training that makes what comes out of random inputs small."""
+    """Return a training that minimises the outputs for random inputs."""
     draw = shape or (BATCH, WIDTH)
     return usual(model, lambda net: net(torch.randn(*draw)).square().mean())
 
@@ -70,7 +70,7 @@ ARCHITECTURES["highway"] = lambda: squared(nn.Sequential(_Gate(), _Gate(), _Gate
 
 
 class _Routed(nn.Module):
-    """A mixture whose experts are modules; each sees only the tokens that are sent to it."""
+    """A mixture whose experts are modules, which receive only the tokens routed to them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ ARCHITECTURES["mixture-routed"] = lambda: squared(_Routed(), 20, WIDTH)
 
 
 class _Stacked(nn.Module):
-    """A mixture held as one 3-D parameter."""
+    """A mixture stored as one 3-D parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _Graph(nn.Module):
 
 @ARCHITECTURES
 def graph_network() -> Program:
-    """Message passing on graphs of another size in each step: there is no batch."""
+    """Message passing on graphs whose size changes from step to step, without a batch."""
 
     def loss(net: nn.Module) -> Tensor:
         size = int(torch.randint(5, 15, ()))
@@ -138,7 +138,7 @@ class _Convolves(nn.Module):
 
 @ARCHITECTURES
 def graph_convolution() -> Program:
-    """Sparse neighbourhoods as an input."""
+    """A sparse adjacency matrix as an input."""
 
     def loss(net: nn.Module) -> Tensor:
         near = torch.sparse_coo_tensor(torch.randint(9, (2, 20)), torch.rand(20), (9, 9))
@@ -176,7 +176,7 @@ class _Coupling(nn.Module):
 
 @ARCHITECTURES
 def normalizing_flow() -> Program:
-    """Affine couplings; two results."""
+    """Affine couplings with two outputs."""
 
     def loss(net: nn.Module) -> Tensor:
         z, volume = net(torch.randn(BATCH, WIDTH))
@@ -198,7 +198,7 @@ class _Variational(nn.Module):
 
 @ARCHITECTURES
 def variational_autoencoder() -> Program:
-    """Sampling within the net; a dict as its result."""
+    """Sampling within the net, and a dict as output."""
 
     def loss(net: nn.Module) -> Tensor:
         x = torch.randn(BATCH, WIDTH)

@@ -1,4 +1,4 @@
-"""Functions that make programs, by name."""
+"""Functions that build programs, by name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Builder = Callable[[], Program]
 
 
 class Collection(dict[str, Builder]):
-    """The programs of one file; used as a decorator, it takes the name of the function."""
+    """The programs of one file; a decorator that registers functions by name."""
 
     def __call__(self, function: Builder) -> Builder:
-        """Adds a function under its name, with dashes."""
+        """Register a function under its name, with dashes for underscores."""
         self[function.__name__.strip("_").replace("_", "-")] = function
         return function

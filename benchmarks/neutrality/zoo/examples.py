@@ -1,4 +1,4 @@
-"""The repository's three examples: models, batches and losses are those of their scripts."""
+"""The repository's three examples, with the models, batches and losses of their scripts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FOLDER = Path(__file__).parents[3] / "examples"
 
 
 def build(name: str) -> Program:
-    """Returns the training of an example; only one of them in a process: all are called `train`."""
+    """Return the training of an example; only one per process, as all modules are named `train`."""
     folder = _FOLDER / name
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

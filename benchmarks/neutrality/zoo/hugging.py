@@ -1,4 +1,4 @@
-"""Models of the library transformers, made from their configurations alone, tiny."""
+"""Tiny models of the library transformers, built from configurations."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ resnet roberta roformer rwkv seamless_m4t segformer sew-d smollm3 splinter squee
 swiftformer swinv2 t5gemma tapas timesformer umt5 unispeech-sat videomae visual_bert vit vit_mae
 vitdet vivit wav2vec2 wav2vec2-conformer wavlm whisper xglm xlm-roberta xlnet yolos yoso
 """.split()
-"""Types of which a tiny configuration can be made by `tiny` and trained on random inputs."""
+"""Model types that `tiny` can shrink and that train on random inputs."""
 
 _BATCH, _LENGTH = 3, 12
 
 
 def build(name: str) -> Program:
-    """Returns a training of the tiny model of a type, on random inputs."""
+    """Return a training of the tiny model of a type, on random inputs."""
     transformers_logging.set_verbosity_error()
     config = tiny(AutoConfig.for_model(name))
     model = _model(config)
@@ -64,9 +64,9 @@ def _model(config: PreTrainedConfig) -> nn.Module:
 
 
 def _sizes(output: Any) -> Tensor:
-    """Returns a loss that depends on everything that a model returns."""
+    """Return a loss that depends on all outputs of a model."""
     tensors = [t for t in _floats(output) if t.numel()]
-    trained = [t for t in tensors if t.requires_grad] or tensors  # none, in an evaluation
+    trained = [t for t in tensors if t.requires_grad] or tensors  # an evaluation has none
     return torch.stack([t.float().pow(2).mean() for t in trained]).sum()
 
 
@@ -83,7 +83,7 @@ def _floats(value: Any) -> Iterator[Tensor]:
 
 
 def _inputs(model: nn.Module, config: Any) -> Callable[[], dict[str, Tensor]]:
-    """Returns what draws the arguments of a model, going by their names."""
+    """Return a function that draws the arguments of a model according to their names."""
     names = set(inspect.signature(model.forward).parameters)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     words = int(getattr(text, "vocab_size", None) or 32)
@@ -107,7 +107,7 @@ def _inputs(model: nn.Module, config: Any) -> Callable[[], dict[str, Tensor]]:
 
 
 def _signals(main: str, names: set[str], config: Any) -> dict[str, Tensor]:
-    """Returns images or sounds for a model that takes them."""
+    """Return images or sounds for a model with such inputs."""
     if main == "input_values":
         return {main: torch.randn(_BATCH, 1600)}
     if main == "input_features":
@@ -118,7 +118,7 @@ def _signals(main: str, names: set[str], config: Any) -> dict[str, Tensor]:
         return {"pixel_values": _pixels(config)}
     vision = getattr(config, "vision_config", None)
     if vision is None or hasattr(config, "image_token_id"):
-        return {}  # text only: the text would have to mark the image's position
+        return {}  # text only: with an image, the text would have to mark its position
     return {"pixel_values": _pixels(vision)}
 
 

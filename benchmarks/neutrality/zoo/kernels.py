@@ -1,8 +1,8 @@
-"""Lets torchvision be imported where its compiled operators cannot be loaded.
+"""Make torchvision importable where its compiled operators cannot be loaded.
 
-Its wheels of the package index are compiled for a torch with CUDA. Beside a torch without it the
-operators are missing, and importing torchvision fails because it describes two of them; its models
-do not need any.
+Its wheels on PyPI are compiled for a torch with CUDA. With a torch without CUDA, the operators are
+missing, and importing torchvision fails because it registers shapes for two of them; its models
+need none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _library: torch.library.Library | None = None
 
 
 def declare_missing() -> None:
-    """Declares the operators if they cannot be loaded; harmless when repeated."""
+    """Declare the operators if they cannot be loaded. Idempotent."""
     global _library
     if _library is not None or _loads():
         return

@@ -1,4 +1,4 @@
-"""Nets of the layers of `torch.nn`, one sort each."""
+"""Nets of `torch.nn` layers, each with one sort of layer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def classify(model: nn.Module, *shape: int, classes: int = 4) -> Program:
 
 
 def shrink(model: nn.Module, *shape: int) -> Program:
-    """Returns a training that makes what comes out of random inputs small."""
+    """Return a training that minimises the outputs for random inputs."""
     return usual(model, lambda net: net(torch.randn(_BATCH, *shape)).square().mean())
 
 
@@ -85,7 +85,7 @@ _of_vectors("identity", nn.Identity)
 
 @LAYERS
 def mlp() -> Program:
-    """Linear layers, batch norm, ReLU in place, dropout."""
+    """Linear layers, batch norm, in-place ReLU, dropout."""
     middle = (nn.BatchNorm1d(16), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(16, 16))
     return classify(between(*middle), 8)
 
@@ -115,7 +115,7 @@ def conv_3d() -> Program:
 
 @LAYERS
 def channels_last() -> Program:
-    """Another memory format."""
+    """The channels-last memory format."""
     model = images(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(inplace=True))
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -140,20 +140,20 @@ class _Unpooling(nn.Module):
 
 @LAYERS
 def unpooling() -> Program:
-    """Integers as a second result."""
+    """Integers as a second output."""
     return shrink(_Unpooling(), 3, 8, 8)
 
 
 @LAYERS
 def fold() -> Program:
-    """Patches out of images and back."""
+    """Split images into patches and put them back together."""
     body = (nn.Unfold(3, padding=1), nn.Dropout(0.1), nn.Fold((8, 8), 3, padding=1))
     return shrink(nn.Sequential(nn.Conv2d(3, 3, 1), *body), 3, 8, 8)
 
 
 @LAYERS
 def embedding() -> Program:
-    """A table with a padding row and a largest norm, which changes it in the forward pass."""
+    """A table with a padding row and a maximum norm, which modifies it in the forward pass."""
     table = nn.Embedding(20, 8, padding_idx=0, max_norm=1.0, scale_grad_by_freq=True)
     net = nn.Sequential(table, nn.Flatten(), nn.Linear(40, 1))
     return usual(net, lambda m: m(torch.randint(20, (_BATCH, 5))).square().mean())
@@ -246,7 +246,7 @@ def ctc() -> Program:
 
 @LAYERS
 def triplets() -> Program:
-    """One net called three times, a loss module."""
+    """One net called three times, with a loss module."""
     criterion = nn.TripletMarginLoss()
     draw = (_BATCH, 8)
     return usual(
@@ -278,7 +278,7 @@ def orthogonal() -> Program:
 
 @LAYERS
 def pruned() -> Program:
-    """Weights under a mask, made by a hook of torch's."""
+    """Weights under a mask, computed by a torch hook."""
     inner = nn.Linear(16, 16)
     prune.random_unstructured(inner, "weight", amount=0.5)
     return classify(between(inner), 8)
@@ -301,7 +301,7 @@ def double_precision() -> Program:
 
 @LAYERS
 def bfloat16() -> Program:
-    """A model held in bfloat16."""
+    """A model whose parameters are bfloat16."""
     model = between(nn.LayerNorm(16), nn.GELU()).bfloat16()
     return usual(model, lambda m: m(torch.randn(_BATCH, 8).bfloat16()).float().square().mean())
 

@@ -102,7 +102,7 @@ def encoder() -> Program:
 
 @SEQUENCES
 def encoder_norm_first() -> Program:
-    """The other order of norms, for which torch has no nested fast path."""
+    """Norms before the branches, for which torch has no nested fast path."""
     model = nn.TransformerEncoder(_layer(norm_first=True), 2, enable_nested_tensor=False)
     return usual(model, lambda m: m(_tokens()).square().mean())
 
@@ -152,13 +152,13 @@ class _Decodes(nn.Module):
 
 @SEQUENCES
 def decoder() -> Program:
-    """A causal decoder on a memory."""
+    """A causal decoder attending to a memory."""
     return usual(_Decodes(), lambda m: m(_tokens(), _tokens()).square().mean())
 
 
 @SEQUENCES
 def transformer() -> Program:
-    """Encoder and decoder."""
+    """An encoder and a decoder."""
     model = nn.Transformer(_WIDTH, 2, 1, 1, 16, batch_first=True)
     return usual(model, lambda m: m(_tokens(), _tokens()).square().mean())
 
@@ -181,7 +181,7 @@ class _Block(nn.Module):
 
 @SEQUENCES
 def gpt() -> Program:
-    """Fused causal attention with dropout, tied embedding and head."""
+    """Fused causal attention with dropout; embedding and head are tied."""
     return usual(_Gpt(), lambda m: m(torch.randint(20, (_BATCH, _LENGTH + 1))))
 
 
@@ -215,7 +215,7 @@ class _Universal(nn.Module):
 
 @SEQUENCES
 def universal_transformer() -> Program:
-    """Repeats one block as many times as the data determine."""
+    """Repeats one block; the data determine how often."""
     return usual(_Universal(), lambda m: m(_tokens()).square().mean())
 
 
@@ -260,7 +260,7 @@ def state_space() -> Program:
 
 @SEQUENCES
 def lstm_remembering() -> Program:
-    """A state that is carried, detached, from step to step."""
+    """A state that is detached and passed from step to step."""
     net, kept = nn.LSTM(_WIDTH, 8, batch_first=True), dict[str, tuple[Tensor, ...] | None]()
 
     def loss(model: nn.Module) -> Tensor:

@@ -48,14 +48,14 @@ def build(name: str) -> Program:
 
 
 def _smallest(name: str) -> tuple[nn.Module, int]:
-    """Returns the model for the smallest images that it takes."""
+    """Return the model for the smallest images that it accepts."""
     options, size = _found(name)
     return timm.create_model(name, **_SMALL, **options), size
 
 
 @cache
 def _found(name: str) -> tuple[dict[str, int], int]:
-    """Looks for its options and for the size, once: a traced program tries out no models."""
+    """Find the options and image size once, so that no traced program tries out models."""
     for options in _SHALLOW:
         try:
             model = timm.create_model(name, **_SMALL, **options)

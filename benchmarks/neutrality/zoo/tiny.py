@@ -1,4 +1,4 @@
-"""Makes the configuration of any model tiny, going by the names that all libraries use."""
+"""Shrink the configuration of any model, based on names common to all libraries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _RULES: tuple[tuple[str, int], ...] = (
 
 
 def tiny(config: Any) -> Any:
-    """Shrinks a configuration and those inside it, in place; returns it."""
+    """Shrink a configuration and those nested in it in place, and return it."""
     for name, value in list(vars(config).items()):
         if isinstance(value, PreTrainedConfig):
             tiny(value)
@@ -84,7 +84,7 @@ def _shrunk_list(name: str, values: list[int]) -> Any:
 
 
 def _settle(config: Any) -> None:
-    """Makes lists that describe each layer as long as there are layers."""
+    """Adjust the lengths of lists with an item per layer to the number of layers."""
     if getattr(config, "kv_lora_rank", None) and hasattr(config, "num_key_value_heads"):
         config.num_key_value_heads = config.num_attention_heads  # latent attention has no groups
     layers = getattr(config, "num_hidden_layers", None)

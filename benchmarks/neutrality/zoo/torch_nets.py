@@ -1,4 +1,4 @@
-"""The family of hand-made nets: layers, sequences, architectures, ways of training."""
+"""The family of hand-written nets: layers, sequences, architectures, ways of training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.neutrality.zoo.layers import LAYERS
 from benchmarks.neutrality.zoo.sequences import SEQUENCES
 from benchmarks.neutrality.zoo.trainings import TRAININGS
 
-assert "fourier-operator" in ARCHITECTURES, unusual.__name__  # it adds its own to them
+assert "fourier-operator" in ARCHITECTURES, unusual.__name__  # importing it adds programs
 _ALL = {**LAYERS, **SEQUENCES, **ARCHITECTURES, **TRAININGS}
 NAMES = list(_ALL)
 

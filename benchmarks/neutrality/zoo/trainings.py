@@ -44,7 +44,7 @@ TRAININGS["sgd-nesterov"] = _with(torch.optim.SGD, momentum=0.9, nesterov=True, 
 
 @TRAININGS
 def lbfgs() -> Program:
-    """A closure that the optimizer calls several times in a step."""
+    """A closure that the optimizer calls several times per step."""
     model = _net().train()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
 
@@ -64,7 +64,7 @@ def lbfgs() -> Program:
 
 @TRAININGS
 def by_hand() -> Program:
-    """No optimizer: the loop changes parameters, and the program marks the end of each step."""
+    """No optimizer: the loop updates parameters, and the program marks the end of each step."""
     import comgra_decl as comgra
 
     model = _net().train()
@@ -84,7 +84,7 @@ def by_hand() -> Program:
 
 @TRAININGS
 def remembering() -> Program:
-    """Keeps its variables, and functions of torch, as many programs do."""
+    """Keeps references to its variables and to torch functions, as many programs do."""
     model = _net().train()
     optimizer = torch.optim.AdamW(model.parameters())
     held: dict[str, Any] = {"steps": []}
@@ -126,7 +126,7 @@ def _loss_by(call: Callable[..., Tensor], model: nn.Module) -> Tensor:
 
 @TRAININGS
 def accumulated() -> Program:
-    """Three batches to a step, then clipping; a schedule of the rate."""
+    """Three batches per step, then clipping; a learning rate schedule."""
     model = _net().train()
     optimizer = torch.optim.AdamW(model.parameters())
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=20)
@@ -165,7 +165,7 @@ def autocast_bfloat16() -> Program:
 
 @TRAININGS
 def scaled() -> Program:
-    """A gradient scaler, of which one step is skipped because a gradient is infinite."""
+    """A gradient scaler that skips one step because of an infinite gradient."""
     model = _net().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -207,7 +207,7 @@ def adversarial() -> Program:
 
 @TRAININGS
 def gradient_penalty() -> Program:
-    """Backward through a gradient."""
+    """A backward pass through a gradient."""
     model = nn.Sequential(nn.Linear(_WIDTH, 16), nn.Softplus(), nn.Linear(16, 1))
 
     def loss(net: nn.Module) -> Tensor:
@@ -222,7 +222,7 @@ def gradient_penalty() -> Program:
 
 @TRAININGS
 def meta_learned() -> Program:
-    """A step of learning within the loss."""
+    """A learning step within the loss."""
     model = nn.Sequential(nn.Linear(_WIDTH, 16), nn.Tanh(), nn.Linear(16, 1))
 
     def loss(net: nn.Module) -> Tensor:
@@ -263,7 +263,7 @@ def distilled() -> Program:
 
 @TRAININGS
 def bootstrapped() -> Program:
-    """A teacher that is the moving average of its student, which learns from two views."""
+    """A student that learns from two views; its teacher is its moving average."""
     model, head = _net(), nn.Linear(4, 4)
     teacher = copy.deepcopy(model).requires_grad_(False)
     both = nn.ModuleDict({"net": model, "head": head}).train()
@@ -286,7 +286,7 @@ def bootstrapped() -> Program:
 
 @TRAININGS
 def policy_gradient() -> Program:
-    """Actions are sampled from the net's output; numbers pass through Python."""
+    """Actions sampled from the net's output; values pass through Python."""
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2)).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
@@ -309,7 +309,7 @@ def policy_gradient() -> Program:
 
 @TRAININGS
 def several_losses() -> Program:
-    """Two losses on one net, the graph retained for the second."""
+    """Two losses of one net, with the graph retained for the second."""
     model = _net().train()
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -332,7 +332,7 @@ def _halve(parameter: Tensor) -> None:
 
 @TRAININGS
 def hooked() -> Program:
-    """Hooks of the program's own, which change outputs, inputs and gradients."""
+    """The program's own hooks, which change outputs, inputs and gradients."""
     model = nn.Sequential(nn.Linear(_WIDTH, 16), nn.Tanh(), nn.Linear(16, 4))
     model[0].register_forward_hook(lambda _m, _a, out: out * 1.1)
     model[1].register_forward_pre_hook(lambda _m, args: (args[0] + 0.1,))
@@ -390,7 +390,7 @@ def quantization_aware() -> Program:
 
 @TRAININGS
 def averaged() -> Program:
-    """Stochastic weight averaging, whose model is called in evaluation."""
+    """Stochastic weight averaging, with the averaged model called in evaluations."""
     model = _net().train()
     mean = torch.optim.swa_utils.AveragedModel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -411,9 +411,9 @@ def averaged() -> Program:
 
 
 def _compiled(backend: str) -> Program:
-    torch._dynamo.reset()  # what was compiled before is not part of this training
+    torch._dynamo.reset()  # discards graphs compiled before this training
     net = _net()
-    net[3] = nn.Identity()  # inductor draws other masks for dropout than eager code does
+    net[3] = nn.Identity()  # inductor draws different dropout masks than eager code
     program = usual(torch.compile(net, backend=backend), _loss, evaluate=False)
     return replace(program, rounds_differently=True, unseen=frozenset([""]))
 

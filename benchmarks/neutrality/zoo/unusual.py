@@ -1,4 +1,4 @@
-"""Nets that compute in unusual ways: in frequencies, within transforms, over and over."""
+"""Nets with unusual computations: frequency space, function transforms, iteration."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ARCHITECTURES["neural-ode"] = lambda: squared(_Flow())
 
 
 class _Branching(nn.Module):
-    """Control flow that torch compiles by itself."""
+    """Control flow that torch itself compiles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _Branching(nn.Module):
 
 @ARCHITECTURES
 def control_flow() -> Program:
-    torch.compiler.reset()  # what is compiled for the first time leaves its mark on parameters
+    torch.compiler.reset()  # the first compilation sets attributes of parameters
     return squared(_Branching())
 
 
@@ -78,7 +78,7 @@ class _Sine(nn.Module):
 
 @ARCHITECTURES
 def physics_informed() -> Program:
-    """Second derivatives of the net in its loss."""
+    """A loss with second derivatives of the net."""
 
     def loss(net: nn.Module) -> Tensor:
         with torch.enable_grad():
@@ -104,7 +104,7 @@ class _Hyper(nn.Module):
 
 @ARCHITECTURES
 def hypernetwork() -> Program:
-    """A net that makes the weights of another."""
+    """A net that computes the weights of another."""
     model = _Hyper()
     model.inner.requires_grad_(False)
     return squared(model)
@@ -193,7 +193,7 @@ class _Mixture(nn.Module):
 
 @ARCHITECTURES
 def mixture_density() -> Program:
-    """A distribution as the result of the net, which holds no tensor that can be found."""
+    """A distribution as the net's output, whose tensors tracing cannot find."""
 
     def loss(net: nn.Module) -> Tensor:
         return -net(torch.randn(BATCH, WIDTH)).log_prob(torch.randn(BATCH)).mean()

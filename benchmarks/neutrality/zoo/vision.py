@@ -13,7 +13,7 @@ from benchmarks.neutrality.zoo import kernels
 
 kernels.declare_missing()
 
-from torchvision import models  # noqa: E402 - needs the operators to be declared
+from torchvision import models  # noqa: E402 - requires the declared operators
 
 NAMES = """
 densenet121 googlenet mnasnet0_5 mobilenet_v2 mobilenet_v3_small regnet_y_400mf resnet18

@@ -1,1 +1,1 @@
-"""What runs within the process of a script: found by its interpreter as `sitecustomize`."""
+"""Code that runs in the process of a script, imported as `sitecustomize`."""

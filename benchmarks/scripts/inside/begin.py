@@ -1,6 +1,6 @@
-"""`begin.py SCRIPT ARGUMENTS`: runs a script in a process that was forked with torch imported.
+"""`begin.py SCRIPT ARGUMENTS`: run a script in a forked process with torch already imported.
 
-Does what `sitecustomize` and the import of torch would have done in a process of the script's own.
+Does what `sitecustomize` and the import of torch would have done in a new process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import ModuleType
 
 
 def main() -> None:
-    """Becomes the script."""
+    """Run the script as `__main__`."""
     script, *arguments = sys.argv[1:]
     limit = int(os.environ.get("SCRIPTS_LIMIT", "0"))
     if limit:
@@ -29,7 +29,7 @@ def main() -> None:
     attach()
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
-    module = ModuleType("__main__")  # stays until the end, with all that the script holds
+    module = ModuleType("__main__")  # keeps the script's globals alive until exit
     vars(module).update(__file__=script, __builtins__=builtins)
     sys.modules["__main__"] = module
     exec(compile(Path(script).read_bytes(), script, "exec"), vars(module))

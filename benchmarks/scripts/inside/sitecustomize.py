@@ -1,7 +1,7 @@
-"""Brings the watcher and the stand-ins into a script's process without a change to the script.
+"""Load the watcher and the stand-ins into a script's process without changing the script.
 
-An interpreter imports a module of this name when it starts. Nothing happens before the script
-imports torch or a library whose downloads are stood in for.
+An interpreter imports a module of this name when it starts. Nothing else happens until the script
+imports torch or a library whose downloads are replaced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 def _load(name: str) -> ModuleType:
-    """Loads a file of this folder under a name that no script can mean."""
+    """Load a file of this folder under a name that no script uses."""
     full = f"_scripts_{name}"
     if full not in sys.modules:
         spec = importlib.util.spec_from_file_location(full, _HERE / f"{name}.py")
@@ -34,7 +34,7 @@ def _load(name: str) -> ModuleType:
 
 
 class _After:
-    """Calls a function when a module has been imported."""
+    """Import hook that calls a function after a module has been imported."""
 
     def __init__(self, functions: dict[str, Callable[[ModuleType], None]]) -> None:
         self._functions = functions
@@ -55,7 +55,7 @@ class _After:
 
 
 class _Known(importlib.abc.Loader):
-    """Loads a module that is there under another name."""
+    """Loader for a module that is already imported under another name."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         return sys.modules[stand_ins.ALIASES[spec.name]]

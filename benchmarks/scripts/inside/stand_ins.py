@@ -1,7 +1,7 @@
-"""Stand-ins for what scripts would download: small data in memory, and no network.
+"""Stand-ins for downloads of scripts: small data in memory, and no network.
 
-Each is put in place when the script has imported the library, the same in every process, and draws
-from a generator of its own.
+Each is installed when the script has imported the library, is the same in every process, and draws
+from its own generator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOCAL = ("127.", "::1", "localhost")
 
 
 def close_network() -> None:
-    """Lets the process reach nothing but this machine."""
+    """Restrict network connections of the process to the local machine."""
     connect = socket.socket.connect
 
     def checked(self: socket.socket, address: Any) -> None:
@@ -31,7 +31,7 @@ def close_network() -> None:
 
 
 def _pictures(count: int, shape: tuple[int, ...], classes: int) -> tuple[Any, Any]:
-    """Returns blobs whose position determines their class, as bytes, and the classes."""
+    """Return uint8 images with blobs whose position determines the class, and the classes."""
     drawn = np.random.default_rng(count)
     labels = drawn.integers(0, classes, count)
     pictures = drawn.integers(0, 60, (count, *shape))
@@ -99,7 +99,7 @@ def _coloured(classes: int) -> Callable[..., None]:
 
 
 def _operators(module: ModuleType) -> None:
-    """torchvision cannot be imported beside a torch without CUDA unless these are declared."""
+    """Declare operators without which torchvision cannot be imported with a CPU-only torch."""
     import torch
 
     if module._has_ops():
@@ -155,7 +155,7 @@ def _openml(module: ModuleType) -> None:
 
 
 def _trainer(module: ModuleType) -> None:
-    """A script that insists on a GPU trains on the processor."""
+    """Make scripts that insist on a GPU train on the CPU."""
     original = module.Trainer.__init__
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -167,7 +167,7 @@ def _trainer(module: ModuleType) -> None:
 
 
 def _seeding(module: ModuleType) -> None:
-    """What a script does not seed is the same in each start."""
+    """Seed generators that the script leaves unseeded, so that all starts are the same."""
     original, drawn = module.np_random, iter(range(1_000_000))
 
     def np_random(seed: int | None = None) -> Any:
@@ -177,7 +177,7 @@ def _seeding(module: ModuleType) -> None:
 
 
 ALIASES = {"gym": "gymnasium"}
-"""What an old name stands for today."""
+"""Current names of renamed packages."""
 
 STAND_INS: dict[str, Callable[[ModuleType], None]] = {
     "torchvision.extension": _operators,
@@ -188,4 +188,4 @@ STAND_INS: dict[str, Callable[[ModuleType], None]] = {
     "lightning.pytorch.trainer.trainer": _trainer,
     "gymnasium.utils.seeding": _seeding,
 }
-"""What is done after the import of each module."""
+"""Functions to call after the import of each module."""

@@ -1,9 +1,8 @@
-"""Watches a script from outside of it: what it holds after each step, or what it does in each.
+"""Watch a script from outside: its state after each step, or its activity in each step.
 
-With `SCRIPTS_WATCH=bits` it writes digests of everything that an optimizer's step may depend on,
-the same way in a plain and in a traced process, and attaches nothing else. With
-`SCRIPTS_WATCH=calls`, in a process of its own that is never traced, it counts by hooks of torch
-what a complete record must hold.
+With `SCRIPTS_WATCH=bits`, writes digests of everything that an optimizer step may depend on, in the
+same way in plain and traced processes, and attaches nothing else. With `SCRIPTS_WATCH=calls`, in a
+separate process that is never traced, torch hooks count what a complete record must contain.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from torch.optim.optimizer import (
 )
 
 _DETAILED = 60
-"""Of so many optimizer steps all numbers are kept; of later ones, only what happened."""
+"""Number of optimizer steps with all numbers; later steps only have calls and losses."""
 
 _DRAWN = 3
-"""Of so many backward passes autograd's graph is followed."""
+"""Number of backward passes whose autograd graph is followed."""
 
 _NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def begin() -> None:
-    """Seeds the generators and begins to watch; called when torch has been imported."""
+    """Seed the generators and start watching; called after the import of torch."""
     seed = int(os.environ.get("SCRIPTS_SEED", "1"))
     random.seed(seed)
     np.random.seed(seed)
@@ -59,15 +58,15 @@ def _made() -> Bits | Calls:
 
 
 class _Writer:
-    """Writes what was seen when the process ends: this one, and each that is forked from it."""
+    """Writes the observations when this process, or one forked from it, ends."""
 
     def __init__(self, watcher: Bits | Calls) -> None:
         self._watcher = watcher
 
     def keep(self) -> None:
-        """Sees to it that it is written however the process ends."""
+        """Register the write for every way in which the process can end."""
         atexit.register(self._write)
-        util.Finalize(None, self._write, exitpriority=0)  # processes of multiprocessing
+        util.Finalize(None, self._write, exitpriority=0)  # for multiprocessing, which skips atexit
         util.register_after_fork(self, _Writer._forked)
         self._owner = self._first = os.getpid()
 
@@ -87,14 +86,16 @@ class _Writer:
 
 
 class _Stop:
-    """Interrupts the program, as Ctrl-C does, when so many steps of optimizers have been taken.
+    """Interrupts the program like Ctrl-C after `SCRIPTS_STOP` optimizer steps.
 
-    That is where the next one would begin: not before whatever else wants to know of the last.
+    It does so when the next step begins, so that all other hooks of the last step have run.
     """
 
     def __init__(self) -> None:
         self._left = int(os.environ.get("SCRIPTS_STOP", "0"))
-        if self._left and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background
+        if (
+            self._left and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        ):  # background processes ignore it
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
         if self._left:
@@ -110,7 +111,7 @@ class _Stop:
 
 
 class Bits:
-    """Digests of all that an optimizer's step left, one line each."""
+    """Digests of the state after each optimizer step."""
 
     def __init__(self) -> None:
         self._steps: list[list[Any]] = []
@@ -120,8 +121,8 @@ class Bits:
         _Stop()
 
     def attach(self) -> None:
-        """Begins to look after each step."""
-        register_optimizer_step_post_hook(lambda optimizer, *_: self._look(optimizer))
+        """Register a hook that takes the digests after each step."""
+        register_optimizer_step_post_hook(lambda optimizer, *_: self._take(optimizer))
 
     @property
     def anything(self) -> bool:
@@ -129,10 +130,10 @@ class Bits:
         return bool(self._steps)
 
     def forget(self) -> None:
-        """Begins again, in a process that was forked."""
+        """Discard all observations, in a forked process."""
         self._steps, self._seconds = [], 0.0
 
-    def _look(self, optimizer: Optimizer) -> None:
+    def _take(self, optimizer: Optimizer) -> None:
         began = time.thread_time()
         if id(optimizer) not in self._numbers:
             self._numbers[id(optimizer)] = len(self._kept)
@@ -149,7 +150,7 @@ class Bits:
         self._seconds += time.thread_time() - began
 
     def answer(self) -> dict[str, Any]:
-        """Returns the digests, those of what is left at the end, and what taking them cost."""
+        """Return the digests of all steps, that of the final state, and the seconds they took."""
         began = time.thread_time()
         held = [t for o in gc.get_objects() if issubclass(type(o), nn.Module) for t in _own(o)]
         final = hashlib.sha256("".join(sorted({_digest(t) for t in held})).encode()).hexdigest()
@@ -196,10 +197,9 @@ _UNREADABLE = (nn.UninitializedParameter, nn.UninitializedBuffer)
 
 
 class Calls:
-    """What the script does between one step of an optimizer and the next, seen by torch's hooks.
+    """What the script does between optimizer steps, as observed by torch hooks.
 
-    One segment ends with each step of an optimizer. The last, which none ends, holds what the
-    script does afterwards.
+    Each optimizer step ends a segment. The last segment contains what follows the last step.
     """
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class Calls:
         _Stop()
 
     def attach(self) -> None:
-        """Attaches hooks of torch, and one wrapper around backward."""
+        """Attach torch hooks and a wrapper around backward."""
         modules.register_module_forward_pre_hook(self._enter)
         modules.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
         register_optimizer_step_pre_hook(self._before)
@@ -232,11 +232,11 @@ class Calls:
 
     @property
     def anything(self) -> bool:
-        """Whether a module was called or a loss went backward."""
+        """Whether a module or backward was called."""
         return len(self._segments) > 1 or bool(self._kept or self._segments[0]["losses"])
 
     def forget(self) -> None:
-        """Begins again, in a process that was forked."""
+        """Discard all observations, in a forked process."""
         self._segments = [_segment()]
 
     # calls of modules
@@ -244,7 +244,7 @@ class Calls:
     def _enter(self, module: nn.Module, _args: Any) -> None:
         depth = getattr(self._depth, "value", 0)
         if depth == 0 and id(module) not in self._above:
-            self._scan()  # only here: modules that are made within a call belong to nothing
+            self._scan()  # only here: modules created within a call are not part of a model
         if depth == 0 and not self._begun:
             self._begun = next(module.parameters(), None) is not None
         self._depth.value = depth + 1
@@ -252,32 +252,32 @@ class Calls:
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._depth.value = max(getattr(self._depth, "value", 1) - 1, 0)
         if torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling():
-            return  # a checkpoint is computed again
+            return  # the recomputation of a checkpoint
         first = next(_found_tensors(output), None)
         if first is None:
             return
         number = self._number(module)
         now = self._segments[-1]
         grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        said = now["calls"].setdefault(number, dict(_UNCALLED))
-        said["grad" if grad else "plain"] += 1
-        said["eval"] += not module.training
+        call = now["calls"].setdefault(number, dict(_UNCALLED))
+        call["grad" if grad else "plain"] += 1
+        call["eval"] += not module.training
         if self._depth.value == 0:
             given = next(_found_tensors([args, kwargs]), None) is not None
-            said["fed"] = said["fed"] or (given and first.requires_grad)
+            call["fed"] = call["fed"] or (given and first.requires_grad)
             mine = [module.training, grad, first.requires_grad]
             roots = now["roots"].setdefault(number, [])
             if mine not in roots:
                 roots.append(mine)
-        known = id(module) in self._above  # else it was made in this very call
+        known = id(module) in self._above  # otherwise it was created in this very call
         if grad and module.training and self._begun and known:
-            if said["mean"] is None:
-                said["mean"] = self._mean(first)
-            if first.requires_grad and said["trained"] is None:
-                said["trained"] = self._mean(first)
+            if call["mean"] is None:
+                call["mean"] = self._mean(first)
+            if first.requires_grad and call["trained"] is None:
+                call["trained"] = self._mean(first)
         if self._drawn < _DRAWN and first.grad_fn is not None:
             given_by = [t.grad_fn for t in _found_tensors([args, kwargs])]
-            if first.grad_fn not in given_by:  # an identity has made nothing
+            if first.grad_fn not in given_by:  # an identity computes nothing
                 self._made.setdefault(first.grad_fn, []).append(number)
 
     def _mean(self, tensor: Tensor) -> list[float] | None:
@@ -300,7 +300,7 @@ class Calls:
         return number
 
     def _name(self, module: nn.Module, number: int) -> None:
-        """Finds all modules that hold this one, and the paths to it."""
+        """Find all modules that contain this one, with the paths to it."""
         found: list[tuple[int, str]] = []
         self._ancestors[number] = found
         waiting: list[tuple[nn.Module, str]] = [(module, "")]
@@ -317,7 +317,7 @@ class Calls:
         return self._modules[id(module)]
 
     def _scan(self) -> None:
-        """Notes which module holds which modules and parameters, of all that there are."""
+        """Record which modules and parameters each existing module contains."""
         self._above.clear()
         self._holders.clear()
         for held in gc.get_objects():
@@ -398,7 +398,7 @@ class Calls:
         return backward
 
     def _follow(self, loss: Tensor, leaves: list[Tensor]) -> None:
-        """Walks autograd's graph: which module's output is computed from which other's."""
+        """Follow the autograd graph to find which module outputs are computed from which others."""
         waiting: list[tuple[Any, int | None]] = [(loss.grad_fn, None)]
         done: set[tuple[int, int | None]] = set()
         while waiting:
@@ -412,8 +412,8 @@ class Calls:
                 continue
             here = self._made.get(node)
             if here is not None:
-                # Of modules that return the same tensor, the first one made it: its container
-                # only hands it on.
+                # The first of several modules that return the same tensor computed it; its
+                # containers only pass it on.
                 if sink is None:
                     self._to_loss.add(here[0])
                 else:
@@ -422,10 +422,10 @@ class Calls:
             waiting += [(above, sink) for above, _ in node.next_functions]
 
     def answer(self) -> dict[str, Any]:
-        """Returns everything that was seen, as plain data."""
+        """Return all observations as JSON-compatible data."""
         self._scan()
         for number, found in list(self._ancestors.items()):
-            if len(found) == 1:  # maybe it was made in a call, and kept
+            if len(found) == 1:  # perhaps created in a call and kept
                 self._name(self._kept[number], number)
         for number in [n for segment in self._segments for n in segment["calls"]]:
             self._number(self._kept[number])
@@ -460,7 +460,7 @@ def _segment() -> dict[str, Any]:
 
 
 def _names(module: nn.Module) -> list[str]:
-    """Returns the names of a module's own parameters, also of those that it keeps in a dict."""
+    """Return the names of a module's own parameters, including those in a `ParameterDict`."""
     kept = [c for c in module._modules.values() if isinstance(c, nn.ParameterDict)]
     return [n for m in (module, *kept) for n, p in m._parameters.items() if p is not None]
 

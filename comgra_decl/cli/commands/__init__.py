@@ -1,16 +1,17 @@
-"""The commands of `comgra-decl`: one file each, found by being here.
+"""The commands of `comgra-decl`, one per file of this package.
 
-A file `name.py` is the command `comgra-decl name` (`_` becomes `-`) and holds one of
+A file `name.py` defines the command `comgra-decl name` (`_` becomes `-`) and contains either
 
     def command(...) -> None: ...
-        A Typer command: its annotations are the arguments, its docstring is the help. Imports what
-        is heavy when it runs, raises a `ComgraError` for what cannot be done, `typer.Exit` with a
-        code of `comgra_decl.errors` for what was done and found wanting.
+        A Typer command: its annotations are the arguments, its docstring is the help. Imports heavy
+        modules when called. Raises a `ComgraError` if the request cannot be carried out, and
+        `typer.Exit` with a code from `comgra_decl.errors` if it was carried out with a negative
+        result.
 
     def passed_on(arguments: Sequence[str]) -> None: ...
-        Takes all that follows the command's name, unparsed. Its docstring is the help.
+        Takes everything after the command's name, unparsed. Its docstring is the help.
 
-and may hold `PANEL`, the heading below which the help lists it.
+and, optionally, `PANEL`: the heading under which the help lists it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from types import ModuleType
 import typer
 
 PassedOn = Callable[[Sequence[str]], None]
-"""A command that reads its own command line."""
+"""A command that parses its own command line."""
 
 
 def register(app: typer.Typer) -> dict[str, PassedOn]:
-    """Adds every command to `app`; returns those that read their own command line, by name."""
+    """Add every command to `app`; return those that parse their own command line, by name."""
     passed_on: dict[str, PassedOn] = {}
     for found in pkgutil.iter_modules(__path__):
         module = import_module(f"{__name__}.{found.name}")
@@ -41,10 +42,10 @@ def register(app: typer.Typer) -> dict[str, PassedOn]:
 
 
 def _add_placeholder(app: typer.Typer, name: str, module: ModuleType) -> None:
-    """Lets the help list a command that `app` never gets to see."""
+    """Make the help list a command that `app` never runs."""
 
     def command() -> None:
-        raise AssertionError(f"{name} is passed on before the command line is parsed")
+        raise AssertionError(f"{name} must be handled before the command line is parsed")
 
     command.__doc__ = module.passed_on.__doc__
     app.command(name, rich_help_panel=_panel(module), add_help_option=False)(command)

@@ -11,24 +11,24 @@ USAGE = """\
 usage: comgra-decl batch-mixing [--json] [--for RUN] [--batch-dim N] [--] SCRIPT [ARGS ...]
        comgra-decl batch-mixing [--json] [--for RUN] [--batch-dim N] [--] -m MODULE [ARGS ...]
 
-Runs a training script up to its first optimizer step and asks its networks whether the samples of
-a batch know of each other, which they should not: a wrong view or transpose, a softmax or a mean
-over the wrong dimension makes them. Each network is called a few times more, with copies of one
-sample in place of all others; its answer to that sample must stay what it was. BatchNorm in
-training mode, which mixes on purpose, is told apart. What the script prints goes to the standard
-error output; what it writes it writes. Nothing is recorded.
+Runs a training script up to its first optimizer step and checks that its networks keep the samples
+of a batch independent. A wrong view or transpose, or a softmax or mean over the wrong dimension,
+mixes them. Each network is called a few more times with all samples but one replaced by copies of
+that one; its output for that sample must not change. BatchNorm in training mode, which mixes
+samples on purpose, is reported separately. What the script prints goes to standard error; files
+that it writes are written as usual. Nothing is recorded.
 
-  --for RUN       note the verdict beside a run of this script; `comgra-decl diagnose` shows it
-  --batch-dim N   the dimension of the samples, of inputs and answers; default: 0
-  --json          print JSON for other programs
+  --for RUN       store the verdict with a run of this script; `comgra-decl diagnose` shows it
+  --batch-dim N   the batch dimension of inputs and outputs; default: 0
+  --json          print JSON
 
-Exit codes: 0 samples are kept apart, but for BatchNorm; 3 they are mixed; 4 not conclusive, with
-the reason; 2 the command line is wrong; otherwise the script's own.
+Exit codes: 0 samples are independent, except through BatchNorm; 3 samples are mixed; 4
+inconclusive, with the reason; 2 invalid command line; otherwise the script's own.
 """
 
 
 def passed_on(arguments: Sequence[str]) -> None:
-    """Ask the networks of a script whether the samples of a batch know of each other."""
+    """Check that the networks of a script keep the samples of a batch independent."""
     from comgra_decl.cli.experiments import Meaning, NumberOption, experiment
 
     dimension = NumberOption("--batch-dim", default=0, least=0)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from comgra_decl.cli.printing import AsJson, RunPath, bytes_text, print_json, run_folder, say
+from comgra_decl.cli.printing import AsJson, RunPath, bytes_text, print_json, print_line, run_folder
 
 PANEL = "Keep"
 
 
 def command(run: RunPath, as_json: AsJson = False) -> None:
-    """Make a run that has ended smaller; every number stays the same.
+    """Reduce the size of a finished run without changing any number.
 
-    Leaves out what is stored twice, to be seen at once while the run was live, and old versions of
-    the index. Reads everything before it changes anything; may be killed at any moment.
+    Removes the duplicates that made records available immediately while the run was live, and old
+    versions of the index. Reads everything before it changes anything; safe to kill at any moment.
     """
     from comgra_decl.cli.printing import bar
     from comgra_decl.store.compaction import compact
     from comgra_decl.store.copying import databases
 
     folder = run_folder(run)
-    with bar() as tell:
-        done = [compact(path, progress=tell) for path in databases(folder)]
+    with bar() as on_progress:
+        done = [compact(path, progress=on_progress) for path in databases(folder)]
     before, after = sum(part.bytes_before for part in done), sum(p.bytes_after for p in done)
     files = sum(part.files_before for part in done), sum(part.files_after for part in done)
     if as_json:
@@ -33,7 +33,7 @@ def command(run: RunPath, as_json: AsJson = False) -> None:
             }
         )
     else:
-        say(
+        print_line(
             f"{folder}: {bytes_text(before)} in {files[0]} files are now "
             f"{bytes_text(after)} in {files[1]} files"
         )

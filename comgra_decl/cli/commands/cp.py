@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from comgra_decl.cli.printing import AsJson, RunPath, print_json, run_folder, say
+from comgra_decl.cli.printing import AsJson, RunPath, print_json, print_line, run_folder
 from comgra_decl.visible import visible
 
 PANEL = "Keep"
@@ -18,19 +18,18 @@ def command(
     run: RunPath,
     target: Annotated[
         Path,
-        typer.Argument(help="The folder or URL to be; in an existing one the run keeps its name."),
+        typer.Argument(help="Target folder or URL; in an existing folder, the run keeps its name."),
     ],
-    compact: Annotated[
-        bool, typer.Option("--compact", help="Leave out what is stored twice.")
-    ] = False,
+    compact: Annotated[bool, typer.Option("--compact", help="Leave out duplicate data.")] = False,
     version: Annotated[
-        int | None, typer.Option(help="Copy what there was in this version; see `verify`.")
+        int | None, typer.Option(help="Copy the run as of this version; see `verify`.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a whole run as it is now, also while it is being recorded.
+    """Copy a whole run in its current state, even while it is being recorded.
 
-    The copy appears when it is whole. That of a live run is "stopped", and says why.
+    The copy appears once it is complete. A copy of a live run has the state "stopped", with a
+    reason.
     """
     from comgra_decl.cli.printing import bar
     from comgra_decl.store.copying import copy_run
@@ -38,18 +37,18 @@ def command(
 
     folder = run_folder(run)
     left_out: dict[str, str] = {}
-    with bar() as tell:
+    with bar() as on_progress:
         copy = copy_run(
             folder,
             location(target),
             version=version,
             compact=compact,
-            progress=tell,
+            progress=on_progress,
             passed_over=left_out.__setitem__,
         )
     for name, why in left_out.items():
-        sys.stderr.write(f"comgra-decl: {visible(name)} is not copied: {why}\n")
+        sys.stderr.write(f"comgra-decl: {visible(name)} was not copied: {why}\n")
     if as_json:
         print_json({"path": str(copy), "source": str(folder), "left_out": left_out})
     else:
-        say(str(copy))
+        print_line(str(copy))

@@ -17,7 +17,7 @@ PANEL = "Look"
 
 
 class FailOn(StrEnum):
-    """The least finding with which the command ends with code 3."""
+    """The lowest severity of a finding that makes the command exit with code 3."""
 
     warning = "warning"
     error = "error"
@@ -30,27 +30,25 @@ _FAILS = {
     FailOn.never: frozenset[str](),
 }
 
-_FailOn = Annotated[FailOn, typer.Option(help="The least finding that ends it with exit code 3.")]
+_FailOn = Annotated[FailOn, typer.Option(help="Lowest severity that causes exit code 3.")]
 _Spec = Annotated[
     str | None,
     typer.Option("--rules", help="Rules instead of the run's own: a YAML file, or `default`."),
 ]
 _All = Annotated[
-    bool, typer.Option("--all", help="Show what other findings explain, too, and all advice.")
+    bool, typer.Option("--all", help="Also show findings explained by others, and all advice.")
 ]
 
 
 _Together = Annotated[
     bool,
-    typer.Option(
-        "--together/--no-together", help="Look for what goes together, which takes longer."
-    ),
+    typer.Option("--together/--no-together", help="Look for correlations, which takes longer."),
 ]
 
 
 _Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Import and run the rules of your own that the run names."),
+    typer.Option("--trust", help="Import and run the custom rules that the run names."),
 ]
 
 
@@ -63,9 +61,9 @@ def command(
     fail_on: _FailOn = FailOn.error,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is wrong in a run, where it began, and what to do about it.
+    """Report what is wrong in a run, where it began, and what to do about it.
 
-    Exit code 3: it found an error; with `--fail-on warning` a warning, too.
+    Exit code 3: an error was found; with `--fail-on warning`, an error or a warning.
     """
     from comgra_decl.cli.diagnosis import described, rules_of
     from comgra_decl.query import open_run

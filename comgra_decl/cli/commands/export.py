@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from comgra_decl.cli.printing import AsJson, RunPath, print_json, say
+from comgra_decl.cli.printing import AsJson, RunPath, print_json, print_line
 
 PANEL = "Keep"
 
 
 def command(
     run: RunPath,
-    target: Annotated[Path, typer.Argument(help="The file or folder to be.")],
+    target: Annotated[Path, typer.Argument(help="The file or folder to create.")],
     format_: Annotated[
         str, typer.Option("--format", "-f", help="parquet, csv, zarr or npz.")
     ] = "parquet",
@@ -23,15 +23,15 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run for other programs: tables (Parquet, CSV) or arrays (zarr v3, npz)."""
+    """Export a run for other programs: tables (Parquet, CSV) or arrays (zarr v3, npz)."""
     from comgra_decl.cli.printing import bar
     from comgra_decl.export import export_run
     from comgra_decl.query import open_run
 
     opened = open_run(run)
-    with bar() as tell:
-        written = export_run(opened, target, format_, nodes=nodes, progress=tell)
+    with bar() as on_progress:
+        written = export_run(opened, target, format_, nodes=nodes, progress=on_progress)
     if as_json:
         print_json({"path": str(written), "source": str(opened.path), "format": format_})
     else:
-        say(str(written))
+        print_line(str(written))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from comgra_decl.cli.printing import AsJson, Root, print_json, say
+from comgra_decl.cli.printing import AsJson, Root, print_json, print_line
 
 PANEL = "Look"
 
@@ -19,7 +19,7 @@ def command(root: Root = Path("runs"), as_json: AsJson = False) -> None:
     if as_json:
         print_json(runs)
     elif not runs:
-        say(f"There is no run in {location(root)} yet.")
+        print_line(f"There are no runs in {location(root)} yet.")
     else:
         from comgra_decl.cli.tables import runs_table
         from comgra_decl.terminal import console

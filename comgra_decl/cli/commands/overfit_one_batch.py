@@ -13,24 +13,24 @@ USAGE = f"""\
 usage: comgra-decl overfit-one-batch [--json] [--for RUN] [--steps N] [--] SCRIPT [ARGS ...]
        comgra-decl overfit-one-batch [--json] [--for RUN] [--steps N] [--] -m MODULE [ARGS ...]
 
-Runs a training script unchanged, but on one and the same batch, and says whether its network can
-learn that by heart. One that cannot has a bug: in the code, the loss, or the optimizer.
+Trains a script, unchanged, on a single batch and reports whether its network can fit that batch. If
+it cannot, there is a bug: in the code, the loss, or the optimizer.
 
-Each DataLoader gives its first batch again and again; data that are drawn from the global random
-generators are drawn again. What the script prints goes to the standard error output; what it
-writes it writes. Nothing is recorded.
+Each DataLoader yields its first batch over and over; data drawn from the global random generators
+are drawn identically in each step. What the script prints goes to standard error; files that it
+writes are written as usual. Nothing is recorded.
 
-  --for RUN   note the verdict beside a run of this script; `comgra-decl diagnose` shows it
+  --for RUN   store the verdict with a run of this script; `comgra-decl diagnose` shows it
   --steps N   optimizer steps; default: {STEPS}
-  --json      print JSON for other programs
+  --json      print JSON
 
-Exit codes: 0 it can (a tenth of the first loss is left, or less); 3 it cannot; 4 not conclusive,
-with the reason; 2 the command line is wrong; otherwise the script's own.
+Exit codes: 0 it can (the loss fell to a tenth of the first, or less); 3 it cannot; 4 inconclusive,
+with the reason; 2 invalid command line; otherwise the script's own.
 """
 
 
 def passed_on(arguments: Sequence[str]) -> None:
-    """Train on one batch alone and say whether the network can learn it by heart."""
+    """Train on a single batch and report whether the network can fit it."""
     from comgra_decl.cli.experiments import Meaning, NumberOption, experiment
 
     steps = NumberOption("--steps", default=STEPS)

@@ -23,24 +23,24 @@ USAGE = """\
 usage: comgra-decl plan [--json] [--spec NAME|FILE] [KEY=VALUE ...] SCRIPT [ARGS ...]
        comgra-decl plan [--json] [--spec NAME|FILE] [KEY=VALUE ...] -m MODULE [ARGS ...]
 
-Runs a training script for seven steps at most, says what the spec catches and what it costs on
-this machine, and ends the script. Nothing is recorded that stays. What the script itself writes
-until then it writes; what it prints goes to the standard error output.
+Runs a training script for at most seven steps, prints what the spec records and what that costs on
+this machine, and ends the script. No run is stored. Files that the script writes until then are
+written as usual; what it prints goes to standard error.
 
-  --json            print JSON for other programs
+  --json            print JSON
   --spec NAME|FILE  a preset or a YAML file; default: debug
-  KEY=VALUE         a change to it, such as schedule.every=10
-  -m MODULE         run a module instead of a file, as python -m does
+  KEY=VALUE         an override, such as schedule.every=10
+  -m MODULE         run a module instead of a file, like python -m
 
 For a Hydra application: python train.py +comgra=debug +comgra.dry_run=true
 
-Exit codes: 0 every pattern found something; 3 a pattern found nothing, or nothing was recorded;
-2 the spec or the command line is wrong; otherwise the script's own.
+Exit codes: 0 every pattern matched; 3 a pattern matched nothing, or nothing was recorded; 2 invalid
+spec or command line; otherwise the script's own.
 """
 
 
 def passed_on(arguments: Sequence[str]) -> None:
-    """Say what a spec would catch of a script, and what it would cost, without training."""
+    """Show what a spec would record of a script, and at what cost, without training."""
     rest = [*arguments]
     if rest and rest[0] in ("-h", "--help"):
         sys.stdout.write(USAGE)
@@ -55,7 +55,7 @@ def passed_on(arguments: Sequence[str]) -> None:
 
 
 def _taken(rest: list[str], option: str) -> bool:
-    """Takes an option out that stands before all others; returns whether it was there."""
+    """Remove `option` if it is the first argument; return whether it was."""
     found = rest[:1] == [option]
     if found:
         del rest[0]
@@ -63,7 +63,7 @@ def _taken(rest: list[str], option: str) -> bool:
 
 
 def _plan(call: Call, *, as_json: bool) -> None:
-    """Runs the dry run; whatever the program prints, the standard output is the plan alone."""
+    """Run the dry run; standard output gets the plan alone, whatever the program prints."""
     from comgra_decl.experiments.dry_run import Rehearsal
 
     out, made = sys.stdout, []

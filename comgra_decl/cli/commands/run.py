@@ -8,8 +8,9 @@ PANEL = "Record"
 
 
 def passed_on(arguments: Sequence[str]) -> None:
-    """Run a training script and record it; the same as `python -m comgra_decl`."""
-    # Not a command like the others: what the script raises is the script's own business.
+    """Run a training script and record it; same as `python -m comgra_decl`."""
+    # Does not raise ComgraError like other commands: exceptions of the script must reach the
+    # caller.
     from comgra_decl.doors.script import main
 
     main(arguments)

@@ -8,7 +8,7 @@ PANEL = "Look"
 
 
 def command(run: RunPath, as_json: AsJson = False) -> None:
-    """Say what a run has recorded, of what, and how it went."""
+    """Show what a run has recorded, at which steps, and its state."""
     from comgra_decl.cli.describe import describe_run
     from comgra_decl.query import open_run
 

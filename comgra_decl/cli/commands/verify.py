@@ -17,17 +17,17 @@ PANEL = "Keep"
 
 
 def command(run: RunPath, as_json: AsJson = False) -> None:
-    """Read all of a run; say what is damaged, what that hides, and what can be rescued.
+    """Read all of a run; report damage, the data lost by it, and what can be rescued.
 
-    Changes nothing; the run may be live. Exit code 3: something is damaged.
+    Changes nothing; the run may be live. Exit code 3: the run is damaged.
     """
     from comgra_decl.cli.printing import bar
     from comgra_decl.store.copying import databases
     from comgra_decl.store.verify import damages_beside, verify
 
     folder = run_folder(run)
-    with bar() as tell:
-        verdicts = [verify(path, progress=tell) for path in databases(folder)]
+    with bar() as on_progress:
+        verdicts = [verify(path, progress=on_progress) for path in databases(folder)]
     whole = all(verdict.whole for verdict in verdicts)
     together = _not_joined(folder) if whole else None
     beside = damages_beside(folder)
@@ -57,7 +57,7 @@ def command(run: RunPath, as_json: AsJson = False) -> None:
 
 
 def _not_joined(folder: Location) -> str | None:
-    """Returns why whole databases cannot be read as ranks of one run, if they cannot."""
+    """Return why intact databases cannot be read as ranks of one run; None if they can."""
     from comgra_decl.errors import DamagedRunError
     from comgra_decl.query.ranks.reader import open_reader
 

@@ -16,40 +16,40 @@ from comgra_decl.errors import ComgraError, RunNotFoundError
 PANEL = "Look"
 
 _CANNOT_LISTEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
-"""The port is taken, the address is not this machine's, or the port needs privileges."""
+"""Port in use, address not of this machine, or port that requires privileges."""
 
 
 def command(
     root: Root = Path("runs"),
     port: Annotated[
-        int, typer.Option(help="Port of the server; 0 takes a free one.", min=0, max=65535)
+        int, typer.Option(help="Port of the server; 0 picks a free one.", min=0, max=65535)
     ] = 5006,
     address: Annotated[str, typer.Option(help="Network address to listen on.")] = "127.0.0.1",
     show: Annotated[bool, typer.Option(help="Open a browser.")] = True,
-    prefix: Annotated[str, typer.Option(help="Path a reverse proxy offers it below.")] = "",
+    prefix: Annotated[str, typer.Option(help="URL path set by a reverse proxy.")] = "",
     allow_websocket_origin: Annotated[
         list[str] | None,
-        typer.Option(help="host:port that may stand in a browser's address line; repeatable."),
+        typer.Option(help="host:port allowed in a browser's address bar; repeatable."),
     ] = None,
     basic_auth: Annotated[
         str | None,
         typer.Option(
-            help='Ask for a password: itself, or a JSON file {"name": "password"}.',
+            help='Require a password: the password, or a JSON file {"name": "password"}.',
             envvar="COMGRA_VIEW_AUTH",
         ),
     ] = None,
     use_xheaders: Annotated[
         bool,
-        typer.Option("--use-xheaders", help="Believe a proxy's X-Forwarded-For and -Proto."),
+        typer.Option("--use-xheaders", help="Trust a proxy's X-Forwarded-For and -Proto."),
     ] = False,
     views: Annotated[
         Path | None,
         typer.Option(
-            help="Python file with views of your own; it is run.", exists=True, dir_okay=False
+            help="Python file with custom views; it is executed.", exists=True, dir_okay=False
         ),
     ] = None,
 ) -> None:
-    """Look at runs in the browser, also while they are being recorded."""
+    """View runs in the browser, even while they are being recorded."""
     from comgra_decl.viewer.serve import Access, clean_prefix, serve
 
     origins = tuple(allow_websocket_origin or ())
@@ -63,8 +63,8 @@ def command(
             raise
         if unknown:
             raise ComgraError(
-                f"there is no network address {address!r} ({error.strerror}); --address must be a "
-                "name or number of this machine, such as 127.0.0.1"
+                f"unknown network address {address!r} ({error.strerror}); --address must be a "
+                "name or IP address of this machine, such as 127.0.0.1"
             ) from None
         raise ComgraError(
             f"the viewer cannot listen on {address}:{port} ({error.strerror}); "
@@ -73,7 +73,7 @@ def command(
 
 
 def _check(root: Path) -> None:
-    """Refuses what can never hold runs; a folder that is not there yet is only said."""
+    """Reject a root that can never hold runs; only warn about a folder that does not exist yet."""
     from comgra_decl.query import location, require_folder
 
     place = location(root)
@@ -82,4 +82,4 @@ def _check(root: Path) -> None:
     except RunNotFoundError as error:
         if root.exists() or any(parent.is_file() for parent in root.parents):
             raise
-        sys.stderr.write(f"comgra-decl: {error} The page waits for a run there.\n")
+        sys.stderr.write(f"comgra-decl: {error} The page will show runs as they appear there.\n")

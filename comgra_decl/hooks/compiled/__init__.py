@@ -1,1 +1,1 @@
-"""Programs under `torch.compile`: recorded steps run eagerly, or as a variant with observers."""
+"""Support for `torch.compile`: recorded steps run eagerly, or as a variant with observers."""

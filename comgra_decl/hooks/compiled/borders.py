@@ -1,9 +1,9 @@
-"""Gradients of tensors that lie on the border of a piece of compiled code.
+"""Gradients of tensors that cross the border of a piece of compiled code.
 
-The gradient of a tensor is the sum of what all its users send back. Compiled code sees what is
-used within it, and autograd outside sees the rest. So the gradient of a tensor that is given to a
-piece of compiled code is whole outside only, and that of one that it returns and uses as well is
-whole within only. Whoever reads either of them has to be told where to listen.
+The gradient of a tensor is the sum of the contributions of all its users. Compiled code sees the
+users inside it, autograd sees those outside. The gradient of an input of compiled code is therefore
+complete only outside, and the gradient of an output that the code also uses itself is complete only
+inside. This module decides where to read each gradient.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
 
 Arrival = Callable[[torch.Tensor], None]
-"""Is handed a gradient."""
+"""A function that receives a gradient."""
 
 NOWHERE = -1
-"""The place of a tensor that is not given to the piece of code."""
+"""The place of a tensor that is not an input of the piece of code."""
 
 _OURS = "comgra_decl."
-_WATCHED = 5  # where this argument of `show` is
+_WATCHED = 5  # index of this argument of `show`
 _DROPOUTS = (
     F.dropout,
     F.dropout1d,
@@ -40,12 +40,12 @@ _DROPOUTS = (
     F.alpha_dropout,
     F.feature_alpha_dropout,
 )
-_TRAINING = 2  # where this argument of theirs is
-_SEVERAL = 2  # results: with one alone, a backward comes to it or not at all
+_TRAINING = 2  # index of this argument of the dropouts
+_SEVERAL = 2  # results: a backward always reaches a single result, or none
 
 
 class _Waiting(NamedTuple):
-    """Who waits for the gradient of a tensor that is given: there if `outside`, else within."""
+    """A pending gradient of an input: read outside if `outside`, else inside."""
 
     place: int
     arrivals: list[Arrival]
@@ -56,8 +56,8 @@ class Border:
     """One call of a piece of compiled code.
 
     Args:
-        given: all that it is called with.
-        code: the piece.
+        given: all arguments of the call.
+        code: the piece of compiled code.
     """
 
     def __init__(self, given: Sequence[Any], *, code: Callable[..., Any]) -> None:
@@ -68,14 +68,14 @@ class Border:
         self._handed_out: list[tuple[int, list[Arrival]]] = []
         self._returned: list[tuple[int, list[Arrival]]] = []
         self._reached: set[int] = set()
-        self._arrived: dict[int, int] = {}  # the backward that has come to each result, last
-        self._changes = False  # whether it has changed what gradients flow through
+        self._arrived: dict[int, int] = {}  # the last backward that reached each result
+        self._changes = False  # whether the call modified a tensor that gradients flow through
 
     def arrival_at(self, reached: Sequence[int] | None) -> Callable[[], bool]:
-        """Returns what tells in a backward whether it has come to any of some results.
+        """Returns a function that checks whether the current backward reached one of the results.
 
-        Code is compiled for all of them: to those that the loss does not depend on, a backward
-        comes with zeros, where autograd would not have come at all.
+        Code is compiled for all results: a backward sends zeros to those that the loss does not
+        depend on, which autograd would not reach at all.
         """
         self._reached.update(reached or ())
 
@@ -86,8 +86,8 @@ class Border:
 
         return arrives
 
-    def _let_out(self, returned: Any, hook: Callable[[torch.Tensor, Arrival], None]) -> None:
-        """What it only returns is listened to outside, before hooks of the program's own."""
+    def _hook_outside(self, returned: Any, hook: Callable[[torch.Tensor, Arrival], None]) -> None:
+        """Registers hooks for results not used inside, ahead of the program's own hooks."""
         used = {position for position, _ in self._handed_out}
         for position, arrivals in self._returned:
             if position not in used:
@@ -96,50 +96,50 @@ class Border:
             if position not in used or _is_made_outside(returned[position]):
                 arrivals.clear()
 
-    def _listen(self, returned: Any) -> None:
+    def _track_reached(self, returned: Any) -> None:
         for position in self._reached:
             if returned[position].requires_grad:
                 noted = unserializable_hook(partial(self._note, position))
                 returned[position].register_hook(noted)
 
     def _note(self, position: int, gradient: torch.Tensor | None) -> None:
-        if gradient is not None:  # autograd hands over None where it comes for another result
+        if gradient is not None:  # autograd passes None when it reaches another result
             self._arrived[position] = graph_task()
 
     def given(self, place: int) -> Any:
-        """Returns what it was called with there."""
+        """Returns the argument at this place."""
         return self._given[place]
 
     def flows(self, place: int) -> bool:
-        """Whether gradients reach what it was given there."""
+        """Whether gradients reach the argument at this place."""
         return bool(self._given[place].requires_grad)
 
     def wait(self, place: int, arrivals: list[Arrival], *, outside: bool) -> None:
-        """Somebody waits for the gradients of what it was given there."""
+        """Registers `arrivals` for the gradient of the argument at this place."""
         self._waiting.append(_Waiting(place, arrivals, outside))
 
     def hand_out(self, position: int, arrivals: list[Arrival]) -> None:
-        """What it returns there has its whole gradient within, and hands it to `arrivals`."""
+        """Registers a result whose complete gradient is available inside and goes to `arrivals`."""
         self._handed_out.append((position, arrivals))
 
     def result(self, position: int, arrivals: list[Arrival]) -> None:
-        """Somebody waits within for the gradient of what it returns there."""
+        """Registers `arrivals` inside for the gradient of the result at this position."""
         self._returned.append((position, arrivals))
 
     def leave(
         self, returned: Any, inner: InnerGradients, hook: Callable[[torch.Tensor, Arrival], None]
     ) -> None:
-        """It has returned: those who wait outside are told, by `hook`.
+        """Ends the call and registers the outside arrivals with `hook`.
 
-        What it has changed has two parts, before and after, and a view that it returns is made
-        anew outside from what it is a view of. No gradient of these is whole anywhere.
+        A modified argument has two versions, before and after the call, and a returned view is
+        recreated outside from its base. Neither has a complete gradient anywhere.
         """
         changed = [
             before is not None and before != _version(value)
             for before, value in zip(self._versions, self._given, strict=True)
         ]
         self._changes = any(changed)
-        self._listen(returned)
+        self._track_reached(returned)
         for waiting in self._waiting:
             if changed[waiting.place]:
                 waiting.arrivals.clear()
@@ -152,11 +152,11 @@ class Border:
         for position, arrivals in self._handed_out:
             whole = not _is_made_outside(returned[position])
             inner.know(returned[position], arrivals if whole else None)
-        self._let_out(returned, hook)
+        self._hook_outside(returned, hook)
 
 
 class InnerGradients:
-    """Tensors whose gradients are whole within compiled code alone, or nowhere."""
+    """Tensors whose gradients are complete only inside compiled code, or nowhere."""
 
     def __init__(self) -> None:
         self._known: dict[
@@ -164,16 +164,16 @@ class InnerGradients:
         ] = {}
 
     def clear(self) -> None:
-        """The step is over."""
+        """Forgets all tensors at the end of the step."""
         self._known.clear()
 
     def know(self, tensor: Any, arrivals: list[Arrival] | None) -> None:
-        """Whoever waits for the gradient of a tensor is added to `arrivals`; None: it has none."""
+        """Sends later requests for a tensor's gradient to `arrivals`; None discards them."""
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
             self._known[id(tensor)] = weakref.ref(tensor), tensor._version, arrivals
 
     def take(self, tensor: torch.Tensor, arrival: Arrival) -> bool:
-        """Whether the gradient of a tensor is no matter of the autograd outside."""
+        """Takes over an arrival; returns False if autograd outside has the whole gradient."""
         if not self._known:
             return False
         ref, version, arrivals = self._known.get(id(tensor), (None, None, None))
@@ -185,12 +185,12 @@ class InnerGradients:
 
 
 def mark_borders(graph: GraphModule) -> None:
-    """Tells the operators in a graph which tensors are given to it, and lets out those returned."""
+    """Marks inputs for the operators in a graph, and shows the gradients of its results."""
     parts = [graph, *(body for _, body in _checkpoints(graph))]
     for branch in _branches(graph, parts):
         _show_nothing(branch)
     for part in parts:
-        _leave_out_dropouts(part)
+        _remove_idle_dropouts(part)
     marks = _Marks(graph, parts)
     for part in parts:
         for node in part.graph.nodes:
@@ -202,7 +202,7 @@ def mark_borders(graph: GraphModule) -> None:
 
 
 def _checkpoints(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
-    """Yields the calls of `torch.utils.checkpoint`, and what each computes; outer ones first."""
+    """Yields the calls of `torch.utils.checkpoint` with their bodies, outer ones first."""
     for node in graph.graph.nodes:
         if node.target is torch.ops.higher_order.tag_activation_checkpoint:
             body = getattr(graph, str(node.args[0].target))
@@ -211,25 +211,25 @@ def _checkpoints(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
 
 
 def _branches(graph: GraphModule, parts: Sequence[GraphModule]) -> Iterator[GraphModule]:
-    """Yields what `torch.cond`, `scan` and the like call."""
+    """Yields the branches that `torch.cond`, `scan` and similar operators call."""
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule) and not any(module is part for part in parts):
             yield module
 
 
 def _show_nothing(branch: GraphModule) -> None:
-    """Takes our operators out: nothing is shown there in eager code either."""
+    """Removes our operators, since eager code shows nothing in branches either."""
     for node in [*branch.graph.nodes]:
         if str(node.target).startswith(_OURS):
             branch.graph.erase_node(node)
     branch.recompile()
 
 
-def _leave_out_dropouts(graph: GraphModule) -> None:
-    """Takes those out that drop nothing.
+def _remove_idle_dropouts(graph: GraphModule) -> None:
+    """Removes dropouts that drop nothing.
 
-    Eagerly each returns the very tensor that it was given. Traced, it returns a copy, and what is
-    computed from the copy would be missing in the gradient.
+    In eager code, they return their input tensor itself. Traced, they return a copy, and the
+    gradient would lack the contributions computed from the copy.
     """
     for node in [node for node in graph.graph.nodes if _is_idle_dropout(node)]:
         node.replace_all_uses_with(node.args[0])
@@ -244,20 +244,20 @@ def _is_idle_dropout(node: Node) -> bool:
 
 
 class _Marks:
-    """What is known of the tensors of one graph: which are one and the same.
+    """Identifies the nodes of one graph that represent the same tensor.
 
     Args:
-        graph: a graph.
-        parts: it, and those in it.
+        graph: the graph.
+        parts: the graph and its subgraphs.
     """
 
     def __init__(self, graph: GraphModule, parts: Sequence[GraphModule]) -> None:
         self._graph = graph.graph
-        self._same: dict[object, Any] = {}  # nodes that stand for one in another graph
+        self._same: dict[object, Any] = {}  # node -> the node in another graph that it represents
         for call, body in _checkpoints(graph):
             self._join(call, body)
         self._places: dict[object, int] = {}
-        self._all_places: dict[object, int] = {}  # also of what no gradient flows to
+        self._all_places: dict[object, int] = {}  # including tensors without gradient flow
         for place, node in enumerate(_given(self._graph)):
             self._all_places.setdefault(self._identity(node), place)
             if _flows(node):
@@ -274,7 +274,7 @@ class _Marks:
                     self._used.update(map(self._identity, node.all_input_nodes))
 
     def _find_reached(self, parts: Sequence[GraphModule]) -> dict[object, int]:
-        """Returns of each node, as bits, the results that gradients flow back to it from."""
+        """Returns, as a bit set for each node, the results whose gradients flow back to it."""
         found: dict[object, int] = {}
         for position, node in enumerate(_returned(self._graph)):
             if _flows(node):
@@ -285,7 +285,7 @@ class _Marks:
         uses: dict[object, list[Any]] = {node: [*node.users] for node in nodes}
         for node, same in self._same.items():
             uses.setdefault(same, []).append(node)
-        shared: dict[object, int] = {}  # by storage, where something was changed in place
+        shared: dict[object, int] = {}  # by storage, for tensors modified in place
         before = None
         while found != before:
             before = dict(found)
@@ -306,7 +306,7 @@ class _Marks:
         return [position for position in range(bits.bit_length()) if bits >> position & 1]
 
     def _join(self, call: Node, body: GraphModule) -> None:
-        """What a checkpoint is called with is what is computed with in it, and so is its result."""
+        """Maps the inputs and results of a checkpoint's body to those of its call."""
         for inner, outer in zip(_given(body.graph), call.args[1:], strict=False):
             self._same[inner] = outer
         for user in call.users:
@@ -314,14 +314,14 @@ class _Marks:
                 self._same[user] = _returned(body.graph)[user.args[1]]
 
     def _identity(self, node: Any) -> object:
-        """Returns what nodes share that are one and the same tensor: the compiler's stand-in."""
+        """Returns an object shared by all nodes of a tensor: its example value or a node."""
         while node in self._same:
             node = self._same[node]
         value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
         return id(value) if isinstance(value, torch.Tensor) else node
 
     def mark(self, node: Node) -> None:
-        """Adds to one of our operators the places of what it is called with."""
+        """Adds the places of its arguments to one of our operators."""
         name = str(node.target).removeprefix(_OURS).partition(".")[0]
         if name == "show" and node.args[_WATCHED] is True:
             result = self._results.get(self._identity(node.args[0]), NOWHERE)
@@ -336,7 +336,7 @@ class _Marks:
         return self._places.get(self._identity(node), NOWHERE)
 
     def hand_out(self) -> None:
-        """Adds an operator for each result that the graph uses itself as well."""
+        """Adds an operator for each result that the graph also uses itself."""
         returned = _returned(self._graph)
         for identity, position in self._results.items():
             if identity in self._used:
@@ -360,13 +360,13 @@ def _flows(node: Any) -> bool:
 
 
 def _stops(node: Node) -> bool:
-    """Whether no gradient flows through a node: what it gives is a tensor that needs none."""
+    """Whether no gradient flows through a node, because its tensor does not require one."""
     value = node.meta.get("example_value")
     return isinstance(value, torch.Tensor) and not value.requires_grad
 
 
 def _changed_storage(node: Node) -> object:
-    """Returns where a tensor lies that was changed in place, itself or another one there."""
+    """Returns the storage of a tensor if it was modified in place there, else None."""
     value = node.meta.get("example_value")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None

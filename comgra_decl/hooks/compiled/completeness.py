@@ -1,4 +1,4 @@
-"""What a record of compiled code lacks, next to the eager one before it."""
+"""What a record of compiled code lacks compared with the eager record before it."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ _SHOWN = 3
 
 
 class Completeness:
-    """Compares records with the last eager one.
+    """Compares records of compiled code with the last eager one.
 
-    Compiled code could miss what modules take and return, and the gradients of that. Parameters,
-    their gradients and updates do not come from it: the program itself leaves those out, where a
-    scaler skips a step for example. So it does with modules that it did not call: none of their
-    parameters has a gradient then.
+    Compiled code may hide inputs and outputs of modules, and their gradients. Parameters, their
+    gradients and updates do not come from compiled code: if they are missing, the program itself
+    left them out, for example because a scaler skipped a step. The same holds for modules that it
+    did not call; none of their parameters has a gradient then.
     """
 
     def __init__(self) -> None:
-        self._expected: dict[int, Slot] | None = None  # what the last eager record had, by id
-        self._learning: list[bool] = []  # which parameters required a gradient then
-        self.doubted: set[int] = set()  # what the record since then has lacked
-        self._named: set[str] = set()  # what was ever said to be lacking
+        self._expected: dict[int, Slot] | None = None  # slots of the last eager record, by id
+        self._learning: list[bool] = []  # which parameters required a gradient at that time
+        self.doubted: set[int] = set()  # slots missing since that record
+        self._named: set[str] = set()  # all names ever reported as missing
 
     def holds_for(self, tops: Iterable[TopPlan]) -> bool:
-        """Whether there is an eager record of the models as they are now.
+        """Whether there is an eager record of the models in their present state.
 
-        Where a layer was frozen since, no gradient passes it, and that is no omission.
+        If a layer has been frozen since, no gradient passes it, which is not an omission.
         """
         return self._expected is not None and self._learning == _learning(tops)
 
     def recorded_eagerly(self, slots: Iterable[Slot], tops: Iterable[TopPlan]) -> bool:
-        """Takes an eager record; returns whether it has what the last compiled one lacked."""
+        """Stores an eager record; returns whether it has what the last compiled one lacked."""
         self._expected = {slot.id: slot for slot in slots}
         self._learning = _learning(tops)
         doubted, self.doubted = self.doubted, set()
         return not doubted.isdisjoint(self._expected)
 
     def lacking(self, slots: Iterable[Slot], tops: Iterable[TopPlan]) -> str:
-        """Takes a record of compiled code; returns what it lacks, in words, "" if nothing new."""
+        """Describes what a record of compiled code lacks; returns "" if nothing new is missing."""
         found = {slot.id for slot in slots}
         expected = self._expected or {}
         missing = {id_: slot for id_, slot in expected.items() if id_ not in found}
@@ -57,7 +57,7 @@ class Completeness:
         if self._named.issuperset(names):
             return ""
         self._named.update(names)
-        return f"{', '.join(names[:_SHOWN])} for example ({len(names)} in all)"
+        return f"for example {', '.join(names[:_SHOWN])}; {len(names)} in all"
 
 
 def _learning(tops: Iterable[TopPlan]) -> list[bool]:
@@ -68,7 +68,7 @@ def _parameters(top: TopPlan) -> Iterator[torch.Tensor]:
     for part in top.parts:
         module = part.module()
         if module is not None:
-            held = module._parameters.values()  # in a tenth of the time that `parameters()` takes
+            held = module._parameters.values()  # takes a tenth of the time of `parameters()`
             yield from (parameter for parameter in held if parameter is not None)
 
 
@@ -77,7 +77,7 @@ def _left_out(tops: Iterable[TopPlan], found: set[int]) -> Iterator[Slot]:
 
     Args:
         tops: the models.
-        found: ids of the series that it has.
+        found: ids of the series in this step's record.
     """
     shown = {top for top in tops if not found.isdisjoint(slot.id for slot in _of_modules(top))}
     for top in tops:
@@ -88,7 +88,7 @@ def _left_out(tops: Iterable[TopPlan], found: set[int]) -> Iterator[Slot]:
             yield from _of_modules(top)
             continue
         if not any(parameter.grad is not None for parameter in _parameters(top)):
-            continue  # they were cleared before the step was over, and say nothing
+            continue  # gradients were cleared before the step ended, so this proves nothing
         modules = {part.path: part.module() for part in top.parts}
         for plan in top.modules:
             if not _was_used(plan.path, modules):
@@ -103,7 +103,7 @@ def _of_modules(top: TopPlan) -> Iterator[Slot]:
 
 
 def _was_used(path: str, modules: dict[str, nn.Module | None]) -> bool:
-    """Whether a module, or what it is part of, has a parameter that has a gradient."""
+    """Whether a module, or the module that contains it, has a parameter with a gradient."""
     module = modules.get(path)
     learning = [p for p in module.parameters() if p.requires_grad] if module is not None else []
     if learning or not path:

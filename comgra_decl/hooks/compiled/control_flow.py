@@ -1,7 +1,7 @@
-"""Control flow that torch compiles by itself: `torch.cond`, `scan`, `while_loop` in eager code.
+"""Control flow that torch always compiles, even in eager code: `torch.cond`, `scan`, `while_loop`.
 
-They cannot run any other way. What is compiled there is kept for later calls, those of unrecorded
-steps among them, so nothing of ours may be seen by it.
+The compiled code is kept for later calls, including those of unrecorded steps, so it must not
+contain any code of tracing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 def untouched_control_flow() -> Patch:
-    """Returns what lets it be compiled as without us, once it is applied."""
+    """Returns a patch under which control flow compiles exactly as without tracing."""
     return Patch(control_flow, "_set_compilation_env", _untouched)
 
 
@@ -33,7 +33,7 @@ def _untouched(original: Callable[[], AbstractContextManager[None]]) -> Iterator
 
 @contextmanager
 def hooks_aside() -> Iterator[None]:
-    """Takes our own hooks of all modules off for a while."""
+    """Temporarily removes our own global module hooks."""
     held = [getattr(torch_module, name) for name in GLOBAL_HOOKS]
     found = [dict(hooks) for hooks in held]
     for hooks, before in zip(held, found, strict=True):
@@ -50,5 +50,5 @@ def hooks_aside() -> Iterator[None]:
 
 
 def is_ours(hook: Any) -> bool:
-    """Whether a hook of all modules is one of ours."""
+    """Whether a global module hook belongs to comgra_decl."""
     return str(getattr(hook, "__module__", "")).startswith("comgra_decl.")

@@ -21,44 +21,46 @@ _WHOLE = (
 
 
 class CompiledFunctions:
-    """What is called within them, as far as records made eagerly have shown it.
+    """The models that compiled functions call, as seen in steps recorded eagerly.
 
-    Python sees nothing of what a compiled function calls. So which models have to show their
-    tensors there must be known before it is called.
+    Python code cannot observe the calls that a compiled function makes, so the models that need
+    observers must be known before it is called.
 
     Args:
-        warn: told what runs eagerly all the same.
+        warn: called with a warning if a function has to run eagerly.
 
     Attributes:
-        call_forward: whether one calls `forward` of a model, for which torch runs no hooks.
+        call_forward: whether a compiled function calls `forward` of a model, for which torch runs
+            no hooks.
     """
 
     def __init__(self, *, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._outermost: dict[object, dict[int, weakref.ref[nn.Module]]] = {}  # by function
-        self._whole: set[object] = set()  # those that do what only hooks can read
+        self._whole: set[object] = set()  # functions that also run what only hooks can observe
         self.call_forward = False
 
     def calls(self, module: nn.Module, frame: FrameType | None) -> None:
-        """An outermost module is called, eagerly, from within `frame`."""
+        """Registers an outermost module called eagerly from within `frame`."""
         for function in _around(frame):
-            module = getattr(module, "_orig_mod", module)  # compiled within what is compiled
+            module = getattr(module, "_orig_mod", module)  # compiled inside a compiled function
             called = self._outermost.setdefault(function, {})
             called[id(module)] = weakref.ref(module)
 
     def ends(self, frame: FrameType | None) -> None:
-        """`backward` or the step of an optimizer is called, eagerly, from within `frame`."""
+        """Registers a `backward` or optimizer step called eagerly from within `frame`."""
         self._whole.update(_around(frame))
 
     def calls_forward(self, frame: FrameType | None) -> None:
-        """The `forward` of an outermost module is called, eagerly, by no call of the module."""
+        """Registers a direct eager call of an outermost module's `forward`."""
         self.call_forward = self.call_forward or any(True for _ in _around(frame))
 
     def outermost(self, caller: FrameType) -> list[nn.Module]:
-        """Returns the modules that a compiled function calls, which is about to begin.
+        """Returns the modules called by a compiled function that is about to run.
 
         Args:
-            caller: the compiled callable. None are known of one that nobody has seen run eagerly.
+            caller: the frame of the compiled callable. The result is empty if the function has
+                never been seen running eagerly.
         """
         function = _function(caller)
         refs = self._outermost.get(function, {})
@@ -76,9 +78,9 @@ def _around(frame: FrameType | None) -> Iterator[object]:
 
 
 def _function(caller: FrameType) -> object:
-    """Returns what a compiled function is known by: its code.
+    """Returns the identity of a compiled function: its code object.
 
-    A program may compile a method, or a closure, anew in each step.
+    A program may compile a new method or closure object in each step.
     """
     called: Any = inspect.unwrap(torch_variable(caller, "fn"))
     return getattr(called, "__code__", type(called))

@@ -1,4 +1,4 @@
-"""Where code that inductor compiles for a CPU is read: behind all that it computes."""
+"""Moves the reading of tensors to the end of code that inductor compiles for a CPU."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class LateReading(inductor_passes.CustomGraphPass):  # type: ignore[misc]
-    """Moves what shows tensors to the end of a graph, in order.
+    """Moves the operators that show tensors to the end of a graph, in order.
 
-    For a CPU inductor makes one piece of C++ of all kernels between two calls of Python, and the
-    C++ compiler is what takes most of the time. With all such calls at the end there are as few
-    pieces as without. In return what is shown is kept until then.
+    For a CPU, inductor puts all kernels between two calls into Python in one piece of C++, and the
+    C++ compiler takes most of the time. With all such calls at the end, there are as few pieces as
+    without them. In return, the shown tensors are kept until then.
 
-    A call of a model in a compiled function stays where it is, and all that was shown before: the
-    buffers that are read there may change later.
+    A call of a model in a compiled function stays in place, as does everything shown before it,
+    because the buffers read there may change later.
     """
 
     def __call__(self, graph: Graph) -> None:
-        """Changes a graph."""
+        """Reorders a graph in place."""
         shows = [node for node in graph.nodes if operator_of(node).startswith("comgra_decl.")]
         calls = [i for i, node in enumerate(shows) if "comgra_decl.entered" in operator_of(node)]
         late = shows[calls[-1] + 1 :] if calls else shows
@@ -33,18 +33,18 @@ class LateReading(inductor_passes.CustomGraphPass):  # type: ignore[misc]
         for node in late:
             end.prepend(node)
             for user in [*node.users]:
-                if not _ends(user):  # what takes its results apart
+                if not _ends(user):  # unpacks its results
                     end.prepend(user)
 
     def uuid(self) -> Any:
-        """Tells caches what it does."""
+        """Returns a hash of this pass for compiler caches."""
         return inductor_passes.get_hash_for_files((__file__,))
 
 
 def settings(graph: GraphModule) -> dict[str, Any]:
-    """Returns the settings of inductor with which a graph is changed so, and stays so.
+    """Returns the inductor settings that apply this pass and keep its order.
 
-    None for other devices: there each kernel is compiled by itself, and memory is scarcer.
+    Empty for other devices, where each kernel is compiled separately and memory is scarcer.
     """
     from comgra_decl.torch_private import inductor_config as config
 
@@ -59,7 +59,7 @@ def settings(graph: GraphModule) -> dict[str, Any]:
 
 
 def _ends(node: Node) -> bool:
-    """Whether a node only hands out what was computed: results, changes of what was given."""
+    """Whether a node only passes results on: the output, or the update of an input."""
     if node.op == "output" or "_sink_tokens" in str(node.target):
         return True
     changed: Any = node.args[0] if node.args else None

@@ -1,4 +1,4 @@
-"""What compiled code shows of itself, on its way into the record of a step."""
+"""Hooks inside compiled code that pass its tensors to the record of a step."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.tracer import ModuleTracer
 
 _PLACE = -1
-"""Where our hooks lie among those of a module: last, and under a number that torch never gives.
+"""The key of our hooks in a module's hook dictionaries: last, and never used by torch.
 
-The same for all, because the compiler guards on it, and modules of one kind share compiled code.
+The same for all modules, because the compiler guards on it and modules of one kind share code.
 """
 
 _PLACE_OF_CALLS = -2
-"""Where those lie that tell of the calls of outermost modules: around all others."""
+"""The key of the hooks around calls of outermost modules; they enclose all other hooks."""
 
 _is_compiling = torch.compiler.is_compiling
 
 
 class OutputObserver:
-    """A forward hook that the compiler makes a part of what it compiles; eagerly it does nothing.
+    """A forward hook that is compiled into the module's code; in eager code it does nothing.
 
     Args:
-        number: of the module, kept as a tensor: compiled code that several modules share takes it
-            from the one that is called.
+        number: the module's number. It is stored as a tensor, so that compiled code shared by
+            several modules reads it from the module being called.
         gradient: whether the gradients of outputs are recorded.
     """
 
@@ -56,21 +56,21 @@ class OutputObserver:
         self.gradient = gradient
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The module has returned."""
+        """Shows the outputs of the module."""
         if _is_compiling():
             for i, (path, tensor) in enumerate(_tensors(output, "")):
                 torch.ops.comgra_decl.show(tensor, self.number, path, i, False, self.gradient)
 
 
 class InputObserver:
-    """The same, before the module is called; with keyword arguments."""
+    """The corresponding forward pre-hook, with keyword arguments."""
 
     def __init__(self, number: int, *, gradient: bool) -> None:
         self.number = torch.tensor(number)
         self.gradient = gradient
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """The module is called."""
+        """Shows the inputs of the module."""
         if _is_compiling():
             given = [*_tensors(args, ""), *_tensors(kwargs, "")]
             for i, (path, tensor) in enumerate(given):
@@ -78,14 +78,14 @@ class InputObserver:
 
 
 class CallObserver:
-    """Two hooks that say where the call of an outermost module begins and ends."""
+    """Two hooks that mark the start and end of an outermost module's call."""
 
     def __init__(self, number: int, *, of_model: bool) -> None:
         self.number = torch.tensor(number)
         self.of_model = of_model
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """The module is called."""
+        """Marks the start of the call."""
         if _is_compiling():
             given = [*_tensors(args, ""), *_tensors(kwargs, "")]
             tensors = [tensor for _, tensor in given]
@@ -100,14 +100,14 @@ class CallObserver:
             )
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The module has returned."""
+        """Marks the end of the call."""
         if _is_compiling():
             tensors = [tensor for _, tensor in _tensors(output, "")]
             torch.ops.comgra_decl.leave(tensors, self.number, self.of_model)
 
 
 def _tensors(value: Any, path: str) -> list[tuple[str, torch.Tensor]]:
-    """Returns what `tensors_in` does, in words that Dynamo knows."""
+    """Does the same as `tensors_in`, in code that Dynamo can trace."""
     if isinstance(value, torch.Tensor):
         return [(path, value)]
     below: list[tuple[str, Any]] = []
@@ -124,7 +124,7 @@ def _tensors(value: Any, path: str) -> list[tuple[str, torch.Tensor]]:
 
 
 class _ShownRecorder(TensorRecorder):
-    """Reads what compiled code shows, below autograd: gradients are shown by themselves, later."""
+    """Reads tensors from compiled code, below autograd; gradients arrive separately, later."""
 
     watched = False
     arrivals: list[Arrival]
@@ -133,19 +133,19 @@ class _ShownRecorder(TensorRecorder):
         return self.watched
 
     def hook(self, tensor: torch.Tensor, hook: Arrival) -> None:
-        """Keeps it, until it is known where the gradient arrives."""
+        """Stores the hook until it is known where the gradient arrives."""
         self.arrivals.append(hook)
 
 
 class Observers:
-    """The hooks that compiled code has inside, and where the tensors go that it shows.
+    """Places hooks inside compiled code and routes the tensors it shows.
 
     Args:
-        tracer: knows which record the call in progress belongs to.
-        on_fault: told about an error of our own.
+        tracer: knows which record the current call belongs to.
+        on_fault: called with an error in tracing itself.
 
     Attributes:
-        within_function: whether a compiled function runs that calls models and shows what they do.
+        within_function: whether a compiled function with observed model calls is running.
     """
 
     def __init__(self, tracer: ModuleTracer, *, on_fault: Callable[[BaseException], None]) -> None:
@@ -157,20 +157,20 @@ class Observers:
         self._calls: list[tuple[weakref.ref[nn.Module], CallObserver]] = []
         self.within_function = False
         self._placed: list[nn.Module] = []
-        self._called: dict[ModulePlan, None] = {}  # whose hooks have been on in this step
+        self._called: dict[ModulePlan, None] = {}  # whose hooks were placed in this step
         self._iterations: dict[object, int | None] = {}  # of the latest call
         self._tickets: list[tuple[list[Arrival], Callable[[], bool]]] = []
         self._inner = InnerGradients()
-        self._border: Border | None = None  # of the piece of code that runs
-        self._issued: dict[object, list[int]] = {}  # by what the tickets are for
+        self._border: Border | None = None  # of the running piece of code
+        self._issued: dict[object, list[int]] = {}  # by the tensor that the tickets belong to
 
     @property
     def placed(self) -> bool:
-        """Whether the hooks are on modules: within the call of what is recorded."""
+        """Whether the hooks are on modules, which is the case during a recorded call."""
         return bool(self._placed)
 
     def begin(self) -> None:
-        """A step is about to be recorded."""
+        """Prepares for a step that will be recorded."""
         self.within_function = False
         self._called.clear()
         self._iterations.clear()
@@ -181,7 +181,7 @@ class Observers:
         operators.reader = self
 
     def end(self) -> None:
-        """The step is over."""
+        """Removes the hooks and forgets the step's gradients."""
         self.take_off()
         self._inner.clear()
         if self._tracer.recorder.inner is self._inner:
@@ -190,12 +190,12 @@ class Observers:
             operators.reader = None
 
     def place(self, plans: Iterable[ModulePlan]) -> None:
-        """A model is called: puts the hooks on its modules, behind those that they have."""
+        """Places the hooks on the modules of a model about to be called, after their own hooks."""
         for plan in plans:
             self._called[plan] = None
             module = plan.module()
             if module is None or isinstance(module, torch.jit.ScriptModule):
-                continue  # no hook runs within TorchScript
+                continue  # TorchScript runs no hooks
             if _PLACE in module._forward_hooks:
                 continue
             before, after = self._hooks_of(plan)
@@ -207,18 +207,18 @@ class Observers:
             self._placed.append(module)
 
     def place_within(self, caller: FrameType) -> bool:
-        """A compiled function is called that calls models: puts the hooks on them until it returns.
+        """Places the hooks on the models called by a compiled function, until it returns.
 
         Args:
-            caller: the compiled callable.
+            caller: the frame of the compiled callable.
 
         Returns:
-            Whether it is known to call any.
+            Whether the function is known to call any model.
         """
         try:
             functions = self._tracer.functions
             modules = [] if functions is None else functions.outermost(caller)
-            endings = torch_variable(caller, "cleanups")  # torch calls them when it is over
+            endings = torch_variable(caller, "cleanups")  # torch calls these when the call ends
             if not modules or not isinstance(endings, list):
                 return False
             self._tracer.before_function()
@@ -231,12 +231,13 @@ class Observers:
         return True
 
     def place_again(self, caller: FrameType) -> bool:
-        """A checkpoint computes again, in backward, what was compiled: from the same code.
+        """Places the hooks for a checkpoint that recomputes compiled code in backward.
 
-        What it has kept of the first computation would not fit to another.
+        The recomputation must run the same code, because the saved results would not match any
+        other.
 
         Args:
-            caller: the compiled callable.
+            caller: the frame of the compiled callable.
 
         Returns:
             Whether the hooks are on.
@@ -274,12 +275,12 @@ class Observers:
             self._on_fault(error)
 
     def left(self) -> None:
-        """The model has returned."""
-        if not self.within_function:  # which may call another one
+        """Removes the hooks after a model's call."""
+        if not self.within_function:  # the function may call another model
             self.take_off()
 
     def take_off(self) -> None:
-        """Copies of modules, and files of them, have no hook of ours."""
+        """Removes the hooks, so that copied or pickled modules have none of ours."""
         for module in self._placed:
             for place in (_PLACE, _PLACE_OF_CALLS):
                 module._forward_hooks.pop(place, None)
@@ -306,10 +307,10 @@ class Observers:
             )
         return found
 
-    # -- what compiled code shows --------------------------------------------------------------
+    # -- what compiled code shows ----------------------------------------------------------------
 
     def read(self, tensor: torch.Tensor, shown: Shown) -> int:
-        """A module was given this tensor, or has returned it."""
+        """Reads an input or output of a module; returns the ticket of its gradient."""
         try:
             with without_functions():
                 return self._read(tensor, shown)
@@ -350,7 +351,7 @@ class Observers:
         return self._issue(_which(shown), arrivals, shown.reached)
 
     def _waits(self, shown: Shown) -> bool:
-        """Whether somebody will have to be told of a tensor's gradient."""
+        """Whether the gradient of a tensor will have to be passed on."""
         if not shown.outside or not shown.watched:
             return shown.watched
         return self._border is not None and self._border.flows(shown.place)
@@ -363,12 +364,12 @@ class Observers:
         return ticket
 
     def _again(self, which: object) -> int:
-        """A checkpoint computes again what was shown before; where that was once, it is known."""
+        """Returns the ticket of a recomputed tensor, if it was shown exactly once before."""
         issued = self._issued.get(which, [])
         return issued[0] if len(issued) == 1 else NO_TICKET
 
     def gradient(self, tensor: torch.Tensor, ticket: int) -> None:
-        """The gradient of a tensor that was shown has been computed."""
+        """Passes on the gradient of a tensor that was shown before."""
         try:
             if 0 <= ticket < len(self._tickets):
                 arrivals, arrives = self._tickets[ticket]
@@ -382,7 +383,7 @@ class Observers:
     # -- what crosses the border of a piece of compiled code ------------------------------------
 
     def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns compiled code that tells what it is given and returns."""
+        """Wraps compiled code to observe its inputs and outputs."""
 
         def call(*given: Any) -> Any:
             if operators.reader is not self:
@@ -390,7 +391,7 @@ class Observers:
             before, self._border = self._border, Border(given, code=compiled)
             try:
                 returned = compiled(*given)
-                if not is_backward():  # else a checkpoint computes again what nobody reads
+                if not is_backward():  # in backward, a checkpoint recomputes what is not read again
                     self._leave_border(self._border, returned)
             finally:
                 self._border = before
@@ -406,7 +407,7 @@ class Observers:
             self._on_fault(error)
 
     def hand_out(self, position: int, reached: Sequence[int] | None) -> int:
-        """A piece of code returns a tensor that it uses itself, whose gradient is whole within."""
+        """Registers an output that the code also uses, whose complete gradient is inside."""
         if self._border is None:
             return NO_TICKET
         which = self._border.code, position
@@ -419,7 +420,7 @@ class Observers:
     # -- which models compiled functions call --------------------------------------------------
 
     def enter(self, tensors: list[torch.Tensor], given: Given) -> None:
-        """The call of an outermost module begins."""
+        """Begins the call of an outermost module."""
         try:
             module = self._calls[given.module][0]()
             if module is None or is_backward():
@@ -438,11 +439,11 @@ class Observers:
             self._on_fault(error)
 
     def leave(self) -> None:
-        """That module has returned."""
+        """Ends the call of that module."""
         self._tracer.after_compiled()
 
     def target(self, tensor: torch.Tensor) -> None:
-        """A compiled function compares what a model has computed with this."""
+        """Reads a tensor that a compiled function compares with a model's output."""
         try:
             if not is_no_step():
                 with without_functions():
@@ -452,7 +453,7 @@ class Observers:
 
 
 def _as_given(tensor: torch.Tensor, leaf: bool, flows: bool) -> torch.Tensor:
-    """Returns what autograd knows as it knew what the program has given; memory is shared."""
+    """Returns an alias that looks to autograd like the tensor that the program passed."""
     if not flows:
         return tensor
     found = tensor.detach().requires_grad_()
@@ -464,7 +465,7 @@ def _always() -> bool:
 
 
 def _call_hooks(tensor: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Gradients reach what the program has given, and so what stands for it."""
+    """Runs the hooks of a stand-in when a gradient reaches the tensor that the program passed."""
     for hook in [*(tensor._backward_hooks or {}).values()]:
         hook(gradient)
 

@@ -1,18 +1,18 @@
-"""The operators by which compiled code shows a tensor, and its gradient, to Python.
+"""The operators through which compiled code passes tensors and gradients to Python.
 
-A hook that the compiler traces calls `show`. It returns nothing, so what the module returns stays
-what it is: no copy, no view, nothing that a change in place could meet. When AOTAutograd takes
-`show` apart, it becomes `read`, and a tensor hook that autograd runs while the backward is traced:
-so `gradient` becomes a part of the backward.
+A hook that the compiler traces calls `show`. It returns nothing, so the module's output is
+unchanged: there is no copy or view that a later in-place change could affect. When AOTAutograd
+decomposes `show`, it becomes `read` and a tensor hook that autograd runs while the backward is
+traced, so `gradient` becomes a part of the backward.
 
-A compiled function that calls a model shows more: `enter` and `leave` say where the outermost call
-of a module begins and ends, which no Python sees there.
+A compiled function that calls a model also uses `enter` and `leave`, to mark the start and end of
+the outermost call of a module, since Python code cannot observe it there.
 
-All are declared effects, in order: nothing removes or reorders them, and no buffer is needed that
-forward and backward would have to share.
+All are declared as ordered effects: they are never removed or reordered, and forward and backward
+need no shared buffer.
 
-Compiled code is cached on disk under what the compiler was given, calls of `show` among it. So one
-that comes to do something else needs another name.
+Compiled code is cached on disk under a key made from the compiler's input, which includes the calls
+of `show`. An operator whose behaviour changes therefore needs a new name.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from comgra_decl.hooks.pytree import gradient_function
 from comgra_decl.torch_private import EffectType, FunctionalTensor, effectful_operator
 
 NO_TICKET = -1
-"""What a tensor has whose gradient nobody waits for."""
+"""The ticket of a tensor whose gradient is not needed."""
 
 
 class Shown(NamedTuple):
-    """Which tensor it is that is shown: of a module, given to it or returned.
+    """Identifies a shown tensor: an input or output of a module.
 
     Attributes:
         module: the number of the module.
-        path: where in the value the tensor lies.
-        position: which one of the value's tensors it is; 0 begins a call.
-        entering: whether the module was given it.
+        path: the position of the tensor in the value that contains it.
+        position: the index of the tensor among those of the value; 0 begins a call.
+        entering: whether it is an input of the module.
         watched: whether its gradient will be shown, too.
-        place: as which argument the piece of compiled code was given it; -1: as none.
-        outside: whether its gradient arrives there, and will not be shown.
-        result: as which result the piece returns it; -1: as none.
-        reached: as which results what is computed from it is returned; None: it does not matter.
+        place: which argument of the piece of compiled code it is; -1 if none.
+        outside: whether its gradient arrives outside and will not be shown.
+        result: which result of the piece it is; -1 if none.
+        reached: the results that depend on it; None if this does not matter.
     """
 
     module: int
@@ -59,16 +59,16 @@ class Shown(NamedTuple):
 
 
 class Given(NamedTuple):
-    """With what an outermost module is called within a compiled function.
+    """The arguments of an outermost module's call within a compiled function.
 
     Attributes:
         module: the number of the module.
-        paths: where in the arguments the tensors lie, line by line; keyword arguments begin with a
-            point.
-        leaves: of each tensor, whether autograd knows nothing that it was computed from.
-        flows: of each, whether gradient can flow through it.
-        enabled: whether gradient can flow at all.
-        places: as which arguments the compiled function was given them; -1: as none.
+        paths: the positions of the tensors in the arguments, one per line; keyword arguments start
+            with a dot.
+        leaves: for each tensor, whether it is a leaf of the autograd graph.
+        flows: for each tensor, whether gradients can flow through it.
+        enabled: whether gradients are enabled.
+        places: for each tensor, which argument of the compiled function it is; -1 if none.
     """
 
     module: int
@@ -80,29 +80,29 @@ class Given(NamedTuple):
 
 
 class Reader(Protocol):
-    """Is shown tensors while compiled code runs; must not raise."""
+    """Receives tensors while compiled code runs; must not raise."""
 
     def read(self, tensor: torch.Tensor, shown: Shown) -> int:
-        """Reads a tensor; returns a number by which its gradient will be known."""
+        """Reads a tensor; returns the ticket that identifies its gradient."""
 
     def gradient(self, tensor: torch.Tensor, ticket: int) -> None:
         """Reads the gradient of a tensor that was read before."""
 
     def enter(self, tensors: list[torch.Tensor], given: Given) -> None:
-        """An outermost module is called."""
+        """Begins the call of an outermost module."""
 
     def leave(self) -> None:
-        """That module has returned."""
+        """Ends the call of that module."""
 
     def target(self, tensor: torch.Tensor) -> None:
-        """A compiled function compares what a model has computed with this."""
+        """Reads a tensor that a compiled function compares with a model's output."""
 
     def hand_out(self, position: int, reached: Sequence[int] | None) -> int:
-        """A tensor is returned by a piece of code that uses it; returns a number for gradients."""
+        """Registers an output that the code also uses; returns the ticket of its gradient."""
 
 
 reader: Reader | None = None
-"""Whoever is shown what compiled code computes; None where nothing is recorded."""
+"""The receiver of what compiled code shows; None while nothing is recorded."""
 
 
 def _read(x: torch.Tensor, module: torch.Tensor, path: str, index: int, *how: Any) -> torch.Tensor:
@@ -165,12 +165,13 @@ def _show(
     result: int = NOWHERE,
     reached: Sequence[int] | None = None,
 ) -> None:
-    """Gradients of what is given to a piece of code are heard outside: others may use it as well.
+    """Reads a tensor, and its gradient if it is not an input of the piece of code.
 
-    Where it is not known which argument it is, they are not heard at all.
+    The gradients of inputs are read outside, since there may be other users. They are not read at
+    all if the argument is unknown.
     """
     if is_backward() and not _is_traced(x):
-        return  # a checkpoint computes again what autograd has listened to
+        return  # a checkpoint recomputes a tensor that already has its hook
     outside = _is_given(x)
     watched = watched and x.requires_grad and not (outside and place == NOWHERE)
     ends = (result, reached) if _is_traced(x) else (NOWHERE, None)
@@ -181,15 +182,15 @@ def _show(
 
 
 def _is_given(x: torch.Tensor) -> bool:
-    """Whether a tensor is what a piece of code is given, while its backward is traced.
+    """Whether a tensor is an input of the piece of code whose backward is being traced.
 
-    Those that were computed before it have a function that only raises an error.
+    An input computed before the piece has a gradient function that only raises an error.
     """
     return x.is_leaf or type(gradient_function(x)).__name__ == "Error"
 
 
 def _is_traced(x: torch.Tensor) -> bool:
-    """Whether a backward is traced; else this is the tensor itself, and autograd knows it all."""
+    """Whether a backward is being traced; otherwise `x` is the real tensor, known to autograd."""
     return isinstance(x, FunctionalTensor)
 
 
@@ -218,19 +219,19 @@ def _leave(_: list[torch.Tensor], module: torch.Tensor, __: bool) -> None:
 
 
 def _arrived(gradient: torch.Tensor | None, ticket: torch.Tensor) -> None:
-    if gradient is not None:  # autograd hands over None where a function has none for this result
+    if gradient is not None:  # autograd passes None if a function has no gradient for this result
         torch.ops.comgra_decl.gradient(gradient, ticket)
 
 
 def operator_of(node: torch.fx.Node) -> str:
-    """Returns the name of the operator whose effect a node has; empty for those without effect."""
+    """Returns the name of the operator whose effect a node has, or "" if it has none."""
     if node.target is torch.ops.higher_order.with_effects:
         return str(node.args[1])
     return ""
 
 
 def _define() -> torch.library.Library:
-    """Makes the operators; they last as long as the library that is returned."""
+    """Registers the operators; they exist as long as the returned library."""
     library = torch.library.Library("comgra_decl", "DEF")
     shown = "Tensor x, Tensor module, str path, int index, bool entering, bool watched"
     ends = "int result=-1, int[]? reached=None"

@@ -1,4 +1,4 @@
-"""Running a recorded step eagerly in a compiled program, without recompiles."""
+"""Runs a recorded step eagerly in a compiled program, without recompiles."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.compiled.variant import Variant
 
 OnCall = Callable[["FrameType", Any], None]
-"""Is told of compiled code that is about to run eagerly: the compiled callable, its compiler."""
+"""Called with the compiled callable and its compiler before compiled code runs eagerly."""
 
 
 class EagerStance:
     """Forces compiled code to run eagerly while a step is recorded, then restores the stance.
 
-    Dynamo is imported for it, which costs a program nothing: the first optimizer that it makes
-    does the same. So there is never a moment in which the program could compile something that
-    the stance does not reach. The stance is the process's: with one trace inside another, it is
-    restored when neither records.
+    This imports Dynamo, which costs a program nothing because its first optimizer imports it
+    anyway. There is thus no moment at which the program could compile something that the stance
+    does not affect. The stance is global to the process: if one trace runs inside another, it is
+    restored when neither is recording.
 
     Args:
-        on_call: told of compiled code that runs eagerly while a step is recorded.
+        on_call: called for compiled code that runs eagerly while a step is recorded.
     """
 
     _lifted: ClassVar[bool] = False
-    _forcing: ClassVar[dict[int, OnCall]] = {}  # by the ids of those that record
+    _forcing: ClassVar[dict[int, OnCall]] = {}  # by the ids of the instances that record
     _prior: ClassVar[Any] = None
     _filter: ClassVar[Any] = None
     _wishes: ClassVar[Patch | None] = None
     _calls: ClassVar[Patch | None] = None
-    _variants: ClassVar[dict[int, Variant]] = {}  # of those of them that have one
+    _variants: ClassVar[dict[int, Variant]] = {}  # by the ids of the instances that have one
 
     def __init__(self, *, on_call: OnCall = lambda *_: None) -> None:
         self._needed = False
@@ -47,7 +47,7 @@ class EagerStance:
 
     @property
     def variant(self) -> Variant | None:
-        """What runs in the place of eager code where it can; None: nothing does."""
+        """The variant that replaces eager code where it can, or None."""
         return self._variants.get(id(self))
 
     @variant.setter
@@ -58,13 +58,13 @@ class EagerStance:
             self._variants[id(self)] = variant
 
     def force(self) -> None:
-        """Enters eager execution; calling it twice is harmless."""
+        """Switches to eager execution. Idempotent."""
         if not self._forcing:
             _force()
         self._forcing[id(self)] = self._on_call
 
     def force_if_needed(self) -> None:
-        """Enters eager execution if the program has compiled anything; far cheaper if not."""
+        """Switches to eager execution if the program has compiled anything; far cheaper if not."""
         self._needed = self._needed or anything_compiled()
         if self._needed:
             self.force()
@@ -72,7 +72,7 @@ class EagerStance:
     @classmethod
     @contextlib.contextmanager
     def lifted(cls) -> Iterator[None]:
-        """Lets what torch itself compiles be compiled as the program has it, for a while."""
+        """Temporarily restores the program's stance for code that torch itself compiles."""
         if not cls._forcing or cls._lifted:
             yield
             return
@@ -88,12 +88,12 @@ class EagerStance:
                 eval_frame._set_stance(forced)
 
     def restore(self) -> None:
-        """Returns to the stance found by `force`."""
+        """Restores the stance found by `force`."""
         self.variant = None
         if id(self) in self._forcing:
             if len(self._forcing) == 1:
                 _restore()
-            del self._forcing[id(self)]  # not before: if that has failed, it is done again
+            del self._forcing[id(self)]  # last, so that a failed `_restore` is retried
 
 
 def _force() -> None:
@@ -103,7 +103,7 @@ def _force() -> None:
     if cls._wishes is None:
         cls._wishes = Patch(dynamo_decorators, "_set_stance", _wish)
         cls._calls = Patch(eval_frame, "_callback_from_stance", _called)
-    # Compiled modules warn about global module hooks; ours never meet compiled code.
+    # Compiled modules warn about global module hooks, but ours never reach compiled code.
     warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there")
     cls._filter = warnings.filters[0]
     cls._prior = eval_frame._stance
@@ -130,20 +130,20 @@ def _restore() -> None:
 
 
 def _wish(_original: Callable[..., Any], stance: Any) -> Any:
-    """Takes the stance that the program asks for while a step is recorded, for later.
+    """Defers a stance that the program sets while a step is recorded.
 
-    In any other one our hooks would be compiled with the program's code.
+    In any other stance, our hooks would be compiled into the program's code.
     """
     prior, EagerStance._prior = EagerStance._prior, stance
     return prior
 
 
 def _called(original: Callable[..., Any], compiler: Any) -> Any:
-    """Compiled code is called; returns what compiles it, None for eagerly.
+    """Returns the callback that compiles a call of compiled code, None to run it eagerly.
 
-    As the program has it where the program has a stance, and eagerly where two record at once.
+    Respects a stance set by the program, and runs eagerly if two traces record simultaneously.
     """
-    caller = sys._getframe(2)  # behind the stand-in
+    caller = sys._getframe(2)  # skip the frame of the patch
     forced = EagerStance._forcing and not EagerStance._lifted
     if not forced or not compiler or not is_compiled_call(caller) or not _is_default():
         return original(compiler)
@@ -160,9 +160,9 @@ def _called(original: Callable[..., Any], compiler: Any) -> Any:
 
 
 def _hush(caller: FrameType) -> None:
-    """Silences, while compiled code runs eagerly, that torch takes it for code never compiled."""
+    """Silences torch's false warning about uncompiled code while compiled code runs eagerly."""
     flex = sys.modules.get("torch.nn.attention.flex_attention")
-    endings = torch_variable(caller, "cleanups")  # torch calls them when it is over
+    endings = torch_variable(caller, "cleanups")  # torch calls these when the call ends
     if flex is None or not isinstance(endings, list):
         return
     given: Any = getattr(flex, "_WARNINGS_SHOWN", set())
@@ -184,9 +184,9 @@ def _is_default() -> bool:
 
 
 def anything_compiled() -> bool:
-    """Whether the program has compiled anything until now."""
+    """Whether the program has compiled anything so far."""
     eval_frame = loaded("eval_frame")
     if eval_frame is None:
         return False
-    backends = getattr(eval_frame, "cached_backends", None)  # with None for `disable`
+    backends = getattr(eval_frame, "cached_backends", None)  # contains None for `disable`
     return backends is None or any(callable(backend) for backend in backends.values())

@@ -1,4 +1,4 @@
-"""How compiled code runs in a step that is recorded: eagerly, or as a variant with observers."""
+"""Decides how compiled code runs in a recorded step: eagerly, or as a variant with observers."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ _SHOWN_EAGERLY = (
 
 
 class CompiledSteps:
-    """Decides, step by step, which of the two it is, and says once why it is not the variant.
+    """Chooses eager execution or the variant for each step, and warns once if it must be eager.
 
-    The first record is made eagerly: it discovers the model. So are those whose dependency graph
-    is followed, because that is followed from call to call in Python. What an eager record has and
-    the next one with observers lacks could not be seen in compiled code.
+    The first record is made eagerly, to discover the model. Steps whose dependency graph is
+    followed are also recorded eagerly, because calls are followed in Python. If an eager record
+    contains something that the next record with observers lacks, compiled code does not expose it.
 
     Args:
-        spec: says which is wanted.
-        tracer: records what is shown.
+        spec: its `compile` setting selects the mode.
+        tracer: records the tensors shown.
         named: returns the names that the program has given to tensors.
-        warn: told why recorded steps run eagerly.
-        on_fault: told about an error of our own.
+        warn: called with the reason why recorded steps run eagerly.
+        on_fault: called with an error in tracing itself.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class CompiledSteps:
         self._given_up = spec.compile == "eager"
         self._variant: Variant | None = None
         self._completeness = Completeness()
-        self.observed = False  # whether the step in progress is
+        self.observed = False  # whether the current step runs with observers
 
     def begin(self, stance: EagerStance, *, followed: bool) -> None:
-        """A step is to be recorded; `stance` makes compiled code run eagerly.
+        """Prepares the compiled code of a step to be recorded; `stance` makes it run eagerly.
 
         Args:
-            stance: lets the variant run in the place of eager code.
+            stance: runs the variant instead of eager code if possible.
             followed: whether the dependency graph of this step is followed.
         """
         self.end(stance)
@@ -103,7 +103,7 @@ class CompiledSteps:
         self.observed = True
 
     def end(self, stance: EagerStance) -> None:
-        """The step is over."""
+        """Removes the observers after a recorded step."""
         if self.observed:
             self.observed = False
             stance.variant = None
@@ -113,11 +113,11 @@ class CompiledSteps:
                 observers.end()
 
     def take_compiling(self) -> float:
-        """Returns the seconds of compiling since this was last asked."""
+        """Returns the seconds spent compiling since the last call."""
         return 0.0 if self._variant is None else self._variant.take_seconds()
 
     def recorded(self, slots: Iterable[Slot], step: int) -> None:
-        """The record of a step is complete: has compiled code shown what eager code does?"""
+        """Checks the finished record of a step for what compiled code did not show."""
         if self._given_up:
             return
         tops = [*self._tracer.tops.values()]
@@ -158,7 +158,7 @@ class CompiledSteps:
             self._warn(_EAGER.format(self._wanted, why))
 
     def _made(self) -> Variant:
-        """Compiling costs what it costs only where a step is recorded; so do these imports."""
+        """Returns the variant, created on first use because its imports are slow."""
         if self._variant is None:
             from comgra_decl.hooks.compiled.observers import Observers
             from comgra_decl.hooks.compiled.variant import Variant

@@ -1,4 +1,4 @@
-"""Targets within compiled functions: found in what the compiler has traced, shown when it runs."""
+"""Finds targets in the traced graph of a compiled function, and shows them when it runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OURS = "comgra_decl."
 
 
 def show_targets(module: GraphModule) -> None:
-    """Makes the graph of a compiled function show its targets, before they are used.
+    """Makes the graph of a compiled function show its targets before they are used.
 
-    No function mode of ours sees what compiled code calls. But the compiler has written it down,
-    with a tensor without numbers for each result, so the same rules say what is a target.
+    Our function modes do not see the calls of compiled code. The compiler's graph lists them, with
+    a tensor without data for each result, so the same rules can find the targets there.
     """
     found = [*_targets(module)]
     for user, target in found:
@@ -31,9 +31,9 @@ def show_targets(module: GraphModule) -> None:
 
 
 def _targets(module: GraphModule) -> Iterator[tuple[Node, Node]]:
-    """Yields (what uses a target, the target)."""
+    """Yields pairs of (user of a target, target)."""
     targets = Targets(on_fault=_raise)
-    depth = 0  # of calls of models: what happens in them is none of our business
+    depth = 0  # of nested model calls, which are not searched
     for node in module.graph.nodes:
         args, kwargs = map_arg(node.args, _value), map_arg(node.kwargs, _value)
         if str(node.target).startswith(_OURS):
@@ -48,7 +48,7 @@ def _targets(module: GraphModule) -> Iterator[tuple[Node, Node]]:
 
 
 def _deeper(node: Node, args: Any) -> int:
-    """Returns by how much calls of models are deeper behind what one of our operators says."""
+    """Returns how one of our operators changes the depth of model calls: 1, -1 or 0."""
     name = str(node.target).removeprefix(_OURS).partition(".")[0]
     of_model = name in ("enter", "leave") and args[-1]
     return (1 if name == "enter" else -1) if of_model else 0

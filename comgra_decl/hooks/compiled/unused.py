@@ -1,10 +1,10 @@
-"""Gradients of outputs that nobody uses, where compiled code runs eagerly for a recorded step.
+"""Sends zero gradients to unused outputs when compiled code runs eagerly for a recorded step.
 
-Compiled code computes its backward as a whole: where any of its outputs has a gradient, the others
-have one as well, of zeros, and so has every parameter that only they depend on. Eagerly such a
-parameter has none. Optimizers tell the two apart (AdamW decays only what has a gradient), and so
-does DistributedDataParallel, which waits for all. So the zeros are sent back after the program's
-own backward.
+Compiled code computes its backward as a whole: if any of its outputs has a gradient, all others
+receive zeros, and so does every parameter that only they depend on. In eager code, such a parameter
+has no gradient. Optimizers treat the two differently (AdamW decays only parameters with a
+gradient), and so does DistributedDataParallel, which waits for all gradients. The zeros are
+therefore sent back after the program's own backward.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from comgra_decl.hooks.call_context import is_backward, torch_variable
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.torch_private import without_functions
 
-_SEVERAL = 2  # outputs: with one alone, a backward comes to all that it depends on, or to nothing
+_SEVERAL = 2  # outputs: with only one, a backward reaches all that it depends on, or nothing
 
 
 class _Output(NamedTuple):
-    """One output, without its memory."""
+    """One output, without its data."""
 
     edge: GradientEdge
     shape: torch.Size
@@ -53,8 +53,8 @@ class UnusedOutputs:
     """Sends zeros back through outputs that a backward has not reached.
 
     Args:
-        quietly: within it, `backward` is no backward of the program's, and nothing is recorded.
-        on_fault: told about an error of our own.
+        quietly: a context in which `backward` is not treated as the program's and not recorded.
+        on_fault: called with an error in tracing itself.
     """
 
     def __init__(
@@ -65,25 +65,25 @@ class UnusedOutputs:
     ) -> None:
         self._quietly = quietly
         self._on_fault = on_fault
-        self._depths: dict[int, int] = {}  # of calls of compiled code, by thread
+        self._depths: dict[int, int] = {}  # nesting depth of compiled code, by thread
         self._calls: list[_Call] = []
-        self._roots: list[Any] = []  # what the backward in progress begins with
+        self._roots: list[Any] = []  # the roots of the current backward
 
     def clear(self) -> None:
-        """The step is over."""
+        """Forgets the calls of a finished step."""
         self._calls.clear()
         self._roots.clear()
 
     def called(self, caller: FrameType, compiler: Any) -> None:
-        """Compiled code is about to run eagerly.
+        """Registers a call of compiled code that is about to run eagerly.
 
         Args:
-            caller: the compiled callable.
-            compiler: what would compile it.
+            caller: the frame of the compiled callable.
+            compiler: the compiler that would compile it.
         """
         if is_backward() or not torch.is_grad_enabled() or not _sends_zeros(compiler):
             return
-        endings = torch_variable(caller, "cleanups")  # torch calls them when it is over
+        endings = torch_variable(caller, "cleanups")  # torch calls these when the call ends
         if isinstance(endings, list):
             thread = get_ident()
             self._depths[thread] = self._depths.get(thread, 0) + 1
@@ -92,7 +92,7 @@ class UnusedOutputs:
     def _returned(self, thread: int) -> None:
         self._depths[thread] -= 1
         if self._depths[thread]:
-            return  # within another piece of compiled code, which would have it as a part
+            return  # inside another piece of compiled code, which would include it
         del self._depths[thread]
         try:
             with without_functions():
@@ -122,16 +122,16 @@ class UnusedOutputs:
         self._calls.append(call)
 
     def begin(self, tensor: torch.Tensor) -> None:
-        """The program calls `backward` on a tensor."""
+        """Registers a `backward` call of the program on a tensor."""
         if self._calls:
             self._roots.append(gradient_function(tensor))
 
     def end(self, *, whole: bool) -> None:
-        """That backward is over.
+        """Sends the zeros after that backward.
 
         Args:
-            whole: whether it has accumulated all that it came to: it has not failed, and was not
-                for some `inputs` alone.
+            whole: whether the backward accumulated all gradients: it did not fail, and it was not
+                limited to some `inputs`.
         """
         roots, self._roots = self._roots, []
         try:
@@ -161,12 +161,12 @@ class UnusedOutputs:
 
 
 def _reach(call: _Call, position: int, gradient: torch.Tensor | None) -> None:
-    if gradient is not None:  # autograd hands over None where it comes for another output
+    if gradient is not None:  # autograd passes None when it reaches another output
         call.reached.add(position)
 
 
 def _behind(nodes: Iterable[Any]) -> set[Node]:
-    """Returns what autograd comes to from some of its functions."""
+    """Returns all autograd nodes reachable from the given ones."""
     found: set[Node] = set()
     waiting = [node for node in nodes if node is not None]
     while waiting:
@@ -178,7 +178,7 @@ def _behind(nodes: Iterable[Any]) -> set[Node]:
 
 
 def _sends_zeros(compiler: Any) -> bool:
-    """Whether what a backend compiles has a backward of its own, computed as a whole."""
+    """Whether a backend compiles its own backward, computed as a whole."""
     from comgra_decl.torch_private import AotAutograd
 
     while hasattr(compiler, "_torchdynamo_orig_backend"):

@@ -1,8 +1,8 @@
-"""The second variant of what a program compiles: the same code, with observers inside.
+"""A second variant of the program's compiled code: the same code, with observers inside.
 
-The compiler keeps what it has compiled by backend and by region. A recorded step asks for code of
-a backend and a region of its own, and so never meets the plain variant; all other steps never meet
-the one with observers, pass none of its guards, and run exactly what they would run untraced.
+The compiler stores compiled code by backend and by region. A recorded step requests code of a
+separate backend and region, and so never runs the plain variant. All other steps never reach the
+variant with observers, evaluate none of its guards, and run exactly what they would run untraced.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.compiled.observers import Observers
 
 _COMMUNICATES = (
-    "compiled code calls collectives itself, and would wait for ever for ranks that run eagerly"
+    "compiled code calls collectives itself, so it would wait forever for ranks that run eagerly"
 )
 _IS_TORCHS_OWN = "frame is in the Dynamo skipfiles list"
-"""Why the compiler leaves out most of what is called between pieces of compiled code, every time.
+"""The compiler's reason for skipping most calls between pieces of compiled code, every time.
 
-To ask it takes a millisecond, and there are some dozens in a step.
+Asking the compiler takes a millisecond, and a step has dozens of such calls.
 """
 
 _OURS = str(Path(__file__).resolve().parents[1])
 
 
 def unsupported() -> str | None:
-    """Returns why this torch cannot keep two variants apart; None if it can."""
+    """Returns why this version of torch cannot keep two variants apart; None if it can."""
     from comgra_decl.torch_private import convert_frame, eval_frame, pgo
 
     needed = (
@@ -57,15 +57,15 @@ def unsupported() -> str | None:
     parts = ("graph_compile", "effectful_operator", "EffectType")
     if all(map(available, parts)) and all(hasattr(owner, name) for owner, name in needed):
         return None
-    return f"torch {torch.__version__} cannot keep it apart from the plain one (2.13 can)"
+    return f"torch {torch.__version__} cannot keep observed and plain code apart (2.13 can)"
 
 
 class Variant:
-    """Compiles the code that a program has compiled once more, with observers.
+    """Compiles the program's compiled code a second time, with observers.
 
     Args:
-        observers: the hooks that it has inside.
-        fail: told why code could not be compiled; it runs eagerly then.
+        observers: the hooks inside the variant.
+        fail: called with the reason if code could not be compiled and runs eagerly.
     """
 
     def __init__(self, observers: Observers, *, fail: Callable[[str], None]) -> None:
@@ -75,14 +75,14 @@ class Variant:
         self._compilers: dict[int, _Compiler] = {}  # by the program's own
         self.failed = False
         self._seconds = 0.0
-        self._known: Any = None  # what the compiler knows of sizes that change
+        self._known: Any = None  # the compiler's knowledge of dynamic sizes
 
     def instead_of(self, compiler: Any, caller: FrameType) -> Any:
-        """Returns what is to compile a call that begins, in its own region; None: nothing is.
+        """Returns the compiler for a call that is about to run, in a separate region, or None.
 
         Args:
-            compiler: what would compile it in a step that is not recorded.
-            caller: the compiled callable.
+            compiler: the compiler that is used in steps that are not recorded.
+            caller: the frame of the compiled callable.
         """
         from comgra_decl.torch_private import convert_frame
 
@@ -99,23 +99,23 @@ class Variant:
         return found
 
     def take_seconds(self) -> float:
-        """Returns the seconds of compiling since this was last asked."""
+        """Returns the seconds spent compiling since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def compiled_since(self, began: float) -> None:
-        """Something was compiled, once: that is no part of what a record costs."""
+        """Adds to the compile time, which is a one-time cost and not a cost of recording."""
         self._seconds += time.perf_counter() - began
 
     def _may_show(self, caller: FrameType) -> bool:
-        """Whether a compiled callable is part of a model, is one, or calls one."""
+        """Whether a compiled callable is part of a model, is a model, or calls one."""
         observers = self.observers
         if is_backward():
             return observers.place_again(caller)
         return observers.placed or is_module_call(caller) or observers.place_within(caller)
 
     def _enter_region(self) -> None:
-        """The caller has entered one and leaves it in the end, whichever it is by then."""
+        """Enters our own region; the caller leaves whichever region is current at the end."""
         from comgra_decl.torch_private import eval_frame
 
         theirs = eval_frame.set_eval_frame_isolate_recompiles_id(-1)
@@ -126,10 +126,10 @@ class Variant:
 
     @contextmanager
     def knowing_sizes(self) -> Iterator[None]:
-        """What is compiled here teaches the program's compiler no size, and learns of none later.
+        """Keeps the sizes seen here separate from those that the program's compiler has seen.
 
-        Which sizes are dynamic depends on those seen before; the plain variant is compiled as if
-        recorded steps had not been.
+        Which sizes are dynamic depends on those seen before, and the plain variant must be compiled
+        as if no steps had been recorded.
         """
         from comgra_decl.torch_private import pgo
 
@@ -144,12 +144,12 @@ class Variant:
 
 
 class _Backend:
-    """The program's own backend under another identity, by which compiled code is told apart.
+    """The program's own backend with a separate identity, which distinguishes its compiled code.
 
-    It makes no CUDA graphs: a replay of one would show nothing. A step that is recorded only lacks
-    them. Forward and backward of the variant belong together, so what one hands to the other never
-    lies in memory that a replay writes to. What an unrecorded step has left there, the next replay
-    writes to, and that belongs to an unrecorded step again.
+    It makes no CUDA graphs, because a replay would show nothing; only recorded steps run without
+    them. Forward and backward of the variant belong together, so nothing passed between them lies
+    in memory that a replay writes to. The results of an unrecorded step in that memory are only
+    overwritten by the next replay, which belongs to an unrecorded step again.
     """
 
     def __init__(self, backend: Callable[..., Any], observers: Observers) -> None:
@@ -173,10 +173,11 @@ class _Backend:
 
 
 def _communicates(graph: torch.fx.GraphModule) -> bool:
-    """Whether collectives are part of a graph: its own, or of sharded tensors that it computes on.
+    """Whether a graph contains collectives, explicitly or through sharded tensors.
 
-    Those of DistributedDataParallel and `fully_shard` are none: hooks call them, in the same order
-    in eager code, so a rank that cannot compile with observers still meets those that can.
+    The collectives of DistributedDataParallel and `fully_shard` do not count: hooks call them, in
+    the same order as in eager code, so a rank that cannot compile with observers still matches the
+    others.
     """
     for node in graph.graph.nodes:
         sharded = type(node.meta.get("example_value")).__name__ == "DTensor"
@@ -192,7 +193,7 @@ def _is_inductor(backend: Any) -> bool:
 
 
 class _Compiler:
-    """Stands for one compiler of the program: called with each frame that is not compiled yet."""
+    """Replaces a compiler of the program; called with each frame that is not compiled yet."""
 
     def __init__(self, compiler: Any, variant: Variant) -> None:
         from comgra_decl.torch_private import convert_frame
@@ -202,15 +203,15 @@ class _Compiler:
         self._before = compiler.hooks.guard_filter_fn
         hooks = dataclasses.replace(compiler.hooks, guard_filter_fn=self._guards)
         self._variant = variant
-        self._never: dict[CodeType, Any] = {}  # what is said of code that is never compiled
-        self._kept = compiler  # so that its number stays its own
+        self._never: dict[CodeType, Any] = {}  # results for code that is never compiled
+        self._kept = compiler  # keeps the id from being reused
         self._torchdynamo_orig_backend = convert_frame.CatchErrorsWrapper(
             inner._clone_with_backend(backend), hooks
         )
 
     def __call__(self, frame: Any, *args: Any) -> Any:
         if frame.f_code is MODULE_HOOKS:
-            return _eagerly(alone=True)  # where ours run, which say what is called
+            return _eagerly(alone=True)  # our own hooks run there and determine what is called
         observes = self._variant.observers.placed and not self._variant.failed
         if frame.f_code.co_filename.startswith(_OURS) or not observes:
             return _eagerly()
@@ -229,7 +230,7 @@ class _Compiler:
             self._variant.fail(_first_line(error))
             return _eagerly()
         if found.guarded_code is None:
-            found.apply_to_code = False  # it says nothing about the plain variant
+            found.apply_to_code = False  # the plain variant is not affected
             if found.skip_reason == _IS_TORCHS_OWN:
                 self._never[frame.f_code] = found
         else:
@@ -237,7 +238,7 @@ class _Compiler:
         return found
 
     def _guards(self, guards: Any) -> list[bool]:
-        """Leaves out those on hooks of all modules, of which there are none of the program's."""
+        """Drops the guards on global module hooks, of which the program has none."""
         kept = [True] * len(guards) if self._before is None else [*self._before(guards)]
         return [
             keep and not any(name in guard.name for name in GLOBAL_HOOKS)
@@ -246,10 +247,11 @@ class _Compiler:
 
 
 def _eagerly(*, alone: bool = False) -> Any:
-    """Returns what lets one frame run eagerly, this time.
+    """Returns the answer that makes one frame run eagerly, this time only.
 
     Args:
-        alone: whether what it calls is asked about, or runs eagerly as well.
+        alone: whether the calls inside it are checked separately instead of running eagerly as
+            well.
     """
     from comgra_decl.torch_private import dynamo_types as types
 
@@ -260,24 +262,24 @@ def _eagerly(*, alone: bool = False) -> Any:
 
 @contextmanager
 def _without_global_hooks() -> Iterator[None]:
-    """Takes our own hooks of all modules away from what is compiled.
+    """Temporarily hides our own global module hooks from the compiler.
 
     Raises:
-        RuntimeError: the program has such hooks.
+        RuntimeError: the program has global module hooks.
     """
     with hooks_aside():
         if any(getattr(torch_module, name) for name in GLOBAL_HOOKS):
-            raise RuntimeError("the program has hooks on all modules")
+            raise RuntimeError("the program has global module hooks")
         yield
 
 
 @contextmanager
 def _compiling_all() -> Iterator[None]:
-    """Compiles all of it, now.
+    """Compiles everything now, including the backward.
 
-    The backward as well: an error in it would meet the program's `backward`. And a model within
-    DistributedDataParallel in one piece, not one for each bucket of gradients: what a tensor's
-    gradient is, a piece knows only in part if several use it.
+    Otherwise an error in the backward would occur in the program's `backward`. A model within
+    DistributedDataParallel is compiled in one piece, not one per bucket of gradients: if several
+    pieces use a tensor, each knows only a part of its gradient.
     """
     from comgra_decl.torch_private import dynamo_config, functorch_config
 
@@ -290,10 +292,10 @@ def _compiling_all() -> Iterator[None]:
 
 @contextmanager
 def _donating_nothing() -> Iterator[None]:
-    """Lets no backward overwrite what was kept for it: a second one would end with an error.
+    """Keeps a backward from overwriting saved tensors, which would make a second one fail.
 
-    The numbers by which gradients are known are kept, so it would do so where the program's own
-    code keeps nothing but what it was given and returns, and is run twice (`retain_graph=True`).
+    The tickets that identify gradients are saved tensors too. With donated buffers, they would
+    break programs that save only inputs and outputs and run backward twice (`retain_graph=True`).
     """
     from comgra_decl.torch_private import graph_compile
 
@@ -306,9 +308,9 @@ def _donating_nothing() -> Iterator[None]:
 
 
 def _show_once(theirs: Any, joint: torch.fx.GraphModule, given: Any) -> torch.fx.GraphModule:
-    """Forward and backward are about to be told apart: no checkpoint computes again what shows.
+    """Excludes our operators from recomputation, before forward and backward are split.
 
-    The number by which a gradient is known is kept for the backward instead: it is one integer.
+    The ticket of a gradient is saved for the backward instead; it is a single integer.
     """
     if callable(theirs):
         joint = theirs(joint, given)
@@ -320,6 +322,6 @@ def _show_once(theirs: Any, joint: torch.fx.GraphModule, given: Any) -> torch.fx
 
 
 def _first_line(error: BaseException) -> str:
-    cause = getattr(error, "inner_exception", error)  # of a backend that has failed
+    cause = getattr(error, "inner_exception", error)  # set by a failed backend
     text = str(cause).strip().partition("\n")[0]
     return f"{type(cause).__name__}: {text}" if text else type(cause).__name__

@@ -1,1 +1,1 @@
-"""What is recorded beside modules: calls of functions, and tensors that the program names."""
+"""Recording of function calls and of tensors that the program names, in addition to modules."""

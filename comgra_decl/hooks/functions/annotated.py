@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Capture, Spec
 
 _FROM_OUTSIDE = ("input", "target")
-"""Kinds of tensors that come as a batch, so that their first dimension tells its size."""
+"""Kinds of tensors that are batches, so that their first dimension is the batch size."""
 
 
 class AnnotatedNodes:
-    """Gives each named tensor its node, and reads it into the record it belongs to.
+    """Assigns each named tensor to its node, and reads it into the record it belongs to.
 
-    Several tensors share a node under roles of their own; the same name and role again within a
-    step is a further iteration. What is named while autograd recomputes a checkpoint has been
-    named in the forward pass already, and is passed by.
+    Several tensors share a node under different roles. The same name and role again within a step
+    is a further iteration. Names set while autograd recomputes a checkpoint are ignored, because
+    they were already set in the forward pass.
 
     Args:
-        spec: what to capture.
+        spec: selects what to capture.
         tracer: knows the models and which record a call belongs to.
         recorder: reads the tensors.
-        roots: knows whether the program evaluates.
+        roots: knows whether the program is evaluating.
         training: the record of training steps.
-        evaluation: the phases of evaluation and their record.
+        evaluation: the evaluation phases and their record.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class AnnotatedNodes:
         self._slots: dict[tuple[str, str, int], Slot] = {}
 
     def record(self, value: Any, name: str, role: str | None, kind: str | None) -> bool:
-        """Reads the tensors of a value that the program has just called `name`.
+        """Reads the tensors of a value that the program has just named `name`.
 
         Returns:
-            Whether they are part of the training, though named outside any model.
+            Whether they are part of the training although they were named outside any model.
         """
         capture = None if is_no_step() else self._capture()
         how = self._how(name)
@@ -113,7 +113,7 @@ class AnnotatedNodes:
         return slot
 
     def _capture(self) -> StepCapture | None:
-        """Returns the record a tensor belongs to that is named now."""
+        """Returns the record that a tensor named now belongs to."""
         if self._tracer.inside:
             return self._tracer.capture
         if self._training.open and not self._roots.evaluating:
@@ -124,7 +124,7 @@ class AnnotatedNodes:
 
     @property
     def names(self) -> list[str]:
-        """The names that were heard until now."""
+        """The names used so far."""
         return list(self._captures)
 
     def written(self, entry: str) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""The weights of fused attention, computed again: the fused call itself never has them."""
+"""Recomputes the weights of fused attention, which the fused call itself never stores."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from comgra_decl.stats.quiet import quiet
 from comgra_decl.torch_private import is_functorch_wrapped
 
 ROLE = "attention (recomputed)"
-"""The role under which recomputed weights are shown."""
+"""The role of recomputed weights."""
 
 FUNCTION = "torch.nn.functional.scaled_dot_product_attention"
-"""The fused call; `nn.MultiheadAttention` makes it too unless its weights are asked for."""
+"""The fused call; `nn.MultiheadAttention` also uses it unless its weights are requested."""
 
 
 class FusedCall(NamedTuple):
-    """The arguments of `scaled_dot_product_attention`, under its own names and defaults."""
+    """The arguments of `scaled_dot_product_attention`, with the same names and defaults."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -39,27 +39,27 @@ class FusedCall(NamedTuple):
 def recomputed_weights(call: FusedCall, *, samples: int, most: int) -> torch.Tensor:
     """Returns softmax(q k^T scale + mask) of the first samples, without dropout.
 
-    As in `torch.nn.functional.scaled_dot_product_attention`: the scale is 1 / sqrt(width) if none
-    is given, a boolean mask is true where attention is allowed, a causal mask allows keys up to the
-    query's own index, and a query that may look at nothing has weights of 0. Autograd, autocast and
-    random generators take no part.
+    As in `torch.nn.functional.scaled_dot_product_attention`, the scale defaults to 1 / sqrt(width),
+    a boolean mask is true where attention is allowed, and a causal mask allows keys up to the
+    query's own index. A query that may not attend to any key has weights of 0. Autograd, autocast
+    and random generators are not involved.
 
     Args:
-        call: the fused call's arguments, [samples, ..., queries, width]; the dimensions between
-            are heads, and one is added if there are none.
-        samples: the largest number of samples.
-        most: the largest number of weights of one sample.
+            call: the fused call's arguments, [samples, ..., queries, width]. The dimensions between
+                are heads; one is added if there are none.
+            samples: the maximum number of samples.
+            most: the maximum number of weights per sample.
 
     Returns:
         float32 [samples, heads, queries, keys].
 
     Raises:
-        ValueError: the tensors are inside a functorch transform, or nested; the weights are too
-            many, or of no sample.
+            ValueError: the tensors are inside a functorch transform or nested, there are too many
+                weights, or no sample is recorded.
     """
     tensors = (call.query, call.key, *([] if call.attn_mask is None else [call.attn_mask]))
     if any(is_functorch_wrapped(t) or t.is_nested for t in tensors):
-        raise ValueError("tensors inside a functorch transform, or nested ones, are not recomputed")
+        raise ValueError("tensors that are nested or in a functorch transform are not recomputed")
     if call.weights_per_sample > most:
         raise ValueError(
             f"{call.weights_per_sample} weights per sample are more than `values.max_elements`, "

@@ -1,4 +1,4 @@
-"""Everything that is recorded beside modules: calls of functions, and tensors with names."""
+"""Everything that is recorded in addition to modules: function calls and named tensors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Beside:
-    """Holds what a spec needs of it: most specs select no function, so nothing is watched.
+    """Holds the recorders that a spec needs. Most specs select no function, so nothing is watched.
 
     Args:
-        spec: what to capture.
+        spec: selects what to capture.
         tracer: knows the models and which record a call belongs to.
-        roots: knows whether the program evaluates.
+        roots: knows whether the program is evaluating.
         training: the record of training steps.
-        evaluation: the phases of evaluation and their record.
-        on_fault: called with an exception of our own; the program never sees it.
+        evaluation: the evaluation phases and their record.
+        on_fault: called with an exception in tracing itself, which never reaches the program.
     """
 
     def __init__(
@@ -57,42 +57,42 @@ class Beside:
             )
 
     def install(self) -> None:
-        """A step is to be recorded; calling it twice is harmless."""
+        """Attaches the hooks for a step to be recorded. Idempotent."""
         self._recorder.release()
         if self._functions is not None:
             self._functions.install()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A module is called for which no hook runs: it began before, or is called directly."""
+        """Enters a module whose hooks do not run: it began earlier, or is called directly."""
         if self._functions is not None:
             self._functions.enter(module, args, kwargs)
 
     def leave(self, module: nn.Module, output: Any) -> None:
-        """A module that was called directly has returned."""
+        """Leaves a module that was called directly."""
         if self._functions is not None:
             self._functions.leave(module, output)
 
     def before_optimizer(self) -> None:
-        """What an optimizer computes is not recorded."""
+        """Stops recording calls while an optimizer runs."""
         if self._functions is not None:
             self._functions.before_optimizer()
 
     def remove(self) -> None:
-        """Takes every hook off."""
+        """Removes all hooks."""
         self._recorder.release()
         if self._functions is not None:
             self._functions.remove()
 
     def leave_training(self) -> None:
-        """What is called outside any module from now on is no part of the training."""
+        """Stops treating calls outside any module as part of the training."""
         if self._functions is not None:
             self._functions.leave_training()
 
     def annotate(self, value: Any, name: str, role: str | None, kind: str | None) -> bool:
-        """The program has just called the tensors of a value `name`.
+        """Records the tensors of a value that the program has just named `name`.
 
         Returns:
-            Whether they are part of the training, though named outside any model.
+            Whether they are part of the training although they were named outside any model.
         """
         return self._annotated.record(value, name, role, kind)
 
@@ -100,13 +100,13 @@ class Beside:
 
     @property
     def state(self) -> tuple[int, int]:
-        """Changes whenever the report would say something else."""
+        """A value that changes whenever the report would change."""
         fired = 0 if self._functions is None else self._functions.fired
         return fired, len(self._annotated.names)
 
     @property
     def names(self) -> list[str]:
-        """The names of tensors that were heard until now."""
+        """The names given to tensors so far."""
         return self._annotated.names
 
     def written(self, entry: str) -> tuple[int, int, int]:
@@ -118,5 +118,5 @@ class Beside:
         return matched, fired, written
 
     def unmatched(self) -> list[str]:
-        """Returns a sentence for every function that does not exist or was never called."""
+        """Returns one sentence for each function that does not exist or was never called."""
         return [] if self._functions is None else list(self._functions.unmatched())

@@ -1,9 +1,9 @@
-"""Records calls of functions that modules make: softmax inside attention, one of the program's own.
+"""Records function calls made by modules: softmax inside attention, or a function of the program.
 
-Everything here exists only if the spec selects functions or asks for attention weights, and does
-something only in recorded steps. A torch function mode would change which kernels some layers run
-in evaluation, so it is taken away while these are called; what a layer then computes in one
-native call cannot be seen.
+Everything here exists only if the spec selects functions or requests attention weights, and is
+active only in recorded steps. A torch function mode would change which kernels some layers run in
+evaluation, so it is removed while these layers are called. Anything a layer then computes in one
+native call is not visible.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A module that is being called, and the tensors recorded where the graph could not see."""
+    """A module that is running, and the tensors recorded inside it that the graph could not see."""
 
     module: nn.Module
     inside: Inside = NOTHING
     given: tuple[Any, ...] = ()
-    paused: bool = False  # whether the mode was taken away for it
+    paused: bool = False  # whether the mode was removed for it
     hidden: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def origins(self) -> list[torch.Tensor]:
-        """What anything computed inside may come from."""
+        """The tensors that anything computed inside may depend on."""
         return [*(t for _, t in tensors_in(self.given)), *self.module.parameters(recurse=False)]
 
 
@@ -78,14 +78,14 @@ def wants_calls(spec: Spec) -> bool:
 
 
 class FunctionTracer:
-    """Follows which module is running, and records the calls made inside.
+    """Tracks which module is running, and records the calls made inside it.
 
     Args:
-        spec: what to capture.
+        spec: selects what to capture.
         tracer: knows the models and which record a call belongs to.
         recorder: reads the tensors.
         training: the record of training steps, for calls outside any module.
-        on_fault: called with an exception of our own; the program never sees it.
+        on_fault: called with an exception in tracing itself, which never reaches the program.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class FunctionTracer:
         self._recorder = recorder
         self._training = training
         self._on_fault = on_fault
-        # Which samples are chosen by category is known later: then all must be there.
+        # Samples selected by category are chosen later, so all of them must be available.
         self._samples = spec.samples.count if spec.samples.by is None else sys.maxsize
         self._most = spec.values.max_elements
         self._watching = Watching(self, on_fault=on_fault)
@@ -122,7 +122,7 @@ class FunctionTracer:
     # -- attaching -----------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Begins to follow module calls; calling it twice is harmless."""
+        """Starts tracking module calls. Idempotent."""
         self._stepping = False
         if not self._tracer.inside:
             self._stack.clear()  # calls that never returned: Ctrl-C in a notebook runs no hook
@@ -135,16 +135,16 @@ class FunctionTracer:
 
     @guarded
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A module is called for which no hook runs."""
+        """Enters a module whose hooks do not run."""
         if not is_no_step():
             self._begin(module, args, dict(kwargs))
 
     def leave(self, module: nn.Module, output: Any) -> None:
-        """That module has returned."""
+        """Leaves that module."""
         self._after(module, (), output)
 
     def remove(self) -> None:
-        """Takes everything off."""
+        """Removes all hooks and patches."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -152,12 +152,12 @@ class FunctionTracer:
         self._watching.stop()
 
     def leave_training(self) -> None:
-        """What is called outside any module from now on is no part of the training."""
+        """Stops treating calls outside any module as part of the training."""
         if not self._stack:
             self._watching.stop()
 
     def before_optimizer(self) -> None:
-        """The optimizer's own arithmetic is nobody's call (a closure's model calls are)."""
+        """Stops watching during an optimizer step, except for model calls of a closure."""
         self._stepping = True
         self.leave_training()
 
@@ -167,7 +167,7 @@ class FunctionTracer:
         try:
             if is_no_step():
                 return
-            # A global pre hook is not given keyword arguments: its caller's frame has them.
+            # A global pre-hook receives no keyword arguments, but its caller's frame has them.
             self._begin(module, args, torch_variable(sys._getframe(1), "kwargs") or {})
         except Exception as error:
             self._on_fault(error)
@@ -184,7 +184,7 @@ class FunctionTracer:
         self._stack.append(running)
 
     def _enter(self) -> Inside:
-        """A model is called: from now on calls are watched."""
+        """Starts watching calls when a model is called."""
         if self._tracer.capture is None:
             self._watching.stop()
             return NOTHING
@@ -217,7 +217,7 @@ class FunctionTracer:
             self._watching.stop()
 
     def _connect(self, hidden: list[torch.Tensor], output: Any) -> None:
-        """What a function of torch computes inside comes out in what the module returns."""
+        """Connects tensors computed inside a torch function to the output of the module."""
         if hidden and output is not None and self._tracer.provenance is not None:
             with without_functions():
                 self._tracer.provenance.connect(hidden, output, gradient=True)
@@ -225,7 +225,7 @@ class FunctionTracer:
     # -- following calls -----------------------------------------------------------------------
 
     def begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
-        """A watched function is about to be called; returns what is to be recorded of it."""
+        """Prepares the record of a watched call that begins; returns None if it is not recorded."""
         if is_no_step():
             return None
         inside = self._stack[-1].inside if self._stack else self._sites.outside
@@ -248,7 +248,7 @@ class FunctionTracer:
         return call
 
     def ended(self, token: _Call, result: Any) -> None:
-        """A watched function has returned."""
+        """Records the result of a watched call."""
         if token.plan is not None:
             self._read(token.plan, token, "output", [("", result)])
         if token.attention is not None:
@@ -282,7 +282,7 @@ class FunctionTracer:
                 hidden.append(tensor)
 
     def _recompute(self, series: Series, call: _Call) -> None:
-        """Computes the weights of fused attention again, if they are few enough to keep."""
+        """Recomputes the weights of fused attention, if they are few enough to keep."""
         iteration = call.capture.iteration((series, attention.ROLE), series.node)
         if iteration is None:
             return
@@ -299,17 +299,17 @@ class FunctionTracer:
     # -- reporting -----------------------------------------------------------------------------
 
     def written(self, entry: str) -> tuple[int, int, int]:
-        """Returns of how many nodes an entry's calls may be, were, and how many series it wrote."""
+        """Returns the number of possible nodes of an entry, how many fired, and their series."""
         plans = list(self._sites.of_entry(entry))
         return len(plans), sum(plan.fired for plan in plans), sum(map(_series, plans))
 
     @property
     def fired(self) -> int:
-        """Number of nodes of calls that were made until now."""
+        """Number of nodes whose calls have been made so far."""
         return sum(plan.fired for plan in self._sites.plans)
 
     def unmatched(self) -> Iterator[str]:
-        """Yields a sentence for every function that does not exist or was never called."""
+        """Yields one sentence for each function that does not exist or was never called."""
         for rule in self.rules:
             found = self._missing.get(rule.function)
             place = f" within {', '.join(map(repr, rule.within))}" if rule.within else ""
@@ -318,7 +318,7 @@ class FunctionTracer:
             elif not self._was_called(rule):
                 yield (
                     f"comgra.nodes.{rule.entry}.select: {rule.function!r} was not called{place}; "
-                    "what a native kernel or another function of torch computes inside is not seen"
+                    "calls made inside a native kernel or another torch function are not visible"
                 )
 
     def _was_called(self, rule: CallRule) -> bool:
@@ -327,7 +327,7 @@ class FunctionTracer:
 
 
 def _one_name_each(found: list[Found]) -> dict[str, str]:
-    """Returns for each function's name the first name of the same operation."""
+    """Maps each function's name to the first name of the same operation."""
     names: dict[str, str] = {}
     for each in found:
         same = (o.name for o in found if set(o.torch_functions) & set(each.torch_functions))
@@ -336,7 +336,7 @@ def _one_name_each(found: list[Found]) -> dict[str, str]:
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields (place, argument): the first positional one has none, others "[1]" or ".name"."""
+    """Yields (place, argument): "" for a first positional tensor, else "[1]" or ".name"."""
     for index, value in enumerate(args):
         yield ("" if index == 0 and isinstance(value, torch.Tensor) else f"[{index}]"), value
     for name, value in kwargs.items():

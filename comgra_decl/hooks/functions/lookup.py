@@ -1,7 +1,7 @@
 """Finds the functions that a spec names, under every name by which a program may call them.
 
-Nothing is imported for it: that would run code of the program before its time. A function in a
-module that is not loaded yet is found later, when a model is called.
+This never imports a module, which would run the program's code too early. A function in a module
+that is not loaded yet is found later, when a model is called.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch.nn import functional
 from comgra_decl.errors import did_you_mean
 
 _FAMILY = (torch, torch.Tensor, functional, torch.special)
-"""Where a name means one operation, as a function and as a method of tensors."""
+"""Namespaces in which a name means one operation, as a function and as a tensor method."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A function under all its names.
+    """A function with all its names.
 
     Attributes:
-        name: as the spec has it.
-        torch_functions: what a torch function mode sees when it is called.
-        places: (module or class, attribute) that hold it, to be watched there.
-        problem: why there is no such function, else "".
+        name: the name in the spec.
+        torch_functions: the functions that a torch function mode may see when it is called.
+        places: the (module or class, attribute) pairs that hold it and are patched to watch it.
+        problem: why the function was not found, or "".
     """
 
     name: str
@@ -40,7 +40,7 @@ class Found:
 
 
 def find(name: str) -> Found:
-    """Returns the function of a full dotted name; its `problem` says why there is none."""
+    """Returns the function with a full dotted name; if there is none, its `problem` says why."""
     owner, rest, where = _loaded(name)
     for attribute in rest[:-1]:
         known, owner = owner, getattr(owner, attribute, None)
@@ -57,16 +57,18 @@ def find(name: str) -> Found:
             name, problem=f"{name!r} is a class; select modules of it by {{class: {last}}}"
         )
     if not callable(function):
-        return Found(name, problem=f"{name!r} is no function")
+        return Found(name, problem=f"{name!r} is not a function")
     if not _is_open(owner):
-        return Found(name, problem=f"{where!r} is no module or class of Python, to be watched")
+        return Found(
+            name, problem=f"{where!r} is not a Python module or class, so it cannot be watched"
+        )
     if name.startswith("torch."):
         return _torch_function(name, owner, last, function)
     return Found(name, places=tuple(_places(owner, last, function)))
 
 
 def _is_open(owner: Any) -> bool:
-    """Whether attributes of it may be replaced; torch's own functions are seen without."""
+    """Whether the attributes of an owner can be replaced."""
     if inspect.isclass(owner):
         return owner is torch.Tensor or not owner.__flags__ & _IMMUTABLE
     return inspect.ismodule(owner)
@@ -76,7 +78,7 @@ _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
 def _loaded(name: str) -> tuple[Any, list[str], str]:
-    """Returns the innermost loaded module of a dotted name, and the rest of the name."""
+    """Returns the innermost loaded module of a dotted name, the rest, and the module's name."""
     parts = name.split(".")
     for length in range(len(parts) - 1, 0, -1):
         module = sys.modules.get(".".join(parts[:length]))
@@ -84,7 +86,7 @@ def _loaded(name: str) -> tuple[Any, list[str], str]:
             return module, parts[length:], ".".join(parts[:length])
     main = sys.modules.get("__main__")
     if main is not None and Path(str(getattr(main, "__file__", "") or "")).stem == parts[0]:
-        return main, parts[1:], parts[0]  # the script that is running, by the name of its file
+        return main, parts[1:], parts[0]  # the running script, by its file name
     return None, parts[-1:], ""
 
 
@@ -102,8 +104,8 @@ def _torch_function(name: str, owner: Any, last: str, function: Callable[..., An
         for attribute in (last, f"{last}_"):
             found = (getattr(member, attribute, None) for member in _FAMILY)
             functions |= {each for each in found if callable(each)}
-        # Within `torch.nn.functional` one function calls another unseen by any mode: the attention
-        # of `nn.MultiheadAttention` calls `softmax` so.
+        # Inside `torch.nn.functional`, functions call each other without any mode seeing it. The
+        # attention of `nn.MultiheadAttention` calls `softmax` this way.
         if hasattr(functional, last):
             places.append((functional, last))
     elif inspect.isfunction(function):
@@ -112,12 +114,12 @@ def _torch_function(name: str, owner: Any, last: str, function: Callable[..., An
 
 
 def _places(owner: Any, attribute: str, function: Any) -> Iterator[tuple[Any, str]]:
-    """Yields where the function is held: `from layers import attend` makes another place."""
+    """Yields the places that hold the function; `from layers import attend` makes another one."""
     yield owner, attribute
     if inspect.isclass(owner):
         return
     for module in list(sys.modules.values()):
-        content = getattr(module, "__dict__", {})  # there are odd things among the modules
+        content = getattr(module, "__dict__", {})  # sys.modules may contain non-modules
         if module is not owner:
             names = [key for key, value in list(content.items()) if value is function]
             yield from ((module, key) for key in names)

@@ -1,4 +1,4 @@
-"""Where calls of functions are recorded: which modules they are made inside, and their nodes."""
+"""Determines in which modules function calls are recorded, and their nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Series(Protocol):
-    """Something with tensors that are recorded under roles and iterations."""
+    """An object whose tensors are recorded under roles and iterations."""
 
     node: Callable[[], str]
     capture: Capture
@@ -48,13 +48,13 @@ class CallPlan:
 
 
 class Inside(NamedTuple):
-    """What is recorded inside a module: calls by function, weights of fused attention."""
+    """What is recorded inside a module: calls by function, and weights of fused attention."""
 
     calls: dict[str, CallPlan]
     attention: Series | None
 
     def nested(self, inner: Inside | None) -> Inside:
-        """Returns what is recorded inside a module within this one."""
+        """Returns what is recorded inside a nested module: `inner` added to this."""
         if inner is None:
             return self
         return Inside({**self.calls, **inner.calls}, inner.attention or self.attention)
@@ -64,11 +64,11 @@ NOTHING = Inside({}, None)
 
 
 class Sites:
-    """Knows what is recorded inside which module.
+    """Stores what is recorded inside each module.
 
     Args:
-        spec: what to capture.
-        rules: the functions that the spec selects, by the names under which they are watched.
+        spec: selects what to capture.
+        rules: the functions that the spec selects, under the names by which they are watched.
     """
 
     def __init__(self, spec: Spec, rules: Iterable[CallRule]) -> None:
@@ -97,7 +97,7 @@ class Sites:
         return site[1] if site is not None and site[0]() is module else None
 
     def _adopt(self, top: TopPlan) -> None:
-        """Finds the places of a model at its first call."""
+        """Finds the modules of a model with recorded calls, at its first call."""
         root = top.top.module()
         if root is None:
             return
@@ -115,7 +115,7 @@ class Sites:
                 self._sites[id(module)] = (weakref.ref(module), inside)
 
     def _node(self, plan: TopPlan, path: str, function: str, paths: set[str]) -> Callable[[], str]:
-        """Returns the name of calls inside a module; a module of that name keeps it for itself."""
+        """Returns a function that names calls inside a module; "()" avoids a clash with a child."""
         label = self._labels[function]
         if f"{path}.{label}".lstrip(".") in paths:
             label += "()"
@@ -127,7 +127,7 @@ class Sites:
         return plan
 
     def of_entry(self, entry: str) -> Iterator[CallPlan]:
-        """Yields the plans that an entry of the spec takes part in."""
+        """Yields the plans that an entry of the spec contributes to."""
         return (plan for plan in self.plans if entry in plan.capture.entries)
 
 

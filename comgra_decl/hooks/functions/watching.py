@@ -1,8 +1,8 @@
-"""Sees calls of given functions: by a torch function mode, and where the functions are held.
+"""Observes calls of given functions, with a torch function mode and with patches.
 
-The mode sees torch's own functions however the program came by them. It does not see what a
-function of `torch.nn.functional` calls inside, nor functions of the program: those are replaced,
-in the modules that hold them, by a wrapper around them.
+The mode sees torch's own functions however the program obtained them. It does not see calls made
+inside a function of `torch.nn.functional`, nor functions of the program. Those are replaced by a
+wrapper in the modules that hold them.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from comgra_decl.torch_private import without_functions
 
 
 class Listener(Protocol):
-    """Hears of calls."""
+    """Receives calls of watched functions."""
 
     def begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function is about to be called; returns what `ended` is to be given, or None."""
+        """Handles the start of a call; returns a token for `ended`, or None to ignore the call."""
 
     def ended(self, token: Any, result: Any) -> None:
-        """The call for which `begins` returned a token has returned."""
+        """Handles the result of a call for which `begins` returned a token."""
 
 
 class Watching:
-    """Tells a listener of every call of the functions found, while it is on.
+    """Passes every call of the watched functions to a listener, while it is on.
 
-    One call is told once, however many of its names it passes through.
+    Each call is passed on once, even if it goes through several names of a function.
 
     Args:
-        listener: whom to tell; functions go by the name under which they were found.
-        on_fault: called with what the listener raises; the program never sees it.
+        listener: receives the calls, with the names under which the functions were found.
+        on_fault: called with exceptions of the listener, which never reach the program.
     """
 
     def __init__(self, listener: Listener, *, on_fault: Callable[[BaseException], None]) -> None:
@@ -47,7 +47,7 @@ class Watching:
         self.on = False
 
     def add(self, found: Iterable[Found]) -> None:
-        """Watches further functions, from the next `start` on."""
+        """Adds functions to watch, from the next `start` on."""
         for each in found:
             self._mode.names.update(dict.fromkeys(each.torch_functions, each.name))
             self._places += [self._place(*place, each.name) for place in each.places]
@@ -59,7 +59,7 @@ class Watching:
         return Patch(owner, attribute, watched)
 
     def start(self, below: modes.OwnMode | None) -> None:
-        """Begins to watch, above the mode `below`; calling it twice is harmless."""
+        """Starts watching, above the mode `below`. Idempotent."""
         self.on, self._thread = True, threading.get_ident()
         self._running.clear()
         for place in self._places:
@@ -67,25 +67,25 @@ class Watching:
         self.resume(below)
 
     def stop(self) -> None:
-        """Ends watching; calling it twice is harmless."""
+        """Stops watching. Idempotent."""
         if self.on:
             self.pause()
             for place in self._places:
                 place.restore()
-            self.on = False  # last: what a fault of ours has left is taken off when tracing ends
+            self.on = False  # last, so that after a fault the rest is removed when tracing ends
 
     def pause(self) -> bool:
-        """Takes the mode away, but leaves the wrappers; returns whether it was there."""
+        """Removes the mode but leaves the wrappers; returns whether the mode was active."""
         placed = modes.is_placed(self._mode)
         if placed:
             modes.remove(self._mode)
         return placed
 
     def resume(self, below: modes.OwnMode | None) -> None:
-        """Puts the mode in its place: below the program's own modes, above ours that follows.
+        """Inserts the mode below the program's own modes and above our mode that follows the graph.
 
-        Of two modes the upper one hears of a result last: what is recorded then is known to the
-        graph that the lower one follows.
+        The upper of two modes receives a result last, so the graph followed by the lower one
+        already knows a result when it is recorded.
         """
         if not self._mode.names or modes.is_placed(self._mode):
             return
@@ -101,7 +101,7 @@ class Watching:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Calls the function and tells of it, unless that is being done already."""
+        """Calls the function and reports the call, unless it is part of a reported call."""
         known = not self.on or name in self._running or threading.get_ident() != self._thread
         token = None
         if not known:
@@ -126,7 +126,7 @@ class Watching:
 
 
 class _Mode(modes.OwnMode):
-    """Hands the calls of known functions to `call`."""
+    """Passes calls of known functions to `call`."""
 
     def __init__(
         self, call: Callable[..., Any], *, on_fault: Callable[[BaseException], None]
@@ -140,7 +140,7 @@ class _Mode(modes.OwnMode):
     ) -> Any:
         try:
             name = self.names.get(func)
-        except Exception:  # somebody's function that cannot be hashed or compared
+        except Exception:  # a function that cannot be hashed or compared
             name = None
         if name is None:
             return func(*args, **kwargs)

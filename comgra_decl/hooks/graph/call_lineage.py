@@ -1,4 +1,4 @@
-"""Applies what a torch call means to the lineage of a step."""
+"""Updates the lineage of a step after each torch call."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Follower:
     """Keeps a lineage up to date, call by call.
 
     Args:
-        lineage: what is kept.
-        cut: told (name of the call, sources) when values leave torch.
+        lineage: the lineage to update.
+        cut: called with the name of the call and its sources when values leave torch.
     """
 
     def __init__(self, lineage: Lineage, *, cut: Callable[[str, Sources], None]) -> None:
@@ -42,7 +42,7 @@ class Follower:
     def follow(
         self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Takes note of one finished call."""
+        """Updates the lineage after one finished call."""
         if not kwargs and call is Call.PLAIN:
             self.give(result, tensors_of(args))
         elif not kwargs and call is Call.IN_PLACE:
@@ -70,7 +70,7 @@ class Follower:
             self._special[call](values, result)
 
     def give(self, result: Any, inputs: list[torch.Tensor]) -> None:
-        """States that the results of a call were computed from `inputs`, possibly from none."""
+        """Records that the results of a call were computed from `inputs`, which may be empty."""
         sources = self._lineage.union(inputs)
         recomputed = self.recomputed > 0
         if isinstance(result, torch.Tensor):
@@ -80,7 +80,7 @@ class Follower:
                 self._lineage.set(tensor, sources, recomputed=recomputed)
 
     def _one_by_one(self, values: Values, result: Any) -> None:
-        """`broadcast_tensors(a, b)` may be given as two tensors or as one list."""
+        """Handles `broadcast_tensors(a, b)`, which accepts two tensors or one list of tensors."""
         if all(isinstance(value, torch.Tensor) for value in values):
             values = [values]
         results = result if isinstance(result, (tuple, list)) else [result]
@@ -116,10 +116,10 @@ class Follower:
         self._lineage.set(result, Sources(sources.all, frozenset()) if sources.grad else sources)
 
     def _normalise(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Normalisation reads running statistics in evaluation and only writes them in training.
+        """Follows a normalisation: evaluation reads running statistics, training only writes them.
 
-        Both forms, `torch.nn.functional` and `torch`, begin with the input, and have the two
-        running statistics among their first five arguments.
+        The signatures in `torch.nn.functional` and in `torch` both start with the input and have
+        the two running statistics among their first five arguments.
         """
         own = kwargs.get("use_input_stats", kwargs.get("training"))
         functional = own is not None or "running_mean" in kwargs or len(args) <= _FUNCTIONAL
@@ -138,7 +138,7 @@ class Follower:
             self._lineage.write(statistic, merged([source]), overwrite=False)
 
 
-_FUNCTIONAL = 3  # positional arguments that torch.nn.functional hands over
+_FUNCTIONAL = 3  # number of positional arguments that torch.nn.functional passes
 
 
 def _among(tensor: torch.Tensor, others: list[torch.Tensor]) -> bool:

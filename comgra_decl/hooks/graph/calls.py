@@ -1,7 +1,7 @@
-"""What each torch call means for dependence: which values its results are computed from.
+"""How each torch call affects dependence: which values its results are computed from.
 
-Calls are told apart by name. Unless a name says otherwise, every result depends on every tensor
-among the arguments, which is also what autograd assumes.
+Calls are distinguished by name. By default, every result depends on every tensor among the
+arguments, which is also what autograd assumes.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import torch
 
 
 class Call(Enum):
-    """How a torch call passes values on."""
+    """How values pass through a torch call."""
 
-    IGNORED = auto()  # reads facts, or changes how a tensor is seen, not its values
+    IGNORED = auto()  # reads metadata, or changes how a tensor is viewed, not its values
     PLAIN = auto()  # every result from every argument
-    FIRST_ONLY = auto()  # further tensors only give a shape or a type
-    SHAPE_OF_FIRST = auto()  # the first tensor only gives a shape and a type
+    FIRST_ONLY = auto()  # the other tensors only provide a shape or dtype
+    SHAPE_OF_FIRST = auto()  # the first tensor only provides a shape and dtype
     ONE_BY_ONE = auto()  # the i-th result from the i-th tensor of each list
     IN_PLACE = auto()
     IN_PLACE_LISTS = auto()
-    OVERWRITE = auto()  # in place, and nothing of the old values remains
-    DETACH = auto()  # the same values, where no gradient flows
+    OVERWRITE = auto()  # in place, replacing all old values
+    DETACH = auto()  # the same values, without gradient flow
     DETACH_IN_PLACE = auto()
     NORMALISE = auto()  # batch statistics in training, running ones otherwise
-    ENTRY = auto()  # values enter torch; nobody knows from where, unless they are tensors already
-    PACK = auto()  # sequences packed by their lengths: the sizes come from the lengths alone
+    ENTRY = auto()  # values enter torch from an unknown source, unless they are already tensors
+    PACK = auto()  # sequences packed by length: the batch sizes depend on the lengths alone
     CUT = auto()  # values leave torch
 
 
@@ -63,7 +63,7 @@ _PROPERTIES = {"data": Call.DETACH} | dict.fromkeys("T H mT mH real imag".split(
 
 
 def _classify(name: str) -> Call:
-    """Returns what a call of this name does."""
+    """Returns the effect of a call with this name."""
     if name in _FACTS:
         return Call.IGNORED
     if name in _FROM_ELSEWHERE:
@@ -100,7 +100,7 @@ _known: dict[str, Call] = {}
 
 
 def meaning(func: Any) -> tuple[str, Call]:
-    """Returns the name of a torch function and what its call means."""
+    """Returns the name of a torch function and the effect of calling it."""
     name = getattr(func, "__name__", "")
     if name == "__get__":  # a property: `.shape`, `.T`, `.data`
         attribute = getattr(getattr(func, "__self__", None), "__name__", name)
@@ -128,9 +128,9 @@ def tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def column(values: Iterable[Any], index: int) -> list[torch.Tensor]:
-    """Returns what the `index`-th result of a call on lists is computed from.
+    """Returns the tensors that the `index`-th result of a call on lists is computed from.
 
-    Lists give their `index`-th tensor, single tensors belong to every result.
+    A list contributes its `index`-th tensor; a single tensor contributes to every result.
     """
     found: list[torch.Tensor] = []
     for value in values:

@@ -1,8 +1,8 @@
-"""Keeps what is known of carry-over between steps when a graph is looked at again.
+"""Preserves the edges from earlier steps when a graph is captured again.
 
-That a tensor comes from an earlier step can only be seen if that step was followed too. A step
-followed on its own says nothing about it, so it keeps the connections that were seen the last
-time a step ran this way: the same convention as for records that are not followed at all.
+An edge from an earlier step is visible only if that step was followed too. A step followed in
+isolation therefore keeps the edges seen the last time a step ran this way. Records that are not
+followed at all use the same convention.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class _Edge(NamedTuple):
 
 
 class Carried:
-    """The edges from earlier steps, by the way a step ran."""
+    """The edges from earlier steps, for each way a step ran."""
 
     def __init__(self) -> None:
         self._edges: dict[int, set[_Edge]] = {}
         self._followed = -2  # the last step that was followed
 
     def complete(self, structure: Structure, signature: int, *, step: int) -> Structure:
-        """Returns the structure with the edges that this step alone could not show."""
+        """Returns the structure with the edges that cannot be seen in this step alone."""
         seen = self._followed == step - 1
         self._followed = step
         if seen:

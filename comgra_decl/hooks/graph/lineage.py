@@ -1,9 +1,9 @@
-"""From which traced tensors each tensor of a step was computed, through views and writes.
+"""Tracks which traced tensors each tensor of a step was computed from, through views and writes.
 
-Tensors share memory: a write through one name changes what the others hold. Two views of the same
-tensor also share their gradient's way, a detached alias does not. Writes are therefore kept per
-storage, the gradients' ways per root (the tensor that the views are views of), and a clock tells
-what was known before a write from what was learned after it.
+Tensors share memory, so a write through one name changes the values of the others. Two views of the
+same tensor also share a gradient path; a detached alias does not. Writes are therefore tracked per
+storage, and gradient paths per root (the base tensor of the views). A clock separates what was
+known before a write from what was learned after it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from comgra_decl.torch_private import transforms_active
 
 
 class Sources(NamedTuple):
-    """Nearest traced ancestors: all of them, and those reached along a gradient."""
+    """Nearest traced ancestors: all of them, and those reached along a gradient path."""
 
     all: frozenset[int]
     grad: frozenset[int]
@@ -40,21 +40,21 @@ def merged(found: Iterable[Sources]) -> Sources:
 
 
 class _Written:
-    """A storage that was written to, and what it holds since."""
+    """A storage that was written to, and the ancestors of its values since then."""
 
     __slots__ = ("all", "grads", "overwritten", "storage", "time", "whole")
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        # A weak reference keeps the id from being given to another storage, but not the memory.
+        # A weak reference keeps the id from being reused by another storage, but not the memory.
         self.storage = StorageWeakRef(storage)
         self.time = 0
-        self.overwritten = 0  # when everything in it was last replaced
+        self.overwritten = 0  # when its whole content was last replaced
         self.all: frozenset[int] = frozenset()
-        self.whole = False  # `all` speaks of all of the storage, not only of a part
+        self.whole = False  # `all` covers the entire storage, not only a part
         self.grads: dict[int, tuple[weakref.ref[torch.Tensor], frozenset[int]]] = {}
 
     def grad(self, root: torch.Tensor) -> frozenset[int] | None:
-        """Returns what reaches a root along a gradient since it was written to, if it was."""
+        """Returns the gradient ancestors of a root since it was written to, None if it was not."""
         known = self.grads.get(id(root))
         return known[1] if known is not None and known[0]() is root else None
 
@@ -63,7 +63,8 @@ class Lineage:
     """The nearest traced ancestors of every tensor of a step.
 
     Args:
-        origin: gives the ancestors of a tensor that no call has made: a parameter, a buffer.
+            origin: returns the ancestors of a tensor that no call made, such as a parameter or
+                buffer.
     """
 
     def __init__(self, origin: Callable[[torch.Tensor], Sources]) -> None:
@@ -73,38 +74,38 @@ class Lineage:
         self._clock = 0
 
     def clear(self) -> None:
-        """Forgets all of them."""
+        """Forgets all ancestors."""
         self._tensors.clear()
         self._written.clear()
 
     def of(self, tensor: torch.Tensor) -> Sources:
-        """Returns the nearest traced ancestors of what a tensor holds now."""
+        """Returns the nearest traced ancestors of a tensor's current values."""
         known = self._tensors.get(id(tensor))
         if known is not None and known[0]() is tensor:
             sources, time = known[1], known[2]
         else:
             sources, time = self._origin(tensor), 0
-        if time < self._clock:  # something was written somewhere since
+        if time < self._clock:  # something was written since
             written = self._written.get(storage_id(tensor))
             if written is not None and written.time > time:
                 return _since(written, tensor, sources, time)
         return sources
 
     def seen(self, tensor: torch.Tensor) -> bool:
-        """Whether a call was seen that made the tensor."""
+        """Whether the call that made the tensor was seen."""
         known = self._tensors.get(id(tensor))
         return known is not None and known[0]() is tensor
 
     def union(self, tensors: Iterable[torch.Tensor]) -> Sources:
-        """Returns the ancestors of several tensors together."""
+        """Returns the union of the ancestors of several tensors."""
         return merged([self.of(tensor) for tensor in tensors])
 
     def set(self, tensor: torch.Tensor, sources: Sources, *, recomputed: bool = False) -> None:
-        """States the ancestors of a tensor; gradient ways end where autograd does not follow.
+        """Sets the ancestors of a tensor; gradient paths end where autograd does not follow.
 
-        Under a transform of `torch.func` a wrapper does not say whether autograd follows what it
-        wraps; in code that is computed again in the backward pass (`recomputed`) autograd will
-        follow although it does not now. In both cases the result at the end decides.
+        Under a transform of `torch.func`, a wrapper does not reveal whether autograd follows the
+        wrapped tensor. In code that the backward pass runs again (`recomputed`), autograd will
+        follow although it does not now. In both cases the final result decides.
         """
         if sources.grad and not tensor.requires_grad:
             real = tensor.is_floating_point() or tensor.is_complex()
@@ -115,10 +116,10 @@ class Lineage:
     def write(
         self, target: torch.Tensor, inputs: Sources, *, overwrite: bool, recomputed: bool = False
     ) -> None:
-        """A write into `target` is seen by every tensor on the same storage.
+        """Records a write into `target`, which affects every tensor on the same storage.
 
-        Autograd makes the root's new history from its old one and from the inputs; the history
-        of the view that was written through is no part of it.
+        Autograd builds the root's new history from its old one and from the inputs. The history of
+        the view that was written through is not part of it.
         """
         root = target if target._base is None else target._base
         if overwrite and root is target:
@@ -139,7 +140,7 @@ class Lineage:
     def _note(self, root: torch.Tensor, new: Sources, *, overwritten: bool) -> None:
         try:
             storage = root.untyped_storage()
-        except (RuntimeError, NotImplementedError, ValueError):  # sparse, opaque, lazy: no sharing
+        except (RuntimeError, NotImplementedError, ValueError):  # sparse, opaque, lazy: not shared
             return
         written = self._written.get(storage._cdata)
         if written is None:
@@ -152,7 +153,7 @@ class Lineage:
         written.grads[id(root)] = (weakref.ref(root), new.grad)
 
     def replace(self, tensor: torch.Tensor, own: Sources) -> None:
-        """Makes a tensor its own only ancestor, for itself and for views of it written before."""
+        """Makes a tensor its own only ancestor, also for views of it that were written before."""
         self._tensors[id(tensor)] = (weakref.ref(tensor), own, self._clock)
         written = self._written.get(storage_id(tensor)) if self._written else None
         if written is not None and written.grad(tensor) is not None:
@@ -160,7 +161,7 @@ class Lineage:
             written.all = own.all if written.whole else written.all | own.all
 
     def reference(self, tensor: torch.Tensor) -> weakref.ref[torch.Tensor]:
-        """Returns the weak reference kept of a tensor whose ancestors are known."""
+        """Returns the stored weak reference to a tensor whose ancestors are known."""
         return self._tensors[id(tensor)][0]
 
     def was_written(self, tensor: torch.Tensor) -> bool:
@@ -168,7 +169,7 @@ class Lineage:
         return storage_id(tensor) in self._written
 
     def living(self) -> Iterator[torch.Tensor]:
-        """Yields the tensors that calls have made and that still exist."""
+        """Yields the tensors that were made by calls and still exist."""
         for reference, _, _ in list(self._tensors.values()):
             tensor = reference()
             if tensor is not None:
@@ -187,8 +188,8 @@ def _since(written: _Written, tensor: torch.Tensor, known: Sources, time: int) -
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Returns what identifies a tensor's memory while it lives, 0 if it has none of its own."""
+    """Returns an id of a tensor's memory, valid while it lives; 0 if it has no storage."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError, ValueError):  # sparse, opaque, lazy: none to share
+    except (RuntimeError, NotImplementedError, ValueError):  # sparse, opaque, lazy: no storage
         return 0

@@ -1,8 +1,8 @@
-"""What an earlier step left behind: hidden states, replay buffers, anything kept and used again.
+"""Remembers tensors kept from earlier steps: hidden states, replay buffers and the like.
 
-Between recorded steps nothing is followed, so this is known of tensors made in a followed step
-that still exist when a later followed step uses them. Recognised by their storage, because
-`h = h.detach()` between two steps makes another tensor of the same memory.
+Nothing is followed between recorded steps, so this covers tensors that were made in a followed step
+and still exist when a later followed step uses them. They are recognised by their storage, because
+`h = h.detach()` between two steps makes another tensor on the same memory.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Memory:
         return bool(self._kept)
 
     def of(self, tensor: torch.Tensor) -> tuple[Slot, ...]:
-        """Returns the slots that a tensor came from in an earlier step, if it did."""
+        """Returns the slots that a tensor came from in an earlier step, empty if unknown."""
         known = self._kept.get(storage_id(tensor))
         return known[1] if known is not None and not known[0].expired() else ()
 
     def keep(self, survivors: Iterable[tuple[torch.Tensor, tuple[Slot, ...]]]) -> None:
-        """Remembers the tensors that outlive a step, and forgets those that are gone."""
+        """Remembers the tensors that outlive a step, and drops those that no longer exist."""
         self._kept = {key: kept for key, kept in self._kept.items() if not kept[0].expired()}
         for tensor, slots in survivors:
             key = storage_id(tensor)
@@ -50,13 +50,13 @@ class Memory:
 
 
 class EarlierSlots:
-    """The slots of a step's graph that stand for tensors of earlier steps."""
+    """The slots that represent tensors of earlier steps in a step's graph."""
 
     def __init__(self) -> None:
         self._slots: dict[Slot, Slot] = {}
 
     def of(self, slot: Slot) -> Slot:
-        """Returns the stand-in of a slot."""
+        """Returns the slot that represents a slot of an earlier step."""
         known = self._slots.get(slot)
         if known is None:
             role = slot.role if slot.role.endswith(EARLIER_STEP) else slot.role + EARLIER_STEP

@@ -1,8 +1,8 @@
-"""Calls that no torch function mode sees, connected while a graph is followed.
+"""Follows calls that no torch function mode sees.
 
-Functions with a backward of their own may compute in numpy; scripted code runs in C++; the
-transforms of `torch.func` and tensor subclasses wrap tensors in C++. Each is wrapped where all
-its users, also those who kept a reference to it (`op = MyFunction.apply`), come by.
+Custom autograd functions may compute in numpy, scripted code runs in C++, and the transforms of
+`torch.func` and tensor subclasses wrap tensors in C++. Each is wrapped at a point that every call
+passes, including calls through a stored reference (`op = MyFunction.apply`).
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 class OpaqueCalls:
     """Connects the results of opaque calls to their arguments.
 
-    One for all steps that are followed: making the stand-ins takes longer than a small step.
+    One instance serves all followed steps: creating the patches takes longer than a small step.
 
     Args:
-        on_fault: called with an error of our own.
+        on_fault: called with an error in tracing itself.
     """
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
         self._step: tuple[Lineage, Follower] | None = None
-        self._thread = 0  # function modes are a matter of one thread, and so are we
-        self.inside = 0  # depth of calls whose insides need not be followable
+        self._thread = 0  # function modes are per thread, and so is this
+        self.inside = 0  # depth of calls whose insides need not be followed
         self._patches = [
             Patch(SingleLevelFunction, "apply", self._function),
             *(Patch(kind, "__call__", self._script) for kind in (ScriptFunction, ScriptMethod)),
@@ -64,11 +64,11 @@ class OpaqueCalls:
         ]
 
     def apply(self, lineage: Lineage, follower: Follower) -> None:
-        """Starts following this thread's calls; calling it twice is harmless.
+        """Starts following this thread's calls. Idempotent.
 
         Args:
-            lineage: gets what each result was computed from.
-            follower: learns while code runs that the backward pass will run again.
+            lineage: receives the sources of each result.
+            follower: notified while code runs that the backward pass will run again.
         """
         self._step = lineage, follower
         self._thread = get_ident()
@@ -81,7 +81,7 @@ class OpaqueCalls:
             patch.restore()
         self._step = None  # it holds tensors
 
-    # -- functions with a backward of their own ------------------------------------------------
+    # -- custom autograd functions -------------------------------------------------------------
 
     def _function(self, apply: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
         step = self._step
@@ -123,7 +123,7 @@ class OpaqueCalls:
             self._on_fault(error)
         return result
 
-    # -- the same values in another wrapping ---------------------------------------------------
+    # -- the same values in another wrapper ----------------------------------------------------
 
     def _alias(self, original: Callable[..., Any], tensor: Any, *args: Any) -> Any:
         result = original(tensor, *args)
@@ -137,14 +137,15 @@ class OpaqueCalls:
         return result
 
     def _elsewhere(self) -> bool:
-        """Whether a call is none of the step's: within backward, or in another thread."""
+        """Whether a call is outside the step: within backward, or in another thread."""
         return graph_task() != -1 or get_ident() != self._thread
 
 
 def _after_function(lineage: Lineage, inputs: Sources, result: Any, *, again: bool) -> None:
-    """Autograd connects results to all arguments; values come as the inside was seen to work.
+    """Connects the results of a custom autograd function to its arguments.
 
-    Recomputed code is followed as if it were not wrapped at all.
+    Gradients connect the results to all arguments, as in autograd; values follow the calls seen
+    inside. Recomputed code is followed as if it were not wrapped.
     """
     for tensor in tensors_of((result,)):
         seen = lineage.of(tensor)

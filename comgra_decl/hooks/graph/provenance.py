@@ -1,9 +1,9 @@
-"""Which traced tensors each tensor was computed from: the dependency graph of one step.
+"""Captures the dependency graph of one step: which tensors each tensor was computed from.
 
-A torch function mode sees every torch call of the step, also those autograd does not follow
-(detached, integer, without gradients). For each tensor the lineage keeps its *nearest* traced
-ancestors; when a traced tensor appears, they become its incoming edges and the tensor its own
-only ancestor. Autograd only decides whether an edge carries gradient.
+A torch function mode sees every torch call of the step, including those autograd does not follow
+(detached, integer, without gradients). For each tensor, the lineage keeps its *nearest* traced
+ancestors. When a traced tensor appears, they become its incoming edges, and the tensor becomes its
+own only ancestor. Autograd only decides whether an edge carries a gradient.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ if TYPE_CHECKING:
 
 
 MOST_EDGES = 100_000
-"""Of a graph that is followed. Each part of a residual stream depends on all parts before it, so a
-net of a few hundred parts is near this, and one of thousands would have millions."""
+"""The largest graph that is followed, in edges. Each part of a residual stream depends on all parts
+before it, so a network of a few hundred parts comes close, and one of thousands would have
+millions."""
 
 
 class Provenance(modes.OwnMode):
     """Collects the dependency graph of one step while it is active.
 
     Args:
-        leaf_slot: gives the slot of a parameter or buffer that is traced, else None.
-        opaque: follows the calls that no function mode sees.
-        on_fault: told about an error of our own.
-        memory: what earlier steps left behind.
+            leaf_slot: returns the slot of a traced parameter or buffer, None for any other tensor.
+            opaque: follows the calls that no function mode sees.
+            on_fault: called with an error in tracing itself.
+            memory: the tensors that earlier steps left behind.
     """
 
     def __init__(
@@ -63,16 +64,16 @@ class Provenance(modes.OwnMode):
         self._nodes: dict[Slot, int] = {}
         self._edges: dict[tuple[int, int], bool] = {}
         self._own: dict[int, tuple[Any, int, Slot]] = {}  # id of a traced tensor -> it, its node
-        self._expected: set[int] = set()  # nodes whose module has hooks that are yet to run
-        self._outside: set[int] = set()  # storages that came into the step from elsewhere
+        self._expected: set[int] = set()  # nodes whose module has hooks that have not run yet
+        self._outside: set[int] = set()  # storages that entered the step from outside
         self._named: dict[tuple[str, str], None] = {}  # edges stated by name
         self._cuts: dict[tuple[int, str], None] = {}
-        self.overflown = False  # there were too many edges; what was found is forgotten
+        self.overflown = False  # the graph had too many edges and was discarded
 
     def handle(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Follows what a call makes of its arguments."""
+        """Runs a call and follows which arguments its results depend on."""
         result = func(*args, **kwargs)
         if self.thread != get_ident() or self.overflown:
             return result
@@ -86,7 +87,7 @@ class Provenance(modes.OwnMode):
         return result
 
     def begin(self) -> None:
-        """Starts to follow calls that no function mode sees."""
+        """Starts following the calls that no function mode sees."""
         self._opaque.apply(self._lineage, self._follower)
 
     def end(self) -> None:
@@ -105,7 +106,7 @@ class Provenance(modes.OwnMode):
         return sources <= {self._nodes[slot] for slot in self._earlier if slot in self._nodes}
 
     def _origin(self, tensor: torch.Tensor) -> Sources:
-        """Where a tensor comes from that no call of this step has made."""
+        """Returns the sources of a tensor that no call of this step made."""
         slot = self._leaf_slot(tensor) if tensor.is_leaf else None
         if slot is not None:
             index = frozenset((self._node(slot),))
@@ -130,8 +131,8 @@ class Provenance(modes.OwnMode):
     ) -> None:
         """Declares `tensor` to be the traced tensor of `slot`: edges end and start here.
 
-        `fallback` are the inputs of the module it came from, used when no call was seen that
-        made the tensor (custom C++ calls, numpy inside).
+        `fallback` holds the inputs of the module that returned it. They are used if the call that
+        made the tensor was not seen (custom C++ code, numpy).
         """
         if self.overflown:
             return
@@ -143,7 +144,7 @@ class Provenance(modes.OwnMode):
         twin = self._twin(slot, tensor)
         if twin is None:
             self._connect(self._sources(tensor, fallback, follows=follows), node)
-        else:  # one tensor in two roles of an output: beside each other, not in a row
+        else:  # one tensor in two roles of an output: parallel nodes, not a chain
             own |= self._lineage.of(tensor).all
             known = [(s, grad) for (s, sink), grad in self._edges.items() if sink == twin]
             self._edges |= {(source, node): grad for source, grad in known}
@@ -156,12 +157,12 @@ class Provenance(modes.OwnMode):
     def expect(
         self, slot: Slot, tensor: torch.Tensor, fallback: Iterable[torch.Tensor] = ()
     ) -> None:
-        """Declares what `trace` will, before hooks that may compute from it, or replace it."""
+        """Traces a tensor before the hooks run that may compute from it or replace it."""
         self.trace(slot, tensor, fallback)
         self._expected.add(self._node(slot))
 
     def _settle(self, node: int, tensor: torch.Tensor) -> None:
-        """Forgets where an expected tensor came from if another one is put in its place."""
+        """Removes the edges of an expected tensor if another tensor has replaced it."""
         if node in self._expected:
             self._expected.discard(node)
             if node not in self._lineage.of(tensor).all:
@@ -180,7 +181,7 @@ class Provenance(modes.OwnMode):
         return found if follows else Sources(found.all, frozenset())
 
     def _twin(self, slot: Slot, tensor: torch.Tensor) -> int | None:
-        """Returns the node that the same call of the same module has made of this tensor."""
+        """Returns the node that the same module call already made for this tensor, else None."""
         known = self._own.get(id(tensor))
         if known is None or known[0]() is not tensor:
             return None
@@ -198,13 +199,13 @@ class Provenance(modes.OwnMode):
             self._lineage.clear()
 
     def connect(self, source: Any, sink: Any, *, gradient: bool = False) -> None:
-        """States a dependence that no torch call shows; it carries no gradient, unless stated.
+        """Adds a dependence that no torch call shows, without a gradient unless `gradient` is set.
 
         Args:
             source: a tensor, anything containing tensors, or the name of a node.
-            sink: likewise, a name if and only if `source` is one. A traced tensor gets an
-                incoming edge; of any other, what is computed from it later depends on the source.
-            gradient: whether gradient flows, where the source has one.
+            sink: likewise, a name if and only if `source` is one. A traced tensor gets an incoming
+                edge; for any other tensor, what is later computed from it depends on the source.
+            gradient: whether gradients flow along the edge, if the source has one.
         """
         if self.overflown:
             return
@@ -222,7 +223,7 @@ class Provenance(modes.OwnMode):
                 self._lineage.set(tensor, Sources(known.all | given.all, known.grad | reached))
 
     def as_evaluation(self) -> None:
-        """What was computed without gradient turns out to be no part of a training."""
+        """Moves 'no_grad' slots to the forward pass, because the step was an evaluation."""
         for slot, number in [*self._nodes.items()]:
             if slot.forward is not None and slot.forward not in self._nodes:
                 del self._nodes[slot]
@@ -231,7 +232,7 @@ class Provenance(modes.OwnMode):
     # -- the result ----------------------------------------------------------------------------
 
     def finish(self) -> Structure:
-        """Returns the graph; called when the slots of the step have their names."""
+        """Returns the graph. Must be called after the slots of the step have their names."""
         slots = sorted(self._nodes, key=self._nodes.__getitem__)
         keys = [slot.key for slot in slots]
         kinds = [slot.kind for slot in slots]
@@ -246,13 +247,13 @@ class Provenance(modes.OwnMode):
         return Structure(name, keys, kinds, edges, list(dict.fromkeys(cuts)))
 
     def _shown(self) -> list[int]:
-        """Returns the nodes of the graph: what was left by earlier steps only where it is used."""
+        """Returns the nodes of the graph, without tensors of earlier steps that nothing used."""
         used = {node for edge in self._edges for node in edge}
         unused = {self._nodes[slot] for slot in self._earlier if slot in self._nodes} - used
         return [node for node in range(len(self._nodes)) if node not in unused]
 
     def _by_name(self, keys: list[SlotKey]) -> Iterator[tuple[int, int]]:
-        """Yields the edges that were stated by name: within an iteration where both have it."""
+        """Yields the edges stated by name, within an iteration if both nodes have a common one."""
         for source_name, sink_name in self._named:
             sources = [i for i, key in enumerate(keys) if key.node == source_name]
             sinks = [i for i, key in enumerate(keys) if key.node == sink_name]
@@ -264,12 +265,12 @@ class Provenance(modes.OwnMode):
                         yield source, sink
 
     def unknown_names(self) -> list[str]:
-        """Returns the names given to `connect` that no node of this step has."""
+        """Returns the names passed to `connect` that no node of this step has."""
         present = {slot.node() for slot in self._nodes}
         return sorted({name for pair in self._named for name in pair} - present)
 
     def leave_behind(self) -> None:
-        """Remembers which tensors of this step live on, and what they were computed from."""
+        """Remembers which tensors of this step survive, and what they were computed from."""
         slots = sorted(self._nodes, key=self._nodes.__getitem__)
         self._memory.keep(
             (tensor, self._computed_from(tensor, slots))

@@ -1,4 +1,4 @@
-"""The name of a dependency graph: equal for equal graphs, in any process on any machine."""
+"""The hash of a dependency graph: equal for equal graphs, in any process on any machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def stable_hash(
     keys: Sequence[SlotKey], kinds: Sequence[str], edges: Sequence[tuple[int, int, bool]]
 ) -> str:
-    """Returns 16 hexadecimal digits (BLAKE2b of the sorted names), never Python's own `hash`."""
+    """Returns 16 hexadecimal digits: BLAKE2b of the sorted names, stable unlike Python's `hash`."""
     digest = hashlib.blake2b(digest_size=8)
     for line in sorted(_lines(keys, kinds, edges)):
         digest.update(line.encode())

@@ -1,4 +1,4 @@
-"""When the dependency graph of a step is captured, and which graph a step has."""
+"""Decides when to capture the dependency graph of a step, and which graph each step has."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ if TYPE_CHECKING:
     from comgra_decl.records import StepInfo, Structure
 
 _RECAPTURE_EVERY = 10
-"""A connection can change without any traced call changing, so every tenth record looks again."""
+"""A dependency can change while all traced calls stay the same, so every tenth record
+recaptures."""
 
 _FOLLOWED_FIRST = 2
-"""The second record is followed as well: only two steps in a row show what one leaves the next."""
+"""The second record is captured as well: only two steps in a row reveal carry-over between
+steps."""
 
 
 _OVERFLOWN = (
     f"the dependency graph of a step has more than {MOST_EDGES:,} edges (each part of a residual "
-    "stream depends on all parts before it): the graph is not followed in this run. graph: false "
-    "in the spec saves the attempt"
+    "stream depends on all parts before it), so this run records no graph. Set graph: false in the "
+    "spec to skip the attempt"
 )
 
 
 class Structures:
     """Captures a graph when a step ran in a new way, and about every tenth record.
 
-    A rolling signature of the captured slots stands for "the way a step ran"; it costs nothing,
-    while following every torch call costs 4 to 7 us per call.
+    A rolling signature of the captured slots identifies the way a step ran. It costs nothing, while
+    following every torch call costs 4 to 7 us per call.
     """
 
     def __init__(
@@ -63,40 +65,44 @@ class Structures:
         self._wanted = True
 
     def go_on_from(self, before: Structures) -> None:
-        """Takes over which graphs the run holds, after the spec has changed."""
+        """Takes over the set of stored graphs after the spec has changed."""
         self._stored = before._stored
 
     def start(self) -> Provenance | None:
-        """Makes ready to follow torch calls, from the first model call on, if this is wanted."""
+        """Prepares to follow torch calls from the first model call on, if a capture is due.
+
+        Returns:
+            The graph to be filled, or None if this step is not followed.
+        """
         wanted = self._wanted or self._records % _RECAPTURE_EVERY == 0
         wanted = wanted or self._records < _FOLLOWED_FIRST
         self._active = self._new() if self._enabled and wanted else None
         return self._active
 
     def pause(self) -> None:
-        """Takes the mode away for an evaluation pass: it would change which kernels run there."""
+        """Removes the mode during an evaluation pass, where it would change which kernels run."""
         if self._active is not None:
             modes.remove(self._active)
             self._active.end()
 
     def resume(self) -> None:
-        """Begins, or goes on, following at a model call of the training."""
+        """Starts or resumes following at a model call of the training."""
         if self._active is not None and not modes.is_placed(self._active):
             modes.insert_at_bottom(self._active)
             self._active.begin()
 
     def as_evaluation(self) -> None:
-        """What was followed turns out to be an evaluation, of a program that trains nothing yet."""
+        """Treats the calls followed so far as an evaluation: the program is not training yet."""
         if self._active is not None:
             self._active.as_evaluation()
 
     def stop(self) -> None:
-        """Stops following, whatever was found."""
+        """Stops following and discards the active graph."""
         self.pause()
         self._active = None
 
     def connect(self, source: Any, sink: Any) -> None:
-        """Adds an edge that the program states, if this step's graph is followed."""
+        """Adds an edge stated by the program, if this step's graph is followed."""
         if self._active is None:
             return
         if isinstance(source, str) != isinstance(sink, str):
@@ -117,10 +123,10 @@ class Structures:
         return structure
 
     def finish(self, info: StepInfo, signature: int, *, training: bool) -> Structure | None:
-        """Names the graph of a closed step; returns it if this run has not stored it yet.
+        """Assigns a graph to a closed step; returns the graph if this run has not stored it yet.
 
-        Evaluation is never followed by itself: a function mode would turn off the native fast
-        paths of attention layers and so change results. It shows a graph already known.
+        Evaluation never captures a graph of its own: a function mode would disable the native fast
+        paths of attention layers and so change results. It uses a graph that is already known.
         """
         if not training or self._active is None:
             info.structure = self._known.get(signature)

@@ -1,8 +1,9 @@
-"""Whether the program has passed the place where it ends its steps.
+"""Detects whether the program has passed the place where it ends its steps.
 
-A loop says much about a step after `optimizer.step()`: by the count of steps the next one is then
-in progress, though nobody would say that it has begun. The place in the code tells: what is said
-further down in the same loop than the step's end is about the step that ended there.
+A loop logs many values of a step after `optimizer.step()`. By the step count, the next step has
+then started, but the values still belong to the previous one. The position in the code resolves
+this: values logged after the end of a step in the code of the same loop belong to the step that
+ended there.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ _DEPTH = 40  # calls between the loop and the end of a step
 
 
 class LoopPosition:
-    """Remembers where the last step ended, as instructions of the functions that were running."""
+    """Stores where the last step ended: the current instruction of each running function."""
 
     def __init__(self) -> None:
         self._places: dict[CodeType, int] = {}
 
     def note(self) -> None:
-        """A step ends in a call that is under way; its frames are looked at, never kept."""
+        """Stores the position of the current call, which ends a step; frames are not kept."""
         frame: FrameType | None = sys._getframe(1)
         self._places = {}
         while frame is not None and len(self._places) < _DEPTH:
@@ -28,7 +29,7 @@ class LoopPosition:
             frame = frame.f_back
 
     def passed(self) -> bool:
-        """Whether whoever calls is further down than the end of the last step."""
+        """Whether the caller is at a later place in the code than the end of the last step."""
         frame: FrameType | None = sys._getframe(1)
         for _ in range(_DEPTH):
             if frame is None:

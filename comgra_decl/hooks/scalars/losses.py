@@ -1,8 +1,8 @@
-"""What `backward()` is called on: the losses, of every step or only of recorded ones.
+"""Finds the losses on which `backward()` is called, in every step or only in recorded ones.
 
-`torch.autograd.backward` has no hook of its own. While losses are kept, a wrapper around it stays
-in place between recorded steps, the only thing of ours that does; what it does then is a few tests
-and one call.
+`torch.autograd.backward` has no hook. While losses are kept, a wrapper around it stays in place
+between recorded steps, as the only part of tracing that does. Its cost there is a few tests and one
+call.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _PARAMETERS = (
     "grad_variables",
     "inputs",
 )
-"""Of `torch.autograd.backward` as we know it."""
+"""The parameters of `torch.autograd.backward` that this wrapper supports."""
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 
 
 class LossWatch:
-    """Tells of every tensor that the program calls `backward()` on, before it runs.
+    """Reports every tensor that the program calls `backward()` on, before it runs.
 
-    `Tensor.backward` looks `torch.autograd.backward` up at each call, so one wrapper sees both.
-    Under mixed precision that tensor is the loss times the gradient scale; the loss itself is what
-    the program handed to `GradScaler.scale`.
+    `Tensor.backward` looks `torch.autograd.backward` up at each call, so one wrapper covers both.
+    Under mixed precision, that tensor is the loss times the gradient scale; the loss itself is the
+    tensor that the program passed to `GradScaler.scale`.
 
     Args:
-        each: given the loss at every `backward`, recorded or not, as `read_number` reads it, or in
-            lists if the tensor has dims; None: nobody is. Must not raise.
-        together: held while anybody is told.
-        on_fault: told about an error of our own.
+        each: called with the loss at every `backward`, recorded or not, as `read_number` returns
+            it, or in lists if the tensor has dimensions. None to skip this. Must not raise.
+        together: a lock held during all callbacks.
+        on_fault: called with an error in tracing itself.
 
     Attributes:
-        thread: the one in which `each` can be told without asking; 0: none.
+        thread: the thread in which `each` may be called without further checks; 0 if none.
     """
 
     _on_loss: Callable[[torch.Tensor, torch.Tensor], object]
@@ -70,8 +70,8 @@ class LossWatch:
         self._before: Callable[[Any], None] | None = None
         self._recording = False
         self.thread = 0
-        self._scaled: dict[int, _Scaled] = {}  # what was scaled last, by thread
-        self._inside: set[int] = set()  # threads; function modes make one call of it several
+        self._scaled: dict[int, _Scaled] = {}  # the last scaled loss, by thread
+        self._inside: set[int] = set()  # by thread; function modes split one call into several
         self._hurry: Callable[[int], None] = lambda _: None
         self._patches = (
             Patch(torch.autograd, "backward", whole=self._new_backward),
@@ -87,29 +87,30 @@ class LossWatch:
         on_done: Callable[[bool], object],
         on_thread: Callable[[Any], bool],
     ) -> None:
-        """Names who is told, before this starts.
+        """Sets the callbacks, before `start`.
 
         Args:
-            on_loss: given (loss, the tensor `backward` was called on) while a step is recorded.
-            on_done: called when that `backward` has ended, with whether it has computed the
-                gradients of all that it came to.
-            on_thread: asked, with what `backward` is called on, whether the step of this thread is
+            on_loss: called with (loss, the tensor `backward` was called on) while a step is
+                recorded.
+            on_done: called after that `backward`, with whether it computed the gradients of
+                everything it reached.
+            on_thread: called with the argument of `backward`; returns whether this thread's step is
                 the one that may be recorded.
         """
         self._on_loss, self._on_done, self._on_thread = on_loss, on_done, on_thread
 
     def start(self) -> None:
-        """Begins to tell of the losses of every step, if anybody wants to know."""
+        """Starts reporting the losses of every step, if `each` is set."""
         if self._each is not None:
             self._apply()
 
     def stop(self) -> None:
-        """Ends watching and lets go of the last loss."""
+        """Stops watching and releases the last loss."""
         self._each = self._before = None
         self.record(False)
 
     def announce(self, before: Callable[[Any], None] | None) -> None:
-        """Tells `before`, from now on, what `backward` is about to be called on; None: nobody."""
+        """Sets a callback that receives the argument of each `backward` before it runs, or None."""
         self._before = before
         if before is not None:
             self._apply()
@@ -118,7 +119,7 @@ class LossWatch:
             self.record(self._recording)
 
     def record(self, recording: bool) -> None:
-        """Says whether a step is recorded from now on."""
+        """Sets whether a step is recorded from now on."""
         self._recording = recording
         if recording:
             self._apply()
@@ -134,7 +135,7 @@ class LossWatch:
             patch.apply()
 
     def follow(self, thread: int) -> None:
-        """Another thread is the one that calls `backward`; 0: that is not known."""
+        """Sets the thread that calls `backward`; 0 if unknown."""
         if thread != self.thread:
             self.thread = thread
             self._settle()
@@ -144,7 +145,7 @@ class LossWatch:
         self._settle()
 
     def _forget_scaled(self) -> _Scaled | None:
-        """Returns what this thread has scaled last, once."""
+        """Returns and removes the last loss that this thread has scaled."""
         if not self._scaled:
             return None
         scaled = self._scaled.pop(get_ident(), None)
@@ -152,7 +153,7 @@ class LossWatch:
         return scaled
 
     def _scaled_elsewhere(self, tensors: list[torch.Tensor]) -> _Scaled | None:
-        """Returns what another thread has scaled, if that is what `backward` is called on."""
+        """Returns a loss scaled by another thread, if `backward` is called on it."""
         for thread, scaled in [*self._scaled.items()]:
             if any(scaled[0]() is tensor for tensor in tensors):
                 del self._scaled[thread]
@@ -161,7 +162,7 @@ class LossWatch:
         return None
 
     def _settle(self) -> None:
-        """Says to the wrapper in which thread there is no more to a call than telling `each`."""
+        """Sets the thread in which the wrapper only has to call `each`."""
         closely = self._recording or self._each is None or self._scaled or self._inside
         self._hurry(0 if closely or self._before is not None else self.thread)
 
@@ -185,9 +186,10 @@ class LossWatch:
     def _quick_backward(
         self, original: Callable[..., Any], on: list[bool], each: Callable[[object], None]
     ) -> Callable[..., Any]:
-        """Returns the wrapper that is there in every step.
+        """Returns the wrapper that stays in place in every step.
 
-        What it touches is in no cache by then: each thing that it does not need is felt.
+        By the time it runs, its data is out of the CPU caches, so every unnecessary access is
+        measurable.
         """
         inside, plain, here, quick = self._inside, torch.Tensor, get_ident, 0
 
@@ -204,17 +206,17 @@ class LossWatch:
             inputs: Any = None,
         ) -> Any:
             if (
-                not _is_compiling()  # first of all: compiled code is guarded by what it has read
+                not _is_compiling()  # first, because compiled code is guarded on what it reads
                 and quick == here()
                 and type(tensors) is plain
-                and grad_tensors is None  # so it has one element, or what follows is an error
+                and grad_tensors is None  # so it has one element, or the rest is an error
                 and not function_modes()
                 and tensors.is_cpu
                 and graph_task() == -1
             ):
                 try:
-                    each(tensors.tolist())  # unlike `item`, it asks no dispatcher and frees no lock
-                except (RuntimeError, TypeError, ValueError):  # has no storage, in a transform
+                    each(tensors.tolist())  # unlike `item`, skips the dispatcher and keeps the GIL
+                except (RuntimeError, TypeError, ValueError):  # no storage, in a transform
                     each(None)
                 return original(
                     tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
@@ -226,7 +228,7 @@ class LossWatch:
 
         run_natively(backward, self._backward, within=False)
         run_natively(self._begins, self._ends)
-        self._hurry(0)  # one that somebody has kept and put another in the place of
+        self._hurry(0)  # an earlier wrapper that the program stored and then replaced
         self._hurry = hurry
         self._settle()
         return backward
@@ -253,7 +255,7 @@ class LossWatch:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What is called here is no backward of the program's."""
+        """Treats `backward` calls inside this context as not the program's own."""
         thread = get_ident()
         self._inside.add(thread)
         try:
@@ -262,7 +264,7 @@ class LossWatch:
             self._inside.discard(thread)
 
     def _begins(self, tensors: Any) -> bool:
-        """`backward` is called; returns whether it belongs to a step that is recorded."""
+        """Reports a `backward` call; returns whether it belongs to a recorded step."""
         self._settle()
         with self._together:
             followed = self._on_thread(tensors)
@@ -297,7 +299,7 @@ class LossWatch:
         if isinstance(outputs, torch.Tensor) and outputs is not result:
             try:
                 with without_functions():
-                    # Between recorded steps nobody else may keep its graph alive.
+                    # Between recorded steps, tracing must not keep its graph alive.
                     loss = outputs if self._recording else outputs.detach()
                     self._expect((weakref.ref(result), loss))
             except Exception as error:

@@ -1,4 +1,4 @@
-"""Reading tensors of one element without anybody noticing, and without waiting for a device."""
+"""Reads tensors of one element without side effects and without waiting for a device."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Number = float | Tensor
 def read_number(tensor: Tensor) -> Number | None:
     """Returns the number in a tensor of one element.
 
-    A tensor on a device is not waited for: the result is then a copy that nobody changes. None
-    where there is no number to be read: more elements, complex, a fake or functorch's tensor, a
-    device whose work is being captured into a graph.
+    A tensor on a device is not waited for: the result is then a copy that is never modified. The
+    result is None if no number can be read: several elements, a complex, fake or functorch tensor,
+    or a device whose work is being captured into a graph.
     """
     plain = type(tensor) is Tensor and not function_modes()
     if plain and tensor.is_cpu and not dispatch_modes():
@@ -46,7 +46,7 @@ def _item(tensor: Tensor) -> float | None:
 
 def _read_quietly(tensor: Tensor) -> float | Tensor | None:
     own_dispatch = type(tensor).__torch_dispatch__ is not no_own_dispatch
-    if own_dispatch:  # fake tensors, distributed ones: reading could be anything
+    if own_dispatch:  # fake or distributed tensors: reading could have any effect
         return None
     with without_functions(), without_keys(HIDDEN_KEYS):
         if tensor.is_cpu:
@@ -61,7 +61,7 @@ def _capturing(tensor: Tensor) -> bool:
 
 
 class LateNumbers:
-    """Numbers on devices, brought over together; only `settle` waits, on another thread."""
+    """Numbers on devices, transferred together; only `settle` waits, on another thread."""
 
     def __init__(self) -> None:
         self._where: list[int] = []
@@ -72,12 +72,12 @@ class LateNumbers:
         return len(self._where)
 
     def add(self, where: int, copy: Tensor) -> None:
-        """Takes a copy whose number belongs at position `where`."""
+        """Adds a copy whose number belongs at position `where`."""
         self._where.append(where)
         self._copies.append(copy)
 
     def send(self) -> None:
-        """Starts the transfers: one for each device and dtype."""
+        """Starts the transfers, one for each device and dtype."""
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for number, copy in enumerate(self._copies):
             groups.setdefault((copy.device, copy.dtype), []).append(number)
@@ -89,7 +89,7 @@ class LateNumbers:
         self._copies = []
 
     def settle(self, values: NDArray[np.float64]) -> None:
-        """Waits for the numbers and puts each in its place."""
+        """Waits for the numbers and writes each to its position."""
         for where, host, event in self._landed:
             if event is not None:
                 event.synchronize()
@@ -98,7 +98,7 @@ class LateNumbers:
 
 
 def _transfer(tensor: Tensor, device: torch.device) -> tuple[Tensor, Any]:
-    """Returns where the numbers will be and what to wait for; None: reading them waits."""
+    """Returns the destination tensor and the event to wait for, None if reading waits."""
     if device.type not in _ASYNCHRONOUS:
         return tensor, None
     module = getattr(torch, device.type)

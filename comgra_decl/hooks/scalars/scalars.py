@@ -1,8 +1,8 @@
-"""The numbers of every step, recorded or not: its losses, and what the program says.
+"""The numbers of every step, recorded or not: its losses, and what the program logs.
 
-A loss is read in about a microsecond (`losses.py` finds it). A number on a device is copied there
-and fetched later, together with others, so nobody waits for it. What a quiet step leaves is two
-entries in a list, looked at together with those of other steps.
+Reading a loss takes about a microsecond (`losses.py` finds it). A number on a device is copied
+there and fetched later, together with others, so nothing waits for it. A step without other events
+adds two entries to a list, which is processed together with those of other steps.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 
 from comgra_decl.hooks.scalars.loop_position import LoopPosition
 from comgra_decl.hooks.scalars.numbers import LateNumbers, Number, read_number
-from comgra_decl.records import RESUMED, Note, Said
+from comgra_decl.records import RESUMED, Note, ScalarBatch
 
-_HAND_OVER = 1.0  # seconds between two times that numbers are handed over
-_MOST = 20_000  # numbers of a step that are taken together
-_MOST_CLOSED = 5_000  # steps, or numbers said after one, that wait until then
+_HAND_OVER = 1.0  # seconds between two deliveries of numbers
+_MOST = 20_000  # numbers of a step that are delivered together
+_MOST_CLOSED = 5_000  # steps, or numbers logged after a step, that are held back until a delivery
 
 END = object()
 """The event that ends a step."""
@@ -36,17 +36,17 @@ _Step = tuple[int, str, list[_Named]]
 
 @dataclass(eq=False)
 class Saying:
-    """What is said of the step in progress, as far as events were looked at; one for each thread.
+    """What was logged for the current step, as far as events were processed; one per thread.
 
     Attributes:
         step: its number, unless other threads end steps before it.
-        first: the first step that anything was said of.
-        type: of the step that ended last.
-        losses: how many it has.
-        most: how many one that has ended had at most.
-        place: where the last one ended.
-        numbers: what was said of it.
-        notes: likewise, when and what.
+        first: the first step that has values.
+        type: the type of the step that ended last.
+        losses: the number of losses of the step.
+        most: the largest number of losses of any step that has ended.
+        place: where the last step ended.
+        numbers: the numbers logged for the step.
+        notes: the (time, text) pairs logged for the step.
     """
 
     step: int = 0
@@ -60,65 +60,68 @@ class Saying:
 
 
 class Scalars:
-    """Collects the numbers and notes of the step in progress and hands them over now and then.
+    """Collects the numbers and notes of the current step and delivers them at intervals.
 
-    `events` takes what happens in a step: its losses in the order of their `backward`, each a
-    number, maybe in lists of one (anything else if it has none), and `END` for the end of a step
-    of type `train` whose end `end_step` is not told of.
+    `events` receives the events of a step: its losses in the order of their `backward` calls, each
+    a number, possibly nested in lists of one (anything else if it has none), and `END` for the end
+    of a step of type `train` that is not reported to `end_step`.
 
     Args:
-        sink: receives what was said, on the training thread; must be quick. None: nobody does.
-        on_fault: told about an error of our own.
+        sink: receives what was logged, on the training thread; must be fast. None to discard it.
+        on_fault: called with an error in tracing itself.
     """
 
     def __init__(
-        self, sink: Callable[[Said], None] | None, *, on_fault: Callable[[BaseException], None]
+        self,
+        sink: Callable[[ScalarBatch], None] | None,
+        *,
+        on_fault: Callable[[BaseException], None],
     ) -> None:
         self._sink = sink
         self._on_fault = on_fault
         self.events: list[Any] = []
         self._due = -math.inf
-        self.talks = False  # the program has said something
+        self.talks = False  # whether the program has logged anything
         self.saying = Saying()
-        self.unended = "train"  # the type of the step in progress, if it never ends
+        self.unended = "train"  # the type of the current step, if it never ends
         self._one_at_a_time = threading.Lock()
         self._looking = threading.Lock()
         self._closed: list[_Step] = []
         self._closed_notes: list[Note] = []
 
     def stop(self) -> None:
-        """What was said until now is handed over."""
-        with suppress(Exception):  # a fault of ours may be why this ends
+        """Delivers everything logged so far."""
+        with suppress(Exception):  # a fault in tracing may be the reason for stopping
             self._look()
             self._end(self.saying, self.unended)
             self._hand_over()
 
     @property
     def losses(self) -> int:
-        """How many losses the step in progress has."""
+        """The number of losses of the current step."""
         self._look()
         return self.saying.losses
 
     @property
     def surplus(self) -> int:
-        """How many more losses the step in progress has than any that has ended."""
+        """How many more losses the current step has than any step that has ended."""
         return self.losses - self.saying.most
 
     def resume(self, step: int, text: str = "") -> None:
-        """The training goes on with `step`, which is the one in progress."""
+        """Continues a resumed training at `step`, the current step from now on."""
         self.saying.step = self.saying.first = step
         if text:
             self._closed_notes.append(Note(step, RESUMED, time.time(), text))
 
     def turn_to(self, saying: Saying) -> None:
-        """What is said from now on is about the step in progress of another thread, or its own."""
+        """Switches to another `Saying`: that of another thread's current step, or its own."""
         self._look()
         self.saying = saying
 
-    # -- what is said --------------------------------------------------------------------------
+    # -- logging -------------------------------------------------------------------------------
 
     def kpi(self, name: str, value: Any) -> None:
-        """Takes a number of a step: a float, or a tensor of one element."""
+        """Logs a number of a step: a float, or a tensor of one element."""
         number = read_number(value) if isinstance(value, torch.Tensor) else float(value)
         if number is None:
             return
@@ -133,12 +136,12 @@ class Scalars:
             self._hand_over()
 
     def measured(self, name: str, number: Number) -> None:
-        """Takes a number that was seen, not said, of the step in progress."""
+        """Adds a number of the current step that was observed, not logged by the program."""
         self._look()
         self.saying.numbers.append((name, number))
 
     def note(self, text: str) -> None:
-        """Takes a text about a step."""
+        """Adds a text about a step."""
         now, saying = time.time(), self.saying
         if self._is_about_the_last_step():
             self._closed_notes.append(Note(saying.step - 1, saying.type, now, text))
@@ -146,19 +149,19 @@ class Scalars:
             saying.notes.append((now, text))
 
     def remark(self, text: str) -> None:
-        """Takes a note of ours about the step in progress, from any thread, and hands it over."""
+        """Adds tracing's own note on the current step, from any thread, and delivers it."""
         self._closed_notes.append(Note(self.saying.step, self.saying.type, time.time(), text))
         self._hand_over()
 
     def _is_about_the_last_step(self) -> bool:
-        """Whether what is said now is about the step that has ended; see `places`."""
+        """Whether values logged now belong to the step that has ended; see `LoopPosition`."""
         self.talks = True
         self._look()
         saying = self.saying
         return saying.step > saying.first and not saying.losses and saying.place.passed()
 
     def end_step(self, step: int, labels: Collection[str]) -> None:
-        """The step with this number and these labels has ended."""
+        """Ends the step with this number and these labels."""
         self._look()
         self.saying.step = step
         self._close(next(iter(labels)) if labels else "train")
@@ -170,7 +173,7 @@ class Scalars:
     # -- events --------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Takes in what has happened since it was looked at last."""
+        """Processes the events since the last call."""
         with self._looking:
             for event in _taken(self.events):
                 if event is END:
@@ -192,17 +195,17 @@ class Scalars:
         saying.most = max(saying.most, saying.losses)
         saying.losses = 0
 
-    # -- handing over --------------------------------------------------------------------------
+    # -- delivery ------------------------------------------------------------------------------
 
     def _end(self, saying: Saying, type_: str) -> None:
-        """Closes what was said of a step; another thread may be saying more meanwhile."""
+        """Closes the values logged for a step, while another thread may be adding more."""
         self._closed.append((saying.step, type_, _taken(saying.numbers)))
         notes = _taken(saying.notes)
         self._closed_notes += [Note(saying.step, type_, when, text) for when, text in notes]
 
     def _hand_over(self) -> None:
         if not self._one_at_a_time.acquire(blocking=False):
-            return  # another thread is at it
+            return  # another thread is delivering
         try:
             self._due = time.monotonic() + _HAND_OVER
             self._look()
@@ -214,20 +217,20 @@ class Scalars:
 
 
 def _only(event: Any) -> Any:
-    """Returns what lists of one element each contain at last."""
+    """Unwraps nested lists of one element."""
     while isinstance(event, list) and len(event) == 1:
         event = event[0]
     return event
 
 
 def _taken(items: list[Any]) -> list[Any]:
-    """Empties a list of what it holds now, and returns that."""
+    """Removes and returns the current items of a list."""
     taken = items[: len(items)]
     del items[: len(taken)]
     return taken
 
 
-def _said(closed: list[_Step], notes: list[Note]) -> Said:
+def _said(closed: list[_Step], notes: list[Note]) -> ScalarBatch:
     numbers = [number for _, _, part in closed for number in part]
     late = LateNumbers()
     values = np.full(len(numbers), np.nan)
@@ -238,7 +241,7 @@ def _said(closed: list[_Step], notes: list[Note]) -> Said:
             values[where] = value
     late.send()
     counts = [len(part) for _, _, part in closed]
-    return Said(
+    return ScalarBatch(
         steps=np.repeat(np.array([step for step, _, _ in closed], np.int64), counts),
         values=values,
         names=[name for name, _ in numbers],

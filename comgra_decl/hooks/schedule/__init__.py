@@ -1,1 +1,1 @@
-"""When a step begins and ends, what it is called, and whether it is recorded."""
+"""When a step begins and ends, which type it has, and whether it is recorded."""

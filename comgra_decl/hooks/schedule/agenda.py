@@ -1,4 +1,4 @@
-"""Which training steps are recorded: the schedule, by type of execution, within the budget."""
+"""Decides which training steps are recorded: the schedule, by type of execution, and the budget."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
 
 TRAIN = "train"
-"""The type of a step that has no label."""
+"""The type of a step without labels."""
 
 _OTHERS = "*"
 _MAX_TYPES = 256
-"""Types that are recorded at first sight; a program that labels each step anew has endless ones."""
+"""Types recorded on first sight; a program may use a new label in every step."""
 
 
 class Plan(Enum):
-    """What to do about a step that is about to begin."""
+    """What to do about a step before it begins."""
 
     WAIT = "nothing"
     WATCH = "decide when the model is called"
-    ARM = "capture it, and decide at its end whether it is kept"
+    ARM = "capture it, and decide at its end whether to keep it"
 
 
 class Agenda:
     """Decides before, within and at the end of each training step whether it is recorded.
 
-    Where types play no part, that is known before a step begins. Otherwise it is decided when the
-    model is called, by the labels that the step has until then. A label that came later than that,
-    while its type was due, makes the following steps be captured until one has it.
+    If types do not matter, this is known before a step begins. Otherwise it is decided when the
+    model is called, from the labels that the step has by then. If a label arrives after that while
+    its type is due, the following steps are captured until one has the label.
 
     Args:
-        spec: the declaration.
-        budget: what recording may cost.
-        clock: seconds that pass evenly.
-        before: the agenda until now, where the spec has changed while the run lives.
+        spec: the spec of the run.
+        budget: limits the cost of recording.
+        clock: returns seconds of a monotonic clock.
+        before: the previous agenda, if the spec changed during the run.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class Agenda:
         self._hurried = spec.schedule.seconds is not None
         self._budget = budget
         self._all = Countdown(spec.schedule, clock=clock, factor=budget.factor)
-        self._own: dict[str, Countdown | None] = {}  # of the types with a cadence of their own
+        self._own: dict[str, Countdown | None] = {}  # for types with their own cadence
         self._clock = clock
         self._step = 0
-        self.labels: dict[str, None] = {}  # of the step in progress, in order
+        self.labels: dict[str, None] = {}  # of the current step, in order
         self.ended: list[str] = []  # labels of the step that ended last
-        self._counts: dict[str, int] = {}  # steps of each type, without the one in progress
-        self._seen: set[str] = set()  # types of which there is a record
-        self._missed: dict[str, None] = {}  # types without a record though there was a step
-        self._late: set[str] = set()  # labels that come when it is too late to begin
+        self._counts: dict[str, int] = {}  # steps of each type, without the current one
+        self._seen: set[str] = set()  # types that have a record
+        self._missed: dict[str, None] = {}  # types that occurred but have no record
+        self._late: set[str] = set()  # labels that arrive too late to start capturing
         if before is not None:
             self._go_on_from(before)
 
@@ -83,7 +83,7 @@ class Agenda:
         self._all.recorded(self._step - 1)
 
     def resume(self, step: int) -> None:
-        """The training goes on at `step`, which is recorded whatever the schedule says."""
+        """Resumes the training at `step`, which is recorded regardless of the schedule."""
         self._step = step
         self._all.recorded(step - 1)
         self._all.next = step
@@ -92,21 +92,21 @@ class Agenda:
 
     @property
     def typed(self) -> bool:
-        """Whether the labels of a step have a say, or are to be counted."""
+        """Whether labels affect the decision or need to be counted."""
         return bool(self._labelled or self._cadences or self._missed or self.labels)
 
     def stop_keeping(self) -> None:
-        """From now on only what is due is captured."""
+        """Stops capturing steps for triggers; from now on only due steps are captured."""
         self._keep = False
 
     @property
     def quiet_until(self) -> float:
-        """The first step for which `plan` has to be asked."""
+        """The first step for which `plan` must be called."""
         if self._keep or self.typed or self._hurried:
             return -math.inf
         paid = self._step + self._budget.steps_in_debt
         if self._all.forced is not None:
-            paid = min(paid, self._all.forced)  # whatever it costs
+            paid = min(paid, self._all.forced)  # regardless of cost
         return max(math.inf if self._all.next is None else self._all.next, paid)
 
     def plan(self, step: int) -> Plan:
@@ -128,11 +128,11 @@ class Agenda:
     # -- within a step -------------------------------------------------------------------------
 
     def declare(self, names: Iterable[str]) -> None:
-        """The first of `names` is the type of the step in progress, whatever it is tagged with."""
+        """Makes the first of `names` the type of the current step, ahead of its tags."""
         self.labels = {**dict.fromkeys(names), **self.labels}
 
     def tag(self, names: Iterable[str], *, too_late: bool) -> None:
-        """The step in progress has these labels too; `too_late`: it is not being captured."""
+        """Adds labels to the current step; `too_late` if the step is not being captured."""
         for name in names:
             self.labels[name] = None
             if too_late and self._due_for(name):
@@ -140,7 +140,7 @@ class Agenda:
 
     @property
     def due(self) -> bool:
-        """Whether the step in progress is to be recorded, by the labels it has until now."""
+        """Whether the current step should be recorded, given its labels so far."""
         labels = self.labels or (TRAIN,)
         if self._budget.exhausted(*labels) or any(self._never(label) for label in labels):
             return False
@@ -149,7 +149,7 @@ class Agenda:
         return any(self._explicit_for(label) for label in labels)
 
     def _explicit_for(self, label: str) -> bool:
-        """Whether a step of this type is to be recorded whatever it costs."""
+        """Whether a step of this type should be recorded regardless of cost."""
         own = self._own_of(label)
         of_its_own = own is not None and own.explicit(self._counts.get(label, 0))
         return of_its_own or self._all.explicit(self._step)
@@ -173,7 +173,7 @@ class Agenda:
         return self._all.due(self._step) and not self._budget.indebted()
 
     def _is_news(self, label: str) -> bool:
-        """Whether this is a type without a record: the first one is recorded at once."""
+        """Whether a type has no record yet; its first step is recorded immediately."""
         known = label in self._seen or label == TRAIN or self._exact
         return not known and len(self._seen) < _MAX_TYPES
 
@@ -182,7 +182,7 @@ class Agenda:
         return named in self._cadences and self._cadences[named] is None
 
     def _own_of(self, label: str) -> Countdown | None:
-        """Returns what counts the steps of this type alone, if the spec gives it a cadence."""
+        """Returns the countdown for steps of this type alone, if the spec gives it a cadence."""
         if label not in self._own:
             cadence = self._cadences.get(label, self._cadences.get(_OTHERS))
             self._own[label] = None
@@ -194,7 +194,7 @@ class Agenda:
     # -- at its end ----------------------------------------------------------------------------
 
     def end(self, *, recorded: bool) -> None:
-        """The step in progress has ended."""
+        """Ends the current step and updates the counts of its types."""
         labels = self.ended = [*self.labels] or [TRAIN]
         self.labels = {}
         general = [self._count(label, recorded=recorded) for label in labels]
@@ -204,7 +204,7 @@ class Agenda:
             self._all.touched(self._step)
 
     def _count(self, label: str, *, recorded: bool) -> bool:
-        """Counts a step of a type; returns whether that goes by the schedule for all."""
+        """Counts a step of a type; returns whether the general schedule applies to the type."""
         own, count = self._own_of(label), self._counts.get(label, 0)
         if own is not None:
             self._counts[label] = count + 1

@@ -1,4 +1,4 @@
-"""What some of the records may cost: all of them, or those of one type of execution."""
+"""The allowed cost of some of the records: all of them, or those of one type of execution."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from comgra_decl.spec.budget import BudgetSpec
 
-_SAY_AGAIN = 2.0
-"""What was chosen is said again when it has changed by more than this factor."""
+_REPORT_AGAIN = 2.0
+"""A choice is reported again when it has changed by more than this factor."""
 
 _RECENT = 5
-"""Records whose median cost is said."""
+"""Number of newest records whose median cost is reported."""
 
 _NEVER = 4.0**15
-"""Gaps that are so many times longer are not worth saying: the budget is as good as used up."""
+"""Stretching by this factor or more is not reported: the budget is practically used up."""
 
 
 class Allowance:
-    """A share of the time and a size on disk, and what of them is used.
+    """Limits on time and disk space, and how much of them is used.
 
-    Time: every record makes a debt of what it cost, which is paid off with `share` of the time that
-    passes from its beginning on; while there is a debt, none of them is due. A record can begin
-    only where a step does, so it begins up to a step later than it might: that time is not lost.
+    Time: every record creates a debt of its cost, which is paid off with `share` of the time from
+    its beginning on. While there is a debt, no record is due. A record can only begin at the start
+    of a step, so it may begin up to a step late; that time is not lost.
 
-    Disk: whenever half of what remained is used, gaps become four times longer. So each half of the
-    remainder lasts twice as long as the one before, and a training of unknown length is recorded
-    ever more rarely, but until its end.
+    Disk: whenever half of the remaining space is used, gaps become four times longer. Each half of
+    the remainder thus lasts twice as long as the one before, and a training of unknown length is
+    recorded more and more rarely, but until its end.
 
     Args:
-        spec: what is allowed; None in it means no limit.
-        say: told what was chosen: ("time" or "disk", a sentence).
+        spec: the limits; None in it means no limit.
+        say: called with ("time" or "disk", a sentence) to report a choice.
         whose: the type of execution, "" for all records.
-        before: what it was before the spec changed.
+        before: the previous allowance, if the spec changed.
     """
 
     def __init__(
@@ -53,10 +53,11 @@ class Allowance:
         self._records_of = f"records of type {whose!r}" if whose else "records"
         self._record_of = f"a record of type {whose!r}" if whose else "a record"
         self._costs: deque[float] = deque(maxlen=_RECENT)  # of the newest records
-        self._paid = -math.inf  # when the debt is paid off
-        self._said: dict[str, float] = {}
-        self.bytes = 0.0  # at the newest measurement
-        self.records = self.then = self.before = 0  # now, at that measurement, at the one before
+        self._paid = -math.inf  # when the debt will be paid off
+        self._reported: dict[str, float] = {}
+        self.bytes = 0.0  # at the latest measurement
+        # counts now, at the latest measurement, and at the one before it
+        self.records = self.then = self.before = 0
         if before is not None:
             self._paid, self.bytes = before._paid, before.bytes
             self.records, self.then, self.before = before.records, before.then, before.before
@@ -64,32 +65,32 @@ class Allowance:
     # -- time ----------------------------------------------------------------------------------
 
     def indebted(self, now: float) -> bool:
-        """Whether past records are still to be paid off."""
+        """Whether past records are not yet paid off."""
         return self.debt(now) > 0
 
     def debt(self, now: float) -> float:
-        """Returns the seconds that will pass until past records are paid off."""
+        """Returns the seconds until past records are paid off."""
         return max(self._paid - now, 0.0)
 
     def charge(self, began: float, cost: float, *, step: float) -> None:
-        """A record has cost so many seconds, or will turn out to.
+        """Adds the cost of a record, in seconds, which may be an estimate.
 
         Args:
             began: when its step began.
             cost: in seconds.
-            step: what a step without a record takes.
+            step: the duration of a step without a record.
         """
         if self._share is not None:
             self._paid = max(self._paid, began - step) + cost / self._share
 
     def correct(self, difference: float, *, cost: float) -> None:
-        """It is known what a record has cost, and by how much that is more than was charged."""
+        """Corrects the cost of a record by `difference`, the excess over the charged amount."""
         if self._share is not None:
             self._costs.append(cost)
             self._paid += difference / self._share
 
-    def tell_gap(self, plain: float) -> None:
-        """Says how far apart records are from now on, if a step without one takes `plain` s."""
+    def report_gap(self, plain: float) -> None:
+        """Reports how far apart records are from now on, if a plain step takes `plain` seconds."""
         cost = median(self._costs) if self._costs else 0.0
         if self._share is None or cost <= 0:
             return
@@ -105,7 +106,7 @@ class Allowance:
     # -- disk ----------------------------------------------------------------------------------
 
     def measured(self, size: float) -> None:
-        """These records take so many bytes by now."""
+        """Updates the number of bytes that these records take."""
         self.bytes = size
         self.before, self.then = self.then, self.records
 
@@ -114,16 +115,16 @@ class Allowance:
         return self.bytes / self.then if self.then else 0.0
 
     def exhausted(self, per_record: float) -> bool:
-        """Whether another record, of about so many bytes, would be too much for the disk."""
+        """Whether another record of about `per_record` bytes would exceed the disk limit."""
         if self._limit is None or self._used(per_record) + per_record <= self._limit:
             return False
         if self._is_news("full", 1.0):
-            text = f"the disk's budget of {self._spec.disk} is used up: no more {self._records_of}"
+            text = f"the disk budget of {self._spec.disk} is used up: no more {self._records_of}"
             self._say("disk", text)
         return True
 
     def factor(self, per_record: float) -> float:
-        """By how much gaps are stretched to save space."""
+        """Returns the factor by which gaps are stretched to save space."""
         if self._limit is None:
             return 1.0
         left = max(1 - self._used(per_record) / self._limit, 2.0**-30)
@@ -131,24 +132,24 @@ class Allowance:
         if 1 < factor < _NEVER and self._is_news("disk", factor):
             self._say(
                 "disk",
-                f"{1 - left:.0%} of the disk's budget of {self._spec.disk} is used: gaps between "
+                f"{1 - left:.0%} of the disk budget of {self._spec.disk} is used: gaps between "
                 f"{self._records_of} are {factor:.0f} times longer",
             )
         return factor
 
     def _used(self, per_record: float) -> float:
-        """Bytes on disk, with what is on its way there.
+        """Bytes on disk, including data that is still being written.
 
-        What was recorded since the last measurement but one may not have been written yet.
+        Records made since the last measurement but one may not have been written yet.
         """
         return self.bytes + (self.records - self.before) * per_record
 
     def _is_news(self, what: str, value: float) -> bool:
-        """Whether `value` differs from what was said last by more than a factor."""
-        said = self._said.get(what)
-        if said is not None and said / _SAY_AGAIN <= value <= said * _SAY_AGAIN:
+        """Whether `value` differs from the last reported one by more than a factor."""
+        known = self._reported.get(what)
+        if known is not None and known / _REPORT_AGAIN <= value <= known * _REPORT_AGAIN:
             return False
-        self._said[what] = value
+        self._reported[what] = value
         return True
 
 

@@ -1,4 +1,4 @@
-"""What recording costs, and how much rarer records must become for it to stay within a budget."""
+"""Measures the cost of recording, and how rare records must be to stay within a budget."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from comgra_decl.spec.budget import BudgetSpec
 
 _REMEMBERED = 32
-"""Steps without a record whose median duration is that of a plain step; records, likewise."""
+"""Number of steps whose median duration is that of a plain step; likewise for records."""
 
 _ENOUGH = 5
-"""Steps without a record from which on their median is worth saying."""
+"""Number of plain steps from which on their median is reported."""
 
 _OTHERS = "*"
 
 
 class Meter:
-    """What is measured elsewhere, by a thread that has the time: newest values, never read twice.
+    """Values measured by another thread; only the latest ones are kept.
 
     Attributes:
         disk_bytes: size of the run's folder.
-        polls: how often that was measured.
-        writer_seconds: processor time of the writer thread until now.
+        polls: how often the size was measured.
+        writer_seconds: processor time of the writer thread so far.
     """
 
     def __init__(self) -> None:
@@ -45,13 +45,13 @@ class _Record:
     """A record and what was charged for it.
 
     Attributes:
-        cost: seconds of the training thread that its capture has measured itself.
-        to: what is charged for it.
-        once: seconds of its step that no other record will take: something was compiled.
-        charged: what was charged at first.
-        took: seconds of its step by the host's clock, None if it is not known when that began.
-        host: by how much it made its step longer by the host's clock, as soon as that is known.
-        device: the same by the device's clock, None if it cannot be told.
+        cost: seconds of the training thread measured by its capture.
+        to: the allowances it is charged to.
+        once: seconds of its step spent compiling, which no other record will take.
+        charged: the amount charged at first.
+        took: duration of its step by the host's clock, None if its start is unknown.
+        host: extra duration of its step by the host's clock, once known.
+        device: the same by the device's clock, None if unknown.
         timed: whether the device's clock timed its step.
     """
 
@@ -66,7 +66,7 @@ class _Record:
 
 
 class Times:
-    """What was measured of each step of one kind, by both clocks: the newest, in seconds."""
+    """Measured times of steps of one kind, by both clocks: the latest ones, in seconds."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -74,7 +74,7 @@ class Times:
         self.device: deque[float] = deque(maxlen=_REMEMBERED)
 
     def add(self, host: float | None, device: float | None) -> None:
-        """Adds what is known of a step."""
+        """Adds the times of a step; None if not measured."""
         self.count += 1
         if host is not None:
             self.host.append(host)
@@ -82,7 +82,7 @@ class Times:
             self.device.append(device)
 
     def medians(self) -> dict[str, float | None]:
-        """Returns the median by each clock, None where nothing was measured."""
+        """Returns the median by each clock, None if nothing was measured."""
         return {
             "host": median(self.host) if self.host else None,
             "device": median(self.device) if self.device else None,
@@ -90,30 +90,30 @@ class Times:
 
 
 class Budget:
-    """Measures what records cost, and charges it to all of them and to those of their types.
+    """Measures the cost of records, and charges it to the overall budget and those of their types.
 
-    A record cost what its step took longer than a plain one. Where a device is at work, that is
-    told by its clock (`laps`): by the host's alone, a record would cost nothing but the time to ask
-    for it as long as the program does not wait for the device. It is known some steps later; until
-    then records are taken to cost what they cost before. Without a device, a record cost at least
-    what the capture itself measured.
+    The cost of a record is the extra duration of its step compared with a plain one. If a device is
+    used, its clock measures that (`laps`): the host's clock alone would only see the time to queue
+    the work, unless the program waits for the device. The cost is known some steps later; until
+    then, records are assumed to cost as much as earlier ones. Without a device, a record costs at
+    least what the capture itself measured.
 
-    The processor time of the writer thread comes on top. Beside a device, it counts only as far as
-    steps without a record have taken longer than their median: what is written while the training
-    waits for the device costs it nothing.
+    The processor time of the writer thread is added. With a device, it counts only as far as plain
+    steps have exceeded their median, because writing while the training waits for the device costs
+    nothing.
 
-    On disk a record took its part of what the run's folder has grown by while it was written, one
-    of several its equal part.
+    On disk, a record takes the growth of the run's folder while it was written; several records
+    share it equally.
 
     Args:
         spec: the budget of all records together; None in it means no limit.
-        meter: what is measured elsewhere.
-        say: told what was chosen: (the key of the spec below `schedule`, "time" or "disk", a
-            sentence).
-        types: budgets of types of execution; "*" for each of those that are not named.
-        clock: seconds that pass evenly.
-        laps: tells how long steps take.
-        before: the budget until now, where the spec has changed while the run lives.
+        meter: values measured by another thread.
+        say: called with (the key of the spec below `schedule`, "time" or "disk", a sentence) to
+            report a choice.
+        types: budgets of types of execution; "*" for each type that is not named.
+        clock: returns seconds of a monotonic clock.
+        laps: measures the duration of steps.
+        before: the previous budget, if the spec changed during the run.
     """
 
     def __init__(
@@ -137,26 +137,26 @@ class Budget:
         self._before = before
         whole = None if before is None else before._all
         self._all: Allowance = Allowance(spec, say=partial(say, "budget"), before=whole)
-        self._own: dict[str, Allowance] = {}  # of types that have been asked for
+        self._own: dict[str, Allowance] = {}  # of types used so far
         self._laps = laps or Laps()
-        self._plain, self._added = Times(), Times()  # steps without a record; what records add
+        self._plain, self._added = Times(), Times()  # plain steps; extra time of records
         if before is not None:
             for label in before._own:
                 self._of(label)
             self._laps, self._plain, self._added = before._laps, before._plain, before._added
         self._before = None
-        self._unknown = False  # whether nothing is known yet that a record could be compared with
-        self._last: _Record | None = None  # if the step after it is not known yet
+        self._unknown = False  # whether there is no plain step yet to compare a record with
+        self._last: _Record | None = None  # set until the step after it is known
         # seconds that no other record will take
         self._once: float = 0.0 if before is None else before._once
-        self._late = 0.0  # by how much plain steps have taken longer than their median
-        self._written = 0.0  # processor time of the writer since then
+        self._late = 0.0  # total excess of plain steps over their median
+        self._written = 0.0  # processor time of the writer not yet charged
         self._writer = meter.writer_seconds
         self._polls, self._size = 0, self._all.bytes
-        self._parts: dict[str, float] = {}  # of what was written last, by type
+        self._parts: dict[str, float] = {}  # shares of the last written data, by type
 
     def _of(self, label: str) -> Allowance | None:
-        """Returns what the records of one type may cost, None if there is no limit to that."""
+        """Returns the allowance for the records of one type, None if it has no limit."""
         known = self._own.get(label)
         spec = self._types.get(label, self._types.get(_OTHERS))
         if known is not None or spec is None:
@@ -167,14 +167,14 @@ class Budget:
         return own
 
     def _concerned(self, labels: Collection[str]) -> list[Allowance]:
-        """Returns what limits a record with these labels."""
+        """Returns the allowances that apply to a record with these labels."""
         own = (self._of(label) for label in labels) if self._types else ()
         return [self._all, *(each for each in own if each is not None)]
 
-    # -- what is asked -------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     def indebted(self, *labels: str) -> bool:
-        """Whether past records, all or those of a type, are still to be paid off."""
+        """Whether past records, all or those of a type, are not yet paid off."""
         if not self.timed:
             return False
         if self._unknown:
@@ -184,7 +184,7 @@ class Budget:
 
     @property
     def steps_in_debt(self) -> int:
-        """Steps for which past records will be paid off, halved: steps may become longer."""
+        """Half the steps until past records are paid off, because steps may become longer."""
         if not self.timed or self.attentive:
             return 0
         plain = self._plain.medians()
@@ -193,37 +193,37 @@ class Budget:
 
     @property
     def attentive(self) -> bool:
-        """Whether the end of each step is to be seen: what the last record has cost is not known.
+        """Whether the end of every step must be observed, because a record's cost is still unknown.
 
-        Otherwise the mean of several steps will do.
+        Otherwise, the mean of several steps is sufficient.
         """
         unsettled = self._last is not None or self._laps.records_away
         return self.timed and (self._unknown or unsettled or self._plain.count < _ENOUGH)
 
     def exhausted(self, *labels: str) -> bool:
-        """Whether the disk's budget, of all records or of a type, is used up."""
+        """Whether the disk budget, of all records or of a type, is used up."""
         if not self._weighed:
             return False
         self._measure()
         return any(each.exhausted(self._per_record(each)) for each in self._concerned(labels))
 
     def factor(self, *labels: str) -> float:
-        """By how much gaps are stretched to save space."""
+        """Returns the factor by which gaps are stretched to save space."""
         if not self._weighed:
             return 1.0
         self._measure()
         return max(each.factor(self._per_record(each)) for each in self._concerned(labels))
 
-    # -- what has happened ---------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------
 
     def recorded(self, *labels: str) -> None:
-        """A record was handed over, of a step of training with these labels."""
+        """Counts a record of a training step with these labels."""
         self._measure()
         for each in self._concerned(labels):
             each.records += 1
 
     def begin(self) -> None:
-        """The model is called, maybe first of all: then the step has begun, as far as is known."""
+        """Starts a step at a model call, unless its start is already known."""
         self._laps.begin_if_unknown(self._clock)
 
     def step_ended(
@@ -234,14 +234,14 @@ class Budget:
         steps: int = 1,
         once: float = 0.0,
     ) -> None:
-        """A step has ended.
+        """Ends a step and updates the measured costs.
 
         Args:
-            cost: what its record is known to have cost, in seconds; None without one.
+            cost: the known cost of its record, in seconds; None without a record.
             labels: its types of execution.
-            steps: how many steps have ended since the last call; one, if there is a record.
-            once: seconds of this step in which something was compiled for records, which no other
-                record will take; not in `cost`. They are no part of what records cost.
+            steps: how many steps have ended since the last call; 1 if there is a record.
+            once: seconds of this step spent compiling for records, which no other record will take.
+                Not part of `cost`, nor of what records cost.
         """
         now = self._clock()
         self._once += once
@@ -256,7 +256,7 @@ class Budget:
                 self._learn_record(known)
 
     def _charge_at_first(self, record: _Record, now: float, lap: Lap) -> None:
-        """Charges what is known of a record at once: its cost, or what such records cost before."""
+        """Charges a record immediately: its known cost, or the median cost of earlier records."""
         self._unknown = self._laps.away and not self._plain.count
         began = now - (record.cost + record.once if lap.host is None else lap.host)
         plain = self._plain.medians()
@@ -267,12 +267,12 @@ class Budget:
             each.charge(began, record.charged, step=step)
 
     def _learn_plain(self, lap: Lap) -> None:
-        """It is known how long a step without a record took."""
+        """Processes the measured time of a plain step."""
         self._unknown = False
         late = None
         if lap.device is not None and self._plain.device and (self.timed or self._last):
             usual = median(self._plain.device)
-            late = lap.steps * min(lap.device - usual, usual)  # more is not of our making
+            late = lap.steps * min(lap.device - usual, usual)  # records cause no more than that
             if self._last is None:
                 self._late = max(self._late + late, -usual)
         if self._last is not None and not self._plain.count:
@@ -280,10 +280,10 @@ class Budget:
         self._settle(late or 0.0)
         self._plain.add(lap.host, lap.device)
         if self._plain.count == _ENOUGH:
-            self._tell_gaps()
+            self._report_gaps()
 
     def _learn_record(self, lap: Lap) -> None:
-        """It is known how long a step with a record took."""
+        """Processes the measured time of a step with a record."""
         self._settle(0.0)
         record: _Record = lap.record
         plain = self._plain.medians()
@@ -294,14 +294,14 @@ class Budget:
         record.timed = lap.device is not None
         self._last = record
         if record.device is None and self._plain.count:
-            self._settle(0.0)  # else the next step says what one takes without a record
+            self._settle(0.0)  # else the next step provides the plain duration
 
     def _settle(self, late: float) -> None:
-        """Settles what the last record has cost, now that the step after it is known.
+        """Settles the cost of the last record, once the step after it is known.
 
         Args:
-            late: by how much that step took longer at the device: less than none, where the device
-                had put off some of the record's work that it then had time for.
+            late: how much longer that step took on the device. Negative if the device had deferred
+                work and then had time for it.
         """
         record, self._last = self._last, None
         if record is None:
@@ -310,7 +310,7 @@ class Budget:
             record.device += late
             cost = record.device
         elif record.timed or self._laps.away:
-            cost = record.charged  # there is nothing yet to compare it with
+            cost = record.charged  # nothing to compare with yet
         else:
             cost = record.host
         self._added.add(record.host, record.device)
@@ -318,10 +318,10 @@ class Budget:
         for each in record.to:
             each.correct(cost - record.charged, cost=cost)
         if self._plain.count >= _ENOUGH:
-            self._tell_gaps()
+            self._report_gaps()
 
     def _writers_part(self, *, beside_device: bool) -> float:
-        """Returns what the writer thread has cost since this was last asked."""
+        """Returns the cost of the writer thread since the last call."""
         written = self._meter.writer_seconds
         self._written, self._writer = self._written + written - self._writer, written
         part = self._written
@@ -331,26 +331,26 @@ class Budget:
         self._written -= part
         return part
 
-    def _tell_gaps(self) -> None:
+    def _report_gaps(self) -> None:
         if not self.timed:
             return
         plain = self._plain.medians()
         step = plain["device"] or plain["host"]
         if step is not None:
             for each in (self._all, *self._own.values()):
-                each.tell_gap(step)
+                each.report_gap(step)
 
     def restart(self) -> None:
-        """What has passed since the last step was no training step (an evaluation, a pause)."""
+        """Excludes the time since the last step (an evaluation, a pause) from the measurement."""
         self._laps.restart()
 
     @property
     def price(self) -> dict[str, Any] | None:
-        """What was measured until now, in seconds; None as long as a record has nothing beside it.
+        """The measured times in seconds; None until both kinds of steps have been measured.
 
-        `plain`: what a step without a record takes. `added`: by how much a record makes a step
-        longer. Both by the clock of the host and by that of the device (None without one). `once`:
-        what compiling for records has taken, which is in neither.
+        `plain` is the duration of a step without a record, `added` the extra duration of one with a
+        record, each by the clock of the host and that of the device (None without one). `once` is
+        the time spent compiling for records, which is in neither.
         """
         if not self._added.count or not self._plain.count:
             return None
@@ -364,7 +364,7 @@ class Budget:
     # -- the disk ------------------------------------------------------------------------------
 
     def _measure(self) -> None:
-        """Takes a new measurement, and shares out what the folder has grown by."""
+        """Reads a new measurement, and distributes the folder's growth among the types."""
         if self._polls == self._meter.polls:
             return
         self._polls, size = self._meter.polls, self._meter.disk_bytes
@@ -382,7 +382,7 @@ class Budget:
 
 
 def _added_to(plain: float | None, record: _Record) -> float:
-    """Returns by how much a record made its step longer, if a step without one takes `plain`."""
+    """Returns the extra duration of a record's step, if a plain step takes `plain`."""
     host = _difference(record.took, plain)
     return record.cost if host is None else max(host - record.once, record.cost)
 

@@ -1,4 +1,4 @@
-"""What is due next, of steps, evaluation phases, or steps of one type."""
+"""Determines what is due next: a step, an evaluation phase, or a step of one type."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ class Countdown:
     """Follows one cadence through a training.
 
     Args:
-        cadence: what is declared.
-        clock: seconds that pass evenly.
-        factor: by how much gaps are stretched at present; explicit steps and windows are not.
+        cadence: the cadence in the spec.
+        clock: returns seconds of a monotonic clock.
+        factor: returns the current stretching of gaps; explicit steps and windows are not
+            stretched.
     """
 
     def __init__(
@@ -30,29 +31,29 @@ class Countdown:
         self._clock = clock
         self._factor = factor
         self._last = clock()
-        self.next = self._scheduler.next_after(-1)  # None: none but those the clock asks for
+        self.next = self._scheduler.next_after(-1)  # None: only those that the clock makes due
         self.forced = self._explicit.next_after(-1)  # the next explicit one
 
     def due(self, number: int) -> bool:
-        """Whether `number` is to be recorded; one that was missed stays due."""
+        """Whether `number` is to be recorded; a missed one stays due."""
         return (self.next is not None and number >= self.next) or self.overdue
 
     def explicit(self, number: int) -> bool:
-        """Whether `number` is to be recorded whatever it costs."""
+        """Whether `number` is to be recorded regardless of cost."""
         return self.forced is not None and number >= self.forced
 
     @property
     def overdue(self) -> bool:
-        """Whether the last record lies too many seconds back."""
+        """Whether too many seconds have passed since the last record."""
         return self._seconds is not None and self._clock() - self._last >= self._seconds
 
     def recorded(self, number: int) -> None:
-        """`number` was recorded: waits for the next."""
+        """Notes that `number` was recorded, and computes the next one."""
         self.touched(number)
         self.next = self._stretched(number, self._scheduler.next_after(number))
 
     def touched(self, number: int) -> None:
-        """`number` was recorded for another reason."""
+        """Notes that `number` was recorded for another reason."""
         self.forced = self._explicit.next_after(number)
         if self._seconds is not None:
             self._last = self._clock()

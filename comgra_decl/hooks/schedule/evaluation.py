@@ -1,4 +1,4 @@
-"""Evaluation passes: recorded when the program switches a model to evaluation, once per phase."""
+"""Evaluation phases: recorded when the program switches a model to evaluation, once per phase."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from comgra_decl.spec.schedule import EvalSpec
 
 _MAX_CALLS = 2000
-"""Model calls kept of a phase that is recorded whole; memory stays bounded."""
+"""Limit on the recorded model calls of a phase with `batches: all`, to bound memory."""
 
 
 class EvaluationPhases:
-    """Follows evaluation phases and decides which model calls of them are recorded.
+    """Tracks evaluation phases and decides which of their model calls are recorded.
 
-    A phase begins with `eval()` or `train(False)`. Unless the spec says otherwise its record holds
-    as many model calls as the last training step had (one, for most programs): the first batch.
+    A phase begins with `eval()` or `train(False)`. By default, its record holds as many model calls
+    as the last training step had (one, for most programs): the first batch.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class EvaluationPhases:
         factor: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self.capture = capture
-        self.tags: dict[str, None] = {}  # what the program called the phase in progress
+        self.tags: dict[str, None] = {}  # labels that the program gave to the current phase
         self.step = -1  # optimizer steps completed when the phase began
-        self.recorded = -1  # likewise, of the last phase that has a record
+        self.recorded = -1  # the same for the last phase with a record
         self._clock = clock
         self._phase = -1
         self._limit = 1
@@ -42,7 +42,7 @@ class EvaluationPhases:
         self.follow(spec, factor=factor)
 
     def follow(self, spec: EvalSpec | None, *, factor: Callable[[], float]) -> None:
-        """Goes by `spec` from the next phase on; None: no phase is recorded."""
+        """Applies `spec` from the next phase on; with None, no phase is recorded."""
         self._spec = spec
         self._factor = factor
         self._countdown: Countdown | None = None
@@ -53,18 +53,19 @@ class EvaluationPhases:
 
     @property
     def open(self) -> bool:
-        """Whether a phase is waiting for, or in the middle of, its recorded calls."""
+        """Whether the recorded calls of a phase are still expected or in progress."""
         return self._pending or self.capture.open
 
     @property
     def complete(self) -> bool:
-        """Whether the recorded calls of this phase have all returned."""
+        """Whether all recorded calls of this phase have returned."""
         return self.capture.open and self.capture.root_calls >= self._limit
 
     def begin(self, step: int, training_calls: int) -> bool:
-        """Notes that a model was switched; returns whether its phase is to be recorded.
+        """Begins a phase when a model is switched; returns whether it is to be recorded.
 
-        Switched again before any training step (per submodule, per split), it is the same phase.
+        Further switches before the next training step (per submodule, per split) belong to the same
+        phase.
         """
         if step == self.step:
             return self.open
@@ -76,18 +77,18 @@ class EvaluationPhases:
         return self._pending
 
     def calls(self, training_calls: int) -> int:
-        """Returns how many model calls of a phase are recorded, by those of a training step."""
+        """Returns how many model calls of a phase are recorded, given those of a training step."""
         batches = None if self._spec is None else self._spec.batches
         return _MAX_CALLS if batches == "all" else batches or training_calls
 
     def enter(self, step: int, *, counts: bool = True) -> StepCapture | None:
-        """Returns the capture for a model call of this phase, or None when it has enough.
+        """Returns the capture for a model call of this phase, or None if enough are recorded.
 
         Args:
             step: optimizer steps completed.
-            counts: whether it is the call of a model; not, if it is that of a loss.
+            counts: whether it is the call of a model, not of a loss.
         """
-        if self._phase < 0:  # the model was switched before we attached
+        if self._phase < 0:  # the model was switched before tracing was attached
             self.begin(step, 1)
         if self.start() is None or self.capture.root_calls >= self._limit:
             return None
@@ -95,7 +96,7 @@ class EvaluationPhases:
         return self.capture
 
     def forget(self) -> None:
-        """What was taken for a phase is none."""
+        """Discards the current phase, which turned out not to be one."""
         self.capture.drop()
         self.close()
         if self.step < 0:
@@ -113,7 +114,7 @@ class EvaluationPhases:
         return self.capture if self.capture.open else None
 
     def taken(self) -> None:
-        """There is a record of this phase."""
+        """Marks this phase as recorded."""
         self._pending = False
         self.recorded = self.step
         if self._countdown is not None:

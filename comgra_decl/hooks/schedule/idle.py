@@ -1,4 +1,4 @@
-"""Steps that are only counted: what nearly all steps of a training are."""
+"""Steps that are only counted, as are almost all steps of a training."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _is_compiling = torch.compiler.is_dynamo_compiling
 
 
 class IdleSteps:
-    """The optimizer hook that counts a known number of steps and does nothing else.
+    """An optimizer hook that counts a known number of steps and does nothing else.
 
-    It runs once in a while of other code, when nothing of it is in the processor's caches any more:
-    what is felt is how many things it touches. So what it needs are variables that it closes over,
-    and an iterator in place of a number that is read, compared, added to and written.
+    It runs so rarely that none of it is left in the processor's caches, so its cost depends on the
+    number of objects it touches. It therefore uses only closure variables, and an iterator instead
+    of a number that is read, compared, incremented and written.
 
     Args:
-        beat: given `END` at each step that is counted.
-        otherwise: given the optimizer of every other step.
-        on_fault: told about an error of that.
+        beat: called with `END` at each counted step.
+        otherwise: called with the optimizer of every other step.
+        on_fault: called with an error of `otherwise`.
 
     Attributes:
-        after_optimizer: an optimizer has stepped; to be registered as its hook.
+        after_optimizer: the hook to be registered to run after optimizer steps.
     """
 
     def __init__(
@@ -46,29 +46,29 @@ class IdleSteps:
         self.after_optimizer, self._count = _hook(otherwise, on_fault)
 
     def begin(self, owner: int, steps: int) -> None:
-        """Counts the next steps (none: 0) of the optimizer with this `id` (nobody: 0)."""
+        """Counts the next `steps` steps of the optimizer with the id `owner`; 0 for none."""
         self._given = max(steps, 0)
         self._left = repeat(END, self._given)
         self._count(owner, map(self._beat, self._left))
 
     def end(self) -> None:
-        """Counts no further step; from any thread."""
+        """Stops counting; may be called from any thread."""
         self._count(0, iter(()))
 
     def counted(self) -> int:
-        """Returns the steps counted since it began."""
+        """Returns the number of steps counted since `begin`."""
         return self._given - length_hint(self._left)
 
 
 def _hook(
     otherwise: Callable[[Any], Any], on_fault: Callable[[BaseException], None]
 ) -> tuple[_Hook, Callable[[int, Iterator[object]], None]]:
-    """Returns the hook, and what gives it an optimizer's `id` and a beat for each of its steps."""
+    """Returns the hook, and a function that sets an optimizer's `id` and the beats of its steps."""
     owner = 0
     beats: Iterator[object] = iter(())
 
     def after_optimizer(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if _is_compiling():  # first of all: compiled code is guarded by what it has read
+        if _is_compiling():  # first, because compiled code is guarded on what it reads
             return
         if id(optimizer) == owner:
             for _ in beats:
@@ -86,17 +86,17 @@ def _hook(
     return after_optimizer, count
 
 
-_SECONDS = 0.25  # between two looks, at the present pace
-_MOST = 32  # steps; a training that becomes slow is noticed soon enough
+_SECONDS = 0.25  # between two checks, at the present pace
+_MOST = 32  # steps, so that a slowdown of the training is noticed in time
 
 
 class Pace:
-    """Says how many steps take about a quarter of a second.
+    """Estimates how many steps take about a quarter of a second.
 
-    Reading a clock in every step takes a tenth of what tracing costs between recorded steps.
+    Reading a clock in every step would take a tenth of the cost of tracing between recorded steps.
 
     Args:
-        clock: seconds that pass evenly.
+        clock: returns seconds of a monotonic clock.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -105,7 +105,7 @@ class Pace:
         self._time = clock()
 
     def steps(self, step: int) -> int:
-        """Returns after how many steps from `step` on, which begins now, to look again: 0 to 32."""
+        """Returns the number of steps (0 to 32), starting with `step`, until the next check."""
         now = self._clock()
         passed, seconds = step - self._step, now - self._time
         self._step, self._time = step, now

@@ -1,11 +1,11 @@
-"""How long steps take: by the host's clock, and by the device's where one is at work.
+"""Measures the duration of steps by the host's clock, and by the device's if one is in use.
 
-A host that never waits for its device runs ahead of it: its clock tells how long it took to ask
-for a step, not how long the step took. So an event is recorded where a step ends, among the work of
-that step, and is read later, when the device has passed it. From one event to the next is what the
-step took at the device: its work, and how long it waited for the host. Added up, that is the time
-that the training takes, whichever of the two is the slower one, and whether or not the program
-waits. Nothing here ever waits for the device, and events are used again.
+A host that never waits for its device runs ahead of it: its clock measures the time to queue a
+step, not to run it. An event is therefore recorded at the end of each step, in the device's queue,
+and read later, when the device has passed it. The time between two events is the duration of the
+step on the device: its work, and the time spent waiting for the host. These times add up to the
+duration of the training, whichever of the two is slower and whether or not the program waits.
+Nothing here ever waits for the device, and events are reused.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 import torch
 
 _MOST_EVENTS = 64
-"""Events of one device that are on their way at most; steps beyond that are not timed there."""
+"""The maximum number of pending events per device; steps beyond that are not timed there."""
 
 
 @dataclass(slots=True, eq=False)
 class Lap:
-    """A step that has ended, or several of which only the end of the last one was seen.
+    """One step that has ended, or several of which only the end of the last was observed.
 
     Attributes:
-        steps: how many steps.
-        host: seconds of each by the host's clock; None if something else happened in between.
-        device: the same by the device's clock; None if there is none, or it cannot be told.
-        record: whatever stands for the record of this step, None if it was not recorded.
+        steps: the number of steps.
+        host: seconds per step by the host's clock; None if something else happened in between.
+        device: the same by the device's clock; None without a device, or if unknown.
+        record: an object that identifies the record of this step, None if it was not recorded.
     """
 
     steps: int
@@ -39,12 +39,12 @@ class Lap:
 
 
 class Mark:
-    """An event of a device: in use for at most two laps, one that it ends and one that it begins.
+    """An event of a device, used by at most two laps: one that it ends and one that it begins.
 
     Attributes:
-        place: the device's number.
-        event: what was recorded there.
-        uses: laps that still need it, and whether it is the newest one.
+        place: the device's index.
+        event: the recorded event.
+        uses: the number of laps that need it, plus one if it is the latest mark.
     """
 
     __slots__ = ("event", "place", "uses")
@@ -54,10 +54,10 @@ class Mark:
 
 
 class Marks:
-    """Puts events among the work of a device and says when it has passed them, never waiting.
+    """Inserts events into the queue of a device and reports when it has passed them, never waiting.
 
     Args:
-        device: the module of torch that looks after the devices: `torch.cuda`, or a stand-in.
+        device: the torch module of the device type: `torch.cuda`, or a substitute.
     """
 
     def __init__(self, device: Any = torch.cuda) -> None:
@@ -70,8 +70,8 @@ class Marks:
         """Records an event on the current stream.
 
         Returns:
-            None if no device is in use, if a graph is being captured, which the event would become
-            a part of, or if too many events are on their way already.
+            None if no device is in use, if a graph is being captured (the event would become part
+            of it), or if too many events are pending.
         """
         device = self._device
         if self._failed or not device.is_initialized():
@@ -85,7 +85,7 @@ class Marks:
                 return None
             event.record()
         except (RuntimeError, AttributeError):
-            # the device has failed, as the program is about to find out, or torch is built without
+            # the device has failed, which the program will notice, or torch is built without it
             self._failed = True
             return None
         return Mark(place, event)
@@ -101,11 +101,11 @@ class Marks:
         return self._device.Event(enable_timing=True)
 
     def passed(self, *marks: Mark) -> bool:
-        """Whether the device has passed them all; also if that can no longer be told."""
+        """Whether the device has passed all marks; also true if the device has failed."""
         if self._failed:
             return True
         try:
-            # Asking about an event ends the capture of a graph.
+            # Querying an event would abort the capture of a graph.
             capturing = self._device.is_current_stream_capturing()
             return not capturing and all(mark.event.query() for mark in marks)
         except RuntimeError:
@@ -113,7 +113,7 @@ class Marks:
             return True
 
     def seconds(self, start: Mark, end: Mark) -> float | None:
-        """Returns the time from one mark to another, both of which have been passed."""
+        """Returns the time between two marks that have both been passed."""
         if self._failed or start.place != end.place:
             return None
         try:
@@ -123,7 +123,7 @@ class Marks:
             return None
 
     def release(self, mark: Mark | None) -> None:
-        """One use of a mark is over; the event is used again after the last one."""
+        """Ends one use of a mark; its event is reused after the last one."""
         if mark is not None:
             mark.uses -= 1
             if not mark.uses:
@@ -131,30 +131,30 @@ class Marks:
 
 
 class Laps:
-    """Tells how long each step took, in order, as soon as that is known.
+    """Measures how long each step took, in order, as soon as that is known.
 
     Args:
-        marks: what times the device.
+        marks: provides the events that time the device.
     """
 
     def __init__(self, marks: Marks | None = None) -> None:
         self._marks = marks or Marks()
         self._last: float | None = None  # when the last step ended, by the host's clock
-        self._start: Mark | None = None  # where it ended, at the device
+        self._start: Mark | None = None  # the same on the device
         self._waiting: deque[tuple[Lap, Mark | None, Mark | None]] = deque()
 
     def begin(self, now: float) -> None:
-        """A step begins now; else it begins where the last one has ended."""
+        """Begins a step now, instead of at the end of the last one."""
         self.restart()
         self._last, self._start = now, self._marks.new()
 
     def begin_if_unknown(self, clock: Callable[[], float]) -> None:
-        """Something of a step happens: it begins now, unless the end of the last one is known."""
+        """Begins a step now, unless the end of the last step is known."""
         if self._last is None:
             self.begin(clock())
 
     def end(self, now: float, *, steps: int = 1, record: Any = None) -> Lap:
-        """A step has ended, or several; what it took at the device may be known later."""
+        """Ends one or several steps; their time on the device may be known later."""
         host = None if self._last is None else (now - self._last) / steps
         lap = Lap(steps, host, record=record)
         mark = self._marks.new()
@@ -167,7 +167,7 @@ class Laps:
         return lap
 
     def known(self) -> Iterator[Lap]:
-        """Yields the laps of which all is known by now, each once, in the order of the steps."""
+        """Yields the laps that are completely known, each once, in the order of the steps."""
         waiting, marks = self._waiting, self._marks
         while waiting:
             lap, start, end = waiting[0]
@@ -183,7 +183,7 @@ class Laps:
 
     @property
     def records_away(self) -> bool:
-        """Whether it is not known yet how long a step with a record took."""
+        """Whether the duration of a step with a record is not known yet."""
         return any(lap.record is not None for lap, _, _ in self._waiting)
 
     @property
@@ -192,7 +192,7 @@ class Laps:
         return self._start is not None
 
     def restart(self) -> None:
-        """What has happened since the last step, or happens until the next, is no step."""
+        """Excludes the time from the last step to the next one."""
         self._last = None
         self._marks.release(self._start)
         self._start = None

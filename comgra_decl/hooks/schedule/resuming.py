@@ -1,4 +1,4 @@
-"""With which step a resumed training goes on."""
+"""Determines the step at which a resumed training continues."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ if TYPE_CHECKING:
 
 
 class Resumption:
-    """Finds the number of the first step of a training that goes on from a checkpoint.
+    """Finds the number of the first step of a training resumed from a checkpoint.
 
-    What the spec says counts; else the optimizer's own count of its steps, which Adam and its kin
-    keep and a checkpoint brings back; else it is the step after the last one that was recorded.
+    The setting in the spec comes first. Otherwise the optimizer's own step count is used, which
+    Adam and similar optimizers store in a checkpoint. Otherwise it is the step after the last
+    recorded one.
 
     Args:
         declared: the spec's `run.resume_step`.
-        last: the last step that the run knows of; None if it has none.
+        last: the last step in the run; None if there is none.
     """
 
     def __init__(self, declared: int | None, last: int | None) -> None:
@@ -28,31 +29,31 @@ class Resumption:
         self._counted: int | None = None
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """An optimizer has made its first step since the training goes on."""
+        """Reads an optimizer's step count after its first step of the resumed training."""
         if self._declared is None:
             self._counted = steps_taken(optimizer)
 
     def settle(self) -> tuple[int, str]:
-        """Returns the number of the first step, now that it ends, and what to note of it."""
+        """Returns the number of the first step, when it ends, and the note about it."""
         if self._declared is not None:
-            return self._declared, self._noted(self._declared, "as run.resume_step says")
+            return self._declared, self._noted(self._declared, "as set by run.resume_step")
         counted = self._counted
-        # a first step after others: the checkpoint did not bring the optimizer's state back
+        # a count of 1 after earlier steps: the checkpoint did not restore the optimizer's state
         if counted is not None and (counted > 1 or self._last is None):
             step = max(0, counted - 1)
-            return step, self._noted(step, "by the optimizer's own count")
-        why = "after the last step recorded, since nothing says which it is (run.resume_step does)"
+            return step, self._noted(step, "by the optimizer's own step count")
+        why = "after the last recorded step (the actual one is unknown; set run.resume_step)"
         return self.expected, self._noted(self.expected, why)
 
     def _noted(self, step: int, why: str) -> str:
-        text = f"the training goes on with step {step}, {why}"
+        text = f"training resumes at step {step}, {why}"
         if self._last is not None and step <= self._last:
-            text += f"; steps {step} to {self._last} of before give way to the new ones"
+            text += f"; it replaces the earlier records of steps {step} to {self._last}"
         return text
 
 
 def steps_taken(optimizer: Optimizer) -> int | None:
-    """Returns how many steps an optimizer has counted; None if it does not count."""
+    """Returns the number of steps an optimizer has counted; None if it does not count."""
     counts = [_number(state.get("step")) for state in optimizer.state.values()]
     return max((count for count in counts if count is not None), default=None)
 

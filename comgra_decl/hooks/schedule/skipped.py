@@ -1,4 +1,4 @@
-"""Steps that mixed precision skips: a training step has ended, and no optimizer says so."""
+"""Training steps that mixed precision skips, for which no optimizer hook runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from comgra_decl.hooks.patches import Patch, run_natively
 
 
 class _Stepped:
-    """A hook that knows whether it was called."""
+    """A hook that remembers whether it was called."""
 
     yes = False
 
@@ -26,12 +26,13 @@ def watch_skips(
     before: Callable[[Any], None],
     on_fault: Callable[[BaseException], None],
 ) -> Patch:
-    """Tells `on_skip` each optimizer that `GradScaler.step` did not let step, and the scaler.
+    """Calls `on_skip` with each optimizer whose step `GradScaler.step` skipped, and the scaler.
 
-    `before` is told the scaler before each such step.
+    `before` is called with the scaler before each such step.
 
-    It does so when a gradient is infinite or NaN after unscaling, as in the first steps of most
-    trainings in float16. Only a hook on that optimizer, for the time of the call, can know.
+    A step is skipped if a gradient is infinite or NaN after unscaling, as in the first steps of
+    most trainings in float16. Only a hook on that optimizer, for the duration of the call, can
+    detect it.
     """
 
     def step(

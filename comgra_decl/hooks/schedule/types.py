@@ -1,4 +1,4 @@
-"""Types of execution: labels of a step, from what its model is called with."""
+"""Types of execution: labels of a step, derived from the inputs of its model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Label = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 class Labeller:
-    """Labels a call of the outermost module as the spec says.
+    """Labels a call of the outermost module according to the spec.
 
     Args:
-        spec: where labels come from; it says something.
-        warn: told, once, why a call got no label.
+        spec: the source of the labels; `by` must be set.
+        warn: called once with the reason why a call got no label.
     """
 
     def __init__(self, spec: TypesSpec, *, warn: Callable[[str], None]) -> None:
@@ -43,16 +43,16 @@ class Labeller:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> list[str]:
-        """Returns the labels, first the type; none if the call has none or they cannot be had."""
+        """Returns the labels, the type first; empty if there are none or an error occurred."""
         try:
             if self._label is None:
                 self._label = _label_of(self._by)
             return _texts(self._label(module, args, kwargs))
         except Exception as error:
-            self._say_why(error)
+            self._warn_once(error)
             return []
 
-    def _say_why(self, error: Exception) -> None:
+    def _warn_once(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
             self._warn(
@@ -70,7 +70,7 @@ def _label_of(by: ByInput | ByFunction) -> Label:
 
 
 def _unseen(label: Label) -> Label:
-    """Leaves no trace of what `label` computes, neither for autograd nor in our graph."""
+    """Hides the computations of `label` from autograd and from our graph."""
 
     def unseen(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with torch.no_grad(), without_functions():
@@ -113,7 +113,7 @@ def find_input(
     """Returns an input of a call by its position, its name, or its key in a mapping.
 
     Raises:
-        LookupError: there is none.
+        LookupError: there is no such input.
     """
     if isinstance(which, int) and which < len(args):
         return args[which]
@@ -136,10 +136,10 @@ def _size(value: Any, dim: int) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Returns the number, text or truth value that an input is; waits for a device if it must."""
+    """Returns the number, string or boolean in an input; may wait for a device."""
     plain = value.item() if isinstance(value, torch.Tensor) else value
     if not isinstance(plain, (str, int, float)):
-        raise TypeError(f"an input of type {type(value).__name__} has no single value")
+        raise TypeError(f"an input of type {type(value).__name__} is not a single value")
     return plain
 
 
@@ -149,14 +149,14 @@ def _names_between(bins: list[float]) -> list[str]:
 
 
 class RootWatch:
-    """Waits, between records, for the next call of an outermost module, and goes away with it.
+    """Waits, between records, for the next call of an outermost module, then removes itself.
 
-    While it waits there is one global hook, and from the first call on none: a step that turns
-    out not to be recorded costs one call of `on_call` however many modules the model has.
+    While it waits there is one global hook, and none after that call. A step that is not recorded
+    thus costs one call of `on_call`, however many modules the model has.
 
     Args:
-        on_call: told (module, args, kwargs) of each call until it returns True.
-        on_fault: told about an error of our own.
+        on_call: called with (module, args, kwargs) of each call until it returns True.
+        on_fault: called with an error in tracing itself.
     """
 
     def __init__(
@@ -171,22 +171,22 @@ class RootWatch:
 
     @property
     def waiting(self) -> bool:
-        """Whether the call it waits for has yet to come."""
+        """Whether it is still waiting for the call."""
         return self._calls.on
 
     def install(self) -> None:
-        """Waits for the next call."""
+        """Starts waiting for the next call."""
         self._calls.install()
 
     def remove(self) -> None:
-        """Waits no longer."""
+        """Stops waiting."""
         self._calls.remove()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         try:
             if not self._calls.on or torch.compiler.is_compiling() or is_no_step():
                 return
-            # A global pre hook is not given keyword arguments: its caller's frame has them.
+            # A global pre-hook receives no keyword arguments, but its caller's frame has them.
             kwargs = torch_variable(sys._getframe(1), "kwargs") or {}
             if self._on_call(module, args, kwargs):
                 self.remove()

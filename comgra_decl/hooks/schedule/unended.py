@@ -1,8 +1,8 @@
-"""Steps that nobody ends: parameters change, and no hook of an optimizer says so.
+"""Detects steps that never end: parameters change, but no optimizer hook runs.
 
-No hook runs in an optimizer's step that is compiled, and there is none in an update written by
-hand. Both change parameters in place, which torch counts for every tensor; so a thread that looks
-at these counts now and then knows, at no cost for the training.
+No hooks run in a compiled optimizer step, nor in an update written by hand. Both change parameters
+in place, which torch counts for every tensor, so a thread that reads these counters periodically
+detects it at no cost to the training.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch.optim import optimizer as _torch_optimizer
 from comgra_decl.hooks.other_threads import running
 
 _LOOKED_AT = 64
-"""Parameters whose changes are counted; all of a model's change together."""
+"""Number of parameters whose changes are counted; all parameters of a model change together."""
 
 _PATIENCE = 3
-"""Looks, about a second apart, that find changes within one step before that is said."""
+"""Checks, about a second apart, that must find changes within one step before a warning."""
 
 UNENDED = (
     "the parameters keep changing, but no step has ended since step {} began: a compiled optimizer "
@@ -31,7 +31,7 @@ UNENDED = (
 
 
 class UnendedSteps:
-    """Counts the looks at a training that find its parameters changed and no step ended."""
+    """Counts the checks that find changed parameters although no step has ended."""
 
     def __init__(self) -> None:
         self.found: int | None = None
@@ -41,13 +41,13 @@ class UnendedSteps:
         self._seen = 0
 
     def look(self, step: int, parameters: Iterable[torch.Tensor], *, signs: int = 0) -> bool:
-        """Looks once; returns whether it turns out now that nobody says when a step ends.
+        """Checks once; returns whether this check shows that the ends of steps are not reported.
 
         Args:
-            step: the number of the step in progress.
-            parameters: of the models that are trained.
-            signs: how often something was seen to change parameters that did not end this step: an
-                optimizer after which another one is waited for, a step of another thread.
+            step: the number of the current step.
+            parameters: the parameters of the models being trained.
+            signs: how many parameter changes were observed that did not end this step: an optimizer
+                that is followed by another one in the same step, or a step of another thread.
         """
         changes = _changes(parameters)
         if (step, signs) != self._at or changes is None:
@@ -69,10 +69,10 @@ def _changes(parameters: Iterable[torch.Tensor]) -> int | None:
 
 def _versions(parameters: Iterable[torch.Tensor]) -> Iterator[int]:
     for parameter in parameters:
-        with suppress(RuntimeError):  # a tensor of inference mode counts nothing
+        with suppress(RuntimeError):  # inference tensors have no version counter
             yield parameter._version
 
 
 def _is_stepping() -> bool:
-    """Whether an optimizer is at work: one that calls a closure changes parameters for long."""
+    """Whether an optimizer is running; with a closure, its step may take long."""
     return bool(running(lambda code: code.co_filename == _torch_optimizer.__file__))

@@ -1,1 +1,1 @@
-"""Reading tensors into slots: outputs, gradients, parameters, inputs, targets."""
+"""Reads tensors into slots: outputs, gradients, parameters, inputs, targets."""

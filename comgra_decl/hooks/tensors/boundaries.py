@@ -1,4 +1,4 @@
-"""Where a step begins and ends: the inputs of its models, its losses, and its targets."""
+"""Records where a step begins and ends: the inputs of its models, its losses, and its targets."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SCANS = 2
 
 
 class Ends:
-    """Records what no module returns, without being asked: it is what every graph hangs between.
+    """Records tensors that no module returns. They are always recorded: every graph needs them.
 
     Args:
-        spec: says whether values and gradients are kept at all.
+        spec: decides whether values and gradients are stored.
         recorder: reads gradients.
-        on_fault: told about an error of our own.
+        on_fault: called with an error in tracing itself.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Ends:
     def read_inputs(
         self, capture: StepCapture, args: Any, kwargs: dict[str, Any], graph: Provenance | None
     ) -> None:
-        """Reads what a model is given, and knows that this is no target."""
+        """Reads the inputs of a model, which cannot be targets."""
         self.targets.know((args, kwargs))
         iteration = capture.iteration("input", "input")
         if iteration is None:
@@ -72,7 +72,7 @@ class Ends:
         *,
         within_compiled: bool,
     ) -> None:
-        """A model has returned: what it returned now meets targets."""
+        """Starts looking for targets after a model has returned."""
         self.targets.know(returned)
         if within_compiled:
             self.targets.wait(capture, values=self._values)
@@ -86,7 +86,7 @@ class Ends:
         backwarded: torch.Tensor,
         graph: Provenance | None,
     ) -> None:
-        """Reads a tensor that `backward()` was called on (`loss`: before the AMP scale)."""
+        """Reads a loss on which `backward()` was called; `loss` is the value before AMP scaling."""
         pass_ = capture.backwards.name()
         number = capture.count("loss")
         node = loss_node(pass_)

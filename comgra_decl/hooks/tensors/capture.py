@@ -1,4 +1,4 @@
-"""The tensors of one step on their way into raw sums: the training thread's hot path."""
+"""Captures the tensors of one step and reduces them: the hot path of the training thread."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 _EVERY_SAMPLE = 1 << 30
 
 WITHOUT_GRADIENT = "no_grad"
-"""The pass of what a step of the training computes under `torch.no_grad()`, model and all."""
+"""The pass of tensors that a training step computes under `torch.no_grad()`, model included."""
 
-_MAX_LAYOUTS = 256  # forms of a step kept for reuse; a model of endless forms must not leak
+_MAX_LAYOUTS = 256  # step layouts kept for reuse; bounded, since they may keep changing
 
 
 class StepCapture:
@@ -49,11 +49,11 @@ class StepCapture:
         spare_values: bool = False,
     ) -> None:
         self.max_iterations: int | None = None
-        self.cut: dict[str, None] = {}  # nodes of which not all iterations of a step are recorded
-        self.uneven: dict[str, None] = {}  # nodes whose rows are those of the batch now and then
-        self.followed = followed  # whether the dependency graph is made from these calls
-        self._spare_values = spare_values  # copy those that are not asked for, too, for later
-        self._spare: set[Slot] = set()  # slots whose values were not asked for
+        self.cut: dict[str, None] = {}  # nodes with more iterations than are recorded in a step
+        self.uneven: dict[str, None] = {}  # nodes with one row per sample only in some records
+        self.followed = followed  # whether the dependency graph is built from these calls
+        self._spare_values = spare_values  # also copy values not requested, for later
+        self._spare: set[Slot] = set()  # slots whose values are not requested
         self._reducer = reducer
         self._max_value_elements = max_value_elements
         self._sample_count = sample_count
@@ -62,16 +62,16 @@ class StepCapture:
         self._layouts: dict[Hashable, Layout] = {}
         self.batch_size: int | None = None
         self.open = False
-        self.epoch = 0  # counts steps, so that a hook of an earlier step knows it is late
+        self.epoch = 0  # counts steps, so that a hook of an earlier step can detect it is late
         self.calls: defaultdict[object, int] = defaultdict(int)  # per module plan, in this step
         self.root_calls = 0
-        self.aside = False  # whether no gradient flows through the call in progress
+        self.aside = False  # whether the current call runs without gradients
         self.backwards = Backwards()
         self._together = False
-        self.cost = 0.0  # seconds of the training thread that this record has taken until now
-        self.once = 0.0  # of the last record: those in which kernels were compiled, not in its cost
+        self.cost = 0.0  # seconds of the training thread spent on this record so far
+        self.once = 0.0  # seconds of the last record spent compiling kernels, not part of its cost
         self.kpi_tensors: dict[str, int] = {}
-        self.skipped = False  # whether mixed precision let an optimizer not step
+        self.skipped = False  # whether mixed precision skipped an optimizer step
         self.loss_calls: list[dict[str, Any]] = []  # facts of the calls that got a target
         self.modes: dict[str, bool] = {}  # whether each model was called in training mode
         self.batch_softmaxes: list[list[int]] = []  # shapes of those over the batch
@@ -79,7 +79,7 @@ class StepCapture:
         self.said: dict[str, Any] = {}  # what the program said of the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
         self.measured: Measured | None = None  # opt-in statistics
-        self.categories: Categories | None = None  # of the samples, where the spec asks for them
+        self.categories: Categories | None = None  # of the samples, if the spec requests them
 
     def begin(self) -> None:
         """Starts an empty step."""
@@ -107,15 +107,15 @@ class StepCapture:
         self.open = True
 
     def drop(self) -> None:
-        """Forgets the step without recording it."""
+        """Discards the step without recording it."""
         self._reducer.clear()
         self.open = False
 
     def count(self, what: object) -> int:
-        """Returns how often `what` was counted before in this step: its iteration.
+        """Counts `what` in this step; returns its count so far, which is its iteration.
 
-        What is called without gradient is counted apart, so that the first iteration of a node is
-        the one that is trained, whatever was called before.
+        Calls without gradients are counted separately, so that the first iteration of a node is the
+        one that is trained, regardless of earlier calls.
         """
         key = (what, WITHOUT_GRADIENT) if self.aside else what
         number = self.calls[key]
@@ -128,17 +128,17 @@ class StepCapture:
             self.modes[model] = self.modes.get(model, False) or in_training(called)
 
     def upcoming(self, what: object) -> int:
-        """Returns the iteration that `count` would return, without counting."""
+        """Returns the iteration that `count` would return next, without counting."""
         return self.calls.get((what, WITHOUT_GRADIENT) if self.aside else what, 0)
 
     def iteration(self, what: object, name: str | Callable[[], str]) -> int | None:
-        """Counts a call; returns its iteration, or None if the step has enough of these.
+        """Counts a call; returns its iteration, or None if the limit per step is exceeded.
 
-        A loop over thousands of time steps, in each evaluation of an optimizer's closure, would
-        else make tens of thousands of series.
+        Otherwise a loop over thousands of time steps, in each evaluation of an optimizer's closure,
+        would create tens of thousands of series.
         """
         key = (what, WITHOUT_GRADIENT) if self.aside else what
-        number = self.calls[key]  # as `count` does; a call less, for each output of each step
+        number = self.calls[key]  # same as `count`, without the extra call for each output
         self.calls[key] = number + 1
         if self.max_iterations is None or number < self.max_iterations:
             return number
@@ -147,11 +147,11 @@ class StepCapture:
         return None
 
     def in_pass(self, slot: Slot) -> Slot:
-        """Returns the slot that what is computed now belongs to: its own, or that of `no_grad`."""
+        """Returns the slot for the current call: the given one, or its `no_grad` pass."""
         return slot.in_pass(WITHOUT_GRADIENT) if self.aside else slot
 
     def as_evaluation(self) -> None:
-        """What was computed without gradient turns out to be no part of a training."""
+        """Moves 'no_grad' entries to the forward pass, because the step was an evaluation."""
         taken = {slot for slot, _ in self._entries}
         self._entries = [(_forward(slot, taken), index) for slot, index in self._entries]
 
@@ -163,9 +163,9 @@ class StepCapture:
     ) -> int | None:
         """Reads the tensor now; returns its index in this step, None if it cannot be reduced.
 
-        `batch_dim` is a dimension that the tensor has, as the method of that name says.
+        `batch_dim` is a dimension of the tensor, as returned by the method `batch_dim`.
         """
-        alone = not self._together  # else the clock is read once for all of them
+        alone = not self._together  # else the clock is read once for all tensors
         started = time.perf_counter() if alone else 0.0
         try:
             keep = (values or self._spare_values) and self._small_enough(tensor, batch_dim)
@@ -185,7 +185,7 @@ class StepCapture:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Reads what is added within at once, on a GPU in few launches; no program runs in it."""
+        """Reads all tensors added inside together, in few GPU launches; must not run user code."""
         started = time.perf_counter()
         self._together = True
         try:
@@ -198,7 +198,7 @@ class StepCapture:
     def _add_written_out(
         self, slot: Slot, tensor: torch.Tensor, dim: int | None, values: bool, why: str
     ) -> int | None:
-        """Reads a sparse, nested or quantised tensor as an ordinary one; reports any other."""
+        """Reads a sparse, nested or quantised tensor as a dense one; reports any other."""
         whole = ordinary(tensor)
         if whole is None:
             self.refused[f"{slot.node()} {slot.role}"] = why
@@ -208,10 +208,10 @@ class StepCapture:
     def batch_dim(
         self, tensor: torch.Tensor, declared: int | str | None, slot: Slot | None = None
     ) -> int | None:
-        """Returns the declared batch dim, or for "auto" dim 0 where it has the batch's size.
+        """Returns the declared batch dimension, or for "auto" dim 0 if it has the batch's size.
 
-        Where the series of a slot has begun, it goes on as it is, whatever sizes a later record has
-        by chance: a series has one meaning.
+        A series that has begun keeps its batch dimension, even if a later record happens to have
+        other sizes: the meaning of a series does not change.
         """
         if tensor.is_nested:
             return None
@@ -222,7 +222,7 @@ class StepCapture:
             return None
         per_sample = shape[0] == self.batch_size
         if slot is None or not slot.dtype or 0 in slot.shape or 0 in shape:
-            return 0 if per_sample else None  # what is empty is neither
+            return 0 if per_sample else None  # undecided for empty tensors
         if (slot.batch_dim is not None) != per_sample:
             self.uneven[slot.node()] = None
         return slot.batch_dim
@@ -233,15 +233,15 @@ class StepCapture:
 
     @property
     def slots(self) -> list[Slot]:
-        """What was recorded in this step, in order."""
+        """The recorded slots of this step, in order."""
         return [slot for slot, _ in self._entries]
 
     def signature(self) -> int:
-        """Hash of the sequence of forward slots: equal for steps that ran the same way."""
+        """Hash of the sequence of forward slots; equal for steps that ran the same way."""
         return hash(tuple([slot.id for slot, _ in self._entries if slot.pass_ == "forward"]))
 
     def close(self, info: StepInfo, table: SlotTable) -> RawStep:
-        """Ends the step: settles new slots, reduces what is left, and hands the record over."""
+        """Ends the step: assigns ids to new slots, reduces pending tensors, returns the record."""
         started = time.perf_counter()
         new_slots = table.settle([slot for slot, _ in self._entries if slot.id < 0])
         reduced = self._reducer.finish()
@@ -260,7 +260,7 @@ class StepCapture:
             values=self._values(reduced, spare=False),
             spare_values=self._values(reduced, spare=True) if self._spare else {},
             kpi_tensors=self.kpi_tensors,
-            said=self.said,
+            logged=self.said,
             labels=None if self.categories is None else self.categories.take(),
             wait=reduced.wait,
         )
@@ -296,7 +296,7 @@ class StepCapture:
                 elements=reduced.elements,
                 batched=reduced.batched,
                 shapes=tuple(
-                    # of a shard only the part is reduced, and only its first whole shape is known
+                    # only the local part of a shard is reduced; only its first full shape is known
                     None if slot.piece is not None else reduced.shapes[index]
                     for slot, index in self._entries
                 ),
@@ -312,15 +312,15 @@ class StepCapture:
 
 
 def new_capture(spec: Spec, *, training: bool, warn: Callable[[str], None]) -> StepCapture:
-    """Returns the record that steps of the training, or evaluations, are captured in.
+    """Returns the capture for training steps or for evaluations.
 
     Args:
-        spec: what of a tensor is kept.
-        training: whether it is for steps of the training.
-        warn: told once why a sample has no category.
+        spec: selects what is stored of each tensor.
+        training: whether it is for training steps.
+        warn: called once with the reason why a sample has no category.
     """
     histogram = None if spec.histogram is None else spec.histogram.elements
-    # values of all samples are kept until it is known which ones are chosen
+    # values of all samples are kept until the recorded ones are chosen
     samples = spec.samples.count if spec.samples.by is None else _EVERY_SAMPLE
     capture = StepCapture(
         Reducer(histogram_elements=histogram, sample_count=samples),

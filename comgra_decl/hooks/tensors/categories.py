@@ -1,4 +1,4 @@
-"""Finds the category of each sample of a batch, for choosing the samples that are recorded."""
+"""Finds the category of each sample of a batch, to choose the samples that are recorded."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
     from comgra_decl.spec.samples import SamplesSpec
 
 _MOST_NODES = 64
-"""So far the loss is followed back to the function that was given the targets."""
+"""The number of autograd nodes searched from the loss for the function that has the targets."""
 
 Labels = Callable[[], Sequence[Any]]
-"""Gives one label for each sample; called on the writer thread, which may wait for a device."""
+"""Returns one label per sample; called on the writer thread, which may wait for a device."""
 
 
 class Categories:
-    """Listens to the calls of a step for the categories of its first batch.
+    """Finds the categories of a step's first batch in the calls of the step.
 
     Args:
-        by: where they come from.
-        warn: told once per kind of trouble.
-        expected: whether it is trouble that there is no target: an evaluation's record ends before.
+        by: the source of the categories.
+        warn: called once per kind of problem.
+        expected: whether a missing target is a problem; an evaluation's record ends before the
+            loss.
     """
 
     def __init__(self, by: Any, *, warn: Callable[[str], None], expected: bool) -> None:
@@ -42,14 +43,14 @@ class Categories:
         self._function: Callable[..., Any] | None = None
         self._call: tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]] | None = None
         self._labels: Labels | None = None
-        self._size: int | None = None  # of the batch whose categories are looked for
+        self._size: int | None = None  # of the batch whose categories are searched
 
     def restart(self) -> None:
-        """A step begins, or ended unrecorded."""
+        """Resets the state, at the start of a step or after an unrecorded one."""
         self._call = self._labels = self._size = None
 
     def take(self) -> Labels | None:
-        """Ends the step; returns what gives the labels of its first batch, None if nothing does."""
+        """Ends the step; returns a function that gives the labels of its first batch, or None."""
         labels, size = self._labels, self._size
         if labels is None and size is not None and self._expected:
             self._warn(f"samples.by found no categories ({self._missing})")
@@ -59,12 +60,12 @@ class Categories:
     def enter(
         self, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], size: int | None
     ) -> None:
-        """An outermost module is called, with a batch of `size` samples."""
+        """Handles the call of an outermost module, with a batch of `size` samples."""
         if self._labels is not None:
             return
         try:
             parametric = next(root.parameters(), None) is not None
-            if not parametric:  # a loss, perhaps
+            if not parametric:  # it may be a loss
                 self._look_for_target(t for _, t in tensors_in(args))
                 return
             if self._size is None:
@@ -76,7 +77,7 @@ class Categories:
             self._fail(error)
 
     def leave(self, output: Any) -> None:
-        """The outermost module in progress has returned."""
+        """Handles the output of the current outermost module."""
         call, self._call = self._call, None
         if call is None or not isinstance(self._by, CategoryFunction):
             return
@@ -91,7 +92,7 @@ class Categories:
             self._fail(error)
 
     def loss(self, loss: torch.Tensor) -> None:
-        """`backward()` is called on `loss`: autograd knows what it was compared with."""
+        """Handles `backward()` on `loss`, whose autograd graph holds the targets."""
         if self._by == "target" and self._labels is None:
             try:
                 function = gradient_function(loss)
@@ -108,12 +109,14 @@ class Categories:
                     return
 
     def _keep(self, found: Any) -> None:
-        """Remembers labels as they are now; those on a device are fetched later."""
+        """Stores labels as they are now; those on a device are fetched later."""
         if isinstance(found, torch.Tensor):
             if found.dim() != 1:
-                raise ValueError(f"categories of shape {tuple(found.shape)} are not one per sample")
+                raise ValueError(
+                    f"categories must be one per sample, got shape {tuple(found.shape)}"
+                )
             if found.is_floating_point() or found.is_complex():
-                raise TypeError(f"categories must be whole numbers, not {found.dtype}")
+                raise TypeError(f"categories must be integers, got {found.dtype}")
             self._labels = partial(_listed, found.detach().clone())
         else:
             labels = list(found)
@@ -136,7 +139,7 @@ class Categories:
 def categories(
     spec: SamplesSpec, *, warn: Callable[[str], None], training: bool
 ) -> Categories | None:
-    """Returns what finds the categories that a spec asks for, None if it asks for none."""
+    """Returns the category finder for a spec, None if the spec does not need one."""
     if spec.by is None or not spec.count:
         return None
     return Categories(spec.by, warn=warn, expected=training)
@@ -147,7 +150,7 @@ def _is_category(tensor: torch.Tensor) -> bool:
 
 
 def _saved_targets(node: Any) -> Any:
-    """Yields the targets that the functions nearest to a loss have saved for their backward."""
+    """Yields the targets saved for backward by the functions nearest to a loss."""
     queue, seen = [node], {node}
     for current in islice(_growing(queue), _MOST_NODES):
         try:
@@ -163,7 +166,7 @@ def _saved_targets(node: Any) -> Any:
 
 
 def _growing(queue: list[Any]) -> Any:
-    """Yields the entries of a list, also those that are added meanwhile."""
+    """Yields the entries of a list, including those added during the iteration."""
     position = 0
     while position < len(queue):
         yield queue[position]

@@ -1,7 +1,7 @@
-"""Layers that compute in one native kernel in evaluation, unless a torch function mode is active.
+"""Layers that use a native kernel in evaluation, unless a torch function mode is active.
 
-A frozen encoder in evaluation mode is a part of many trainings. The kernel rounds differently from
-the layers it stands for, so our modes are taken away while it may run.
+Many trainings contain a frozen encoder in evaluation mode. The kernel rounds differently from the
+layers it replaces, so our modes are removed while it may run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _LAYERS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLa
 
 
 def may_run_natively(module: nn.Module, *given: Any) -> bool:
-    """Returns whether a module, called with `given`, may choose a native kernel by itself.
+    """Returns whether a module, called with `given`, may choose a native kernel.
 
-    They do so in evaluation mode where nothing needs a gradient.
+    This is possible in evaluation mode if nothing requires a gradient.
     """
     if not isinstance(module, _LAYERS) or module.training:
         return False
@@ -36,7 +36,7 @@ def may_run_natively(module: nn.Module, *given: Any) -> bool:
 
 
 class NativeCalls:
-    """Takes the graph's mode away while a native kernel may run, and connects what comes out."""
+    """Removes the graph's mode while a native kernel may run, and connects the kernel's output."""
 
     def __init__(self) -> None:
         self._module: nn.Module | None = None
@@ -45,13 +45,13 @@ class NativeCalls:
     def enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], graph: Provenance
     ) -> None:
-        """A module is about to be called."""
+        """Removes the mode before a module is called, if the module may use a native kernel."""
         if may_run_natively(module, args, kwargs) and modes.is_active(graph):
             modes.remove(graph)
             self._module, self._given = module, (args, kwargs)
 
     def leave(self, module: nn.Module, output: Any, graph: Provenance) -> None:
-        """A module has returned `output`, or None if it failed."""
+        """Restores the mode after a module has returned `output`, or None if it failed."""
         if self._module is not module:
             return
         given, self._module, self._given = self._given, None, ()

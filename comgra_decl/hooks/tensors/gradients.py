@@ -1,4 +1,4 @@
-"""Gradients as they arrive during backward, and what the backward passes of a step are called."""
+"""Handles gradients as they arrive in backward, and names the backward passes of a step."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.tensors.capture import StepCapture
     from comgra_decl.hooks.tensors.slots import Slot
 
-_MOST_CALLERS = 256  # places that are remembered; a notebook has ever new ones
+_MOST_CALLERS = 256  # call sites that are remembered; a notebook creates new ones continually
 
 WITHOUT_BACKWARD = "grad:autograd.grad"
 """The pass of gradients that `torch.autograd.grad` computes (a gradient penalty, for example)."""
 
 
 class _Known(NamedTuple):
-    """A place that `backward` is called from.
+    """A call site of `backward`.
 
     Attributes:
-        base: the name of its pass in any step, before it is numbered.
+        base: the name of its pass in any step, without a number.
         line: its file and line.
-        places: keeps the code objects alive, whose ids are the key.
+        places: keeps the code objects alive, because their ids are the key.
     """
 
     base: str
@@ -35,32 +35,32 @@ class _Known(NamedTuple):
 class Backwards:
     """Names the backward passes of a program.
 
-    The first loss ever seen is that of the pass `grad`. Another one is called after the variable
-    that holds it: `loss_g.backward()` is the pass `grad:loss_g`. A loss that no variable holds is
-    known by the place in the program where `backward` is called, and numbered: `grad:2`. So the
-    micro-batches of an accumulated gradient, one `loss.backward()` in a loop, are one pass.
+    The first loss ever seen belongs to the pass `grad`. Other passes are named after the variable
+    that holds the loss: `loss_g.backward()` is the pass `grad:loss_g`. A loss without a variable is
+    identified by the place where `backward` is called, and numbered: `grad:2`. The micro-batches of
+    an accumulated gradient, one `loss.backward()` in a loop, are therefore one pass.
     """
 
     def __init__(self) -> None:
-        self.current: str | None = None  # the pass of the backward that is running
-        self._first: tuple[Place, ...] | None = None  # from where the first loss was backwarded
+        self.current: str | None = None  # the pass of the running backward
+        self._first: tuple[Place, ...] | None = None  # where backward was called on the first loss
         self._passes: dict[str | None, str] = {}  # by the loss's name; for all steps
         self._known: dict[tuple[tuple[int, int], ...], _Known] = {}
-        self._lines: dict[str, list[tuple[str, int]]] = {}  # of each pass, in this step
+        self._lines: dict[str, list[tuple[str, int]]] = {}  # call sites of each pass, in this step
 
     def begin_step(self) -> None:
-        """Forgets where the last step called `backward`."""
+        """Forgets the `backward` calls of the last step."""
         self._lines.clear()
         self.current = None
 
     def name(self) -> str:
-        """Returns the pass of the `backward` that is being called, on one of its tensors."""
+        """Returns the pass of the current `backward` call; begins it if necessary."""
         return self.current or self.begin()
 
     def begin(self) -> str:
-        """Returns the pass that begins with the `backward` that is being called."""
+        """Begins the pass of the current `backward` call and returns its name."""
         places = calling_places()
-        # by id, because the hash of a code object goes through all its constants, each time
+        # by id, because hashing a code object hashes all its constants every time
         key = tuple([(id(code), instruction) for code, instruction in places])
         known = self._known.get(key)
         if known is None:
@@ -76,9 +76,10 @@ class Backwards:
         return self.current
 
     def _base(self, places: tuple[Place, ...]) -> str:
-        """Returns the pass of a place that `backward` is called from for the first time.
+        """Returns the pass of a call site of `backward` that is seen for the first time.
 
-        Reading source takes a millisecond; with one loss, which most programs have, none is read.
+        Reading source code takes a millisecond. A program with one loss, the usual case, never
+        needs it.
         """
         if self._first is None:
             self._first = places
@@ -89,34 +90,34 @@ class Backwards:
         return self._passes.setdefault(name, f"grad:{name or len(self._passes) + 1}")
 
     def end(self) -> None:
-        """The backward has ended."""
+        """Ends the current backward pass."""
         self.current = None
 
     def share(self, pass_: str) -> str:
-        """Returns what to call one of several backwards; `grad` alone means all of them."""
+        """Returns the pass of one of several backwards; `grad` alone means all of them."""
         if pass_ != "grad" or self._first is None:
             return pass_
         return f"grad:{loss_name(self._first) or 1}"
 
 
 def loss_node(pass_: str) -> str:
-    """Returns the node of the loss that a pass begins with: `loss` for `grad`."""
+    """Returns the loss node at which a pass begins; `loss` for `grad`."""
     return "loss" + pass_.removeprefix("grad")
 
 
 def gradient_slot(capture: StepCapture, slot: Slot) -> Slot:
     """Returns the slot of the gradient that has just arrived at the tensor of `slot`.
 
-    A tensor hook sees the gradient of one backward alone, before anything is accumulated. Where
-    one backward pass reaches a tensor twice in a step, the later gradient is numbered.
+    A tensor hook sees the gradient of a single backward, before accumulation. If one backward pass
+    reaches a tensor twice in a step, the later gradient is numbered.
     """
     return unused(capture, slot, capture.backwards.current or WITHOUT_BACKWARD)
 
 
 def unused(capture: StepCapture, slot: Slot, pass_: str) -> Slot:
-    """Returns `slot` in `pass_`, numbered if that pass has a record in this step already."""
+    """Returns `slot` in `pass_`, numbered if that pass already has a record in this step."""
     calls = capture.calls
-    if not capture.aside and not calls[slot, pass_]:  # nearly always, for each gradient of a step
+    if not capture.aside and not calls[slot, pass_]:  # the usual case, for each gradient of a step
         calls[slot, pass_] = 1
         return slot.passes.get(pass_) or slot.in_pass(pass_)
     number, name = 1, pass_
@@ -131,6 +132,6 @@ def _numbered(name: str, number: int) -> str:
 
 
 def _line(code: CodeType, instruction: int) -> tuple[str, int]:
-    """Returns the file and the line that a function is at."""
+    """Returns the file and line of an instruction in a function."""
     lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
     return code.co_filename, next(lines, None) or code.co_firstlineno

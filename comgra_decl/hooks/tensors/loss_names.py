@@ -1,9 +1,9 @@
-"""What a program calls the loss that `backward` is called on, read from its code.
+"""Reads the variable name of the loss in a `backward` call from the program's code.
 
-Only code is read: where each function is (an instruction) and the source text of the call that it
-is in. The variables of a frame are never asked for. Before Python 3.13, `frame.f_locals` of a
-function is the very dict that `locals()` returned to the program, and reading it rewrites that
-dict; it would also keep the tensors of a step alive for as long as the function runs.
+Only code is read: the current instruction of each function, and the source text of its call. The
+variables of a frame are never accessed. Before Python 3.13, `frame.f_locals` of a function is the
+same dict that `locals()` returned to the program, and reading it overwrites that dict. It would
+also keep the tensors of a step alive for as long as the function runs.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ _OURS = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 _MOST_FRAMES = 64
 _HANDLERS = frozenset({"__torch_function__", "__torch_dispatch__"})
-"""What a call goes through under a mode, or for a class of tensors, between its line and torch."""
+"""Handlers through which a call passes under a mode or for a tensor subclass, before torch."""
 
 _MOST_FILES = 1000
 _foreign: dict[str, bool] = {}
-"""Whether a file is ours or torch's, of those that were met."""
+"""Whether a file belongs to comgra_decl or torch, for the files seen so far."""
 
 Place = tuple[CodeType, int]
-"""A function and the instruction that it is at."""
+"""A function and its current instruction."""
 
 
 def calling_places() -> tuple[Place, ...]:
-    """Returns where the program's functions are, innermost first, without ours and torch's.
+    """Returns the current places of the program's functions, innermost first.
 
-    Nor are handlers of torch's calls among them: a loss is the same one under a mode and without.
+    Functions of comgra_decl and torch are skipped. So are handlers of torch calls, because a loss
+    is the same with and without a mode.
     """
     places: list[Place] = []
     frame: FrameType | None = sys._getframe(1)
@@ -45,12 +46,12 @@ def calling_places() -> tuple[Place, ...]:
             break
         code = frame.f_code
         if code.co_name in _HANDLERS:
-            places.clear()  # what it has called is no line of the program either
+            places.clear()  # the calls made by a handler are not in the program's code either
         else:
             foreign = _foreign.get(code.co_filename)
             if foreign is None:
                 foreign = code.co_filename.startswith((_OURS, _TORCH))
-                if len(_foreign) < _MOST_FILES:  # a notebook has ever new ones
+                if len(_foreign) < _MOST_FILES:  # a notebook creates new files continually
                     _foreign[code.co_filename] = foreign
             if not foreign:
                 places.append((code, frame.f_lasti))
@@ -59,23 +60,23 @@ def calling_places() -> tuple[Place, ...]:
 
 
 def loss_name(places: tuple[Place, ...]) -> str | None:
-    """Returns the name of the loss in a call of `backward`, as the outermost function has it.
+    """Returns the name of the loss in a call of `backward`, as used by the outermost function.
 
-    Outermost, because what a helper calls `loss` is `loss_g` to the program that passed it on. So
-    where the name is a parameter, the caller's argument is looked up, level by level.
+    A helper may call it `loss` where the program that passed it uses `loss_g`. If the name is a
+    parameter, the caller's argument is therefore looked up, level by level.
 
     Args:
-        places: where the program's functions are; the innermost one calls `backward`.
+        places: the places of the program's functions; the innermost one calls `backward`.
 
     Returns:
-        None if the loss has no name there (`model(x).sum().backward()`), or there is no source.
+        None if the loss has no name there (`model(x).sum().backward()`), or if there is no source.
     """
     call = _call_at(*places[0]) if places else None
     return None if call is None else _named(_backwarded(call), places, 0)
 
 
 def _backwarded(call: ast.Call) -> ast.expr | None:
-    """Returns what `backward` is called on: `x.backward()` or `torch.autograd.backward(x)`."""
+    """Returns the argument of a call: `x.backward()` or `torch.autograd.backward(x)`."""
     function = call.func
     if isinstance(function, ast.Attribute) and not ast.unparse(function.value).endswith("autograd"):
         return function.value
@@ -84,7 +85,7 @@ def _backwarded(call: ast.Call) -> ast.expr | None:
 
 
 def _named(expression: ast.expr | None, places: tuple[Place, ...], depth: int) -> str | None:
-    """Returns the name of an expression of the function at `depth`, or what its callers call it."""
+    """Returns the name of an expression in the function at `depth`, or its name in the callers."""
     match expression:
         case ast.Name(id=name):
             code = places[depth][0]
@@ -106,19 +107,19 @@ def _named(expression: ast.expr | None, places: tuple[Place, ...], depth: int) -
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A parameter whose argument is looked for, by position, by name, or by both."""
+    """A parameter whose argument is searched, by position, by name, or both."""
 
     position: int | None
     name: str | None
 
     def past_self(self, callee: CodeType) -> _Wanted:
-        """Returns the same without the argument that a bound method brings along."""
+        """Returns the same parameter, not counting the implicit argument of a bound method."""
         bound = self.position is not None and callee.co_varnames[:1] in (("self",), ("cls",))
         return _Wanted(self.position - 1, self.name) if bound and self.position else self
 
 
 def _given(wanted: _Wanted, places: tuple[Place, ...], depth: int) -> str | None:
-    """Returns what the function at `depth` calls the argument that it passes for a parameter."""
+    """Returns the name of the argument that the function at `depth` passes for a parameter."""
     call = _call_at(*places[depth]) if depth < len(places) else None
     if call is None:
         return None
@@ -131,7 +132,7 @@ def _given(wanted: _Wanted, places: tuple[Place, ...], depth: int) -> str | None
             found = _passed_on(argument.value, wanted, places, depth, skipped=at)
             if found is not None:
                 return found
-            break  # how many arguments these are is not known
+            break  # the number of these arguments is unknown
         if at == position:
             return _named(argument, places, depth)
     for keyword in call.keywords:
@@ -148,7 +149,7 @@ def _passed_on(
     *,
     skipped: int | None = None,
 ) -> str | None:
-    """Follows `*args` (after `skipped` arguments) or `**kwargs` of a function to its caller."""
+    """Follows a function's `*args` (after `skipped` arguments) or `**kwargs` to its caller."""
     code = places[depth][0]
     named = code.co_argcount + code.co_kwonlyargcount
     has_args = bool(code.co_flags & 0x04)  # CO_VARARGS; 0x08 is CO_VARKEYWORDS
@@ -165,7 +166,7 @@ def _passed_on(
 
 
 def _call_at(code: CodeType, instruction: int) -> ast.Call | None:
-    """Returns the call that a function is in, parsed from its source; None if there is none."""
+    """Returns the current call of a function, parsed from its source; None if unavailable."""
     position = next(islice(code.co_positions(), instruction // 2, None), None)
     if position is None:
         return None
@@ -179,6 +180,6 @@ def _call_at(code: CodeType, instruction: int) -> ast.Call | None:
     lines[0] = lines[0][column:]
     try:
         expression = ast.parse(b"(%b\n)" % b"".join(lines), mode="eval").body
-    except (SyntaxError, ValueError):  # the file has changed since it was imported
+    except (SyntaxError, ValueError):  # the file has changed since its import
         return None
     return expression if isinstance(expression, ast.Call) else None

@@ -1,4 +1,4 @@
-"""The opt-in statistics of the spec: which slots they are computed of, and what came of it."""
+"""Computes the opt-in statistics of the spec, for the slots that they apply to."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from comgra_decl.stats import Reduced
 
 Refuse = Callable[[str, str], object]
-"""Told what is not recorded, and why."""
+"""Called with the name of something that is not recorded, and the reason."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Rule:
-    """One computation and where it takes place."""
+    """One computation and the slots that it applies to."""
 
     measure: Measure
-    wanted: tuple[str, ...]  # names of `measure.names` that are asked for
+    wanted: tuple[str, ...]  # the requested names among `measure.names`
     on: tuple[str, ...] | None  # captures; None for all
     nodes: tuple[str, ...]
 
@@ -54,7 +54,7 @@ class _Rule:
 
 
 def captured(slot: Slot) -> str:
-    """Returns what a slot holds, as the spec's `capture` calls it."""
+    """Returns the kind of a slot's content, in the terms of the spec's `capture`."""
     gradient = slot.pass_.startswith("grad")
     if slot.pass_.startswith("update"):
         return "update"
@@ -72,9 +72,9 @@ class Measured:
 
     Args:
         statistics: those of the spec, in stored order.
-        refuse: told once about a statistic that cannot be computed somewhere.
-        complete: whether steps show everything that is recorded, so that a statistic which
-            applies to nothing in the first of them is a mistake.
+        refuse: called once for a statistic that cannot be computed somewhere.
+        complete: whether a step contains everything that is recorded, so that a statistic without
+            any match in the first step is a mistake.
     """
 
     def __init__(self, statistics: list[OptIn], *, refuse: Refuse, complete: bool) -> None:
@@ -82,15 +82,15 @@ class Measured:
         self._extras = Extras(statistic.name for statistic in statistics)
         self._rules = _rules(statistics, refuse)
         self._rules_of: dict[int, tuple[_Rule, ...]] = {}  # by slot id
-        self._told: set[str] = set()
+        self._refused: set[str] = set()
         self._found: set[str] | None = set() if complete else None
 
     def clear(self) -> None:
-        """Begins another step."""
+        """Prepares for the next step."""
         self._extras.clear()
 
     def add(self, index: int, slot: Slot, tensor: torch.Tensor, batch_dim: int | None) -> None:
-        """Measures a tensor that the reducer took as number `index`."""
+        """Measures the tensor with the reducer's index `index`."""
         rules = self._rules_of.get(slot.id)
         if rules is None:
             rules = tuple(rule for rule in self._rules if rule.applies(slot))
@@ -108,21 +108,21 @@ class Measured:
     def finish(self, reduced: Reduced) -> tuple[NDArray[np.float64], Callable[[], None]]:
         """Ends the step; see `Extras.finish`."""
         if self._found is not None:
-            self._say_what_applied_to_nothing(self._found)
+            self._report_unmatched(self._found)
             self._found = None
         return self._extras.finish(reduced.starts, reduced.rows, reduced.aggregates)
 
     def _failed(self, rule: _Rule, slot: Slot, error: Exception) -> None:
-        if slot.id >= 0:  # not tried there again
+        if slot.id >= 0:  # do not try again there
             self._rules_of[slot.id] = tuple(r for r in self._rules_of[slot.id] if r is not rule)
         for name in rule.wanted:
             if self._found is not None:
                 self._found.add(name)
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._refused:
+                self._refused.add(name)
                 self._refuse(f"the statistic {name!r} of {slot.node()} {slot.role}", str(error))
 
-    def _say_what_applied_to_nothing(self, found: set[str]) -> None:
+    def _report_unmatched(self, found: set[str]) -> None:
         for rule in self._rules:
             for name in rule.wanted:
                 if name not in found:
@@ -135,7 +135,7 @@ class Measured:
 
 
 def _rules(statistics: list[OptIn], refuse: Refuse) -> list[_Rule]:
-    """Returns what is to be computed; statistics that share the work and the place are one rule."""
+    """Groups the statistics into rules; those that share their work and place form one rule."""
     groups: dict[Any, list[OptIn]] = {}
     for statistic in statistics:
         place = (tuple(statistic.nodes), _on(statistic))

@@ -1,4 +1,4 @@
-"""What models and optimizers hold: parameters, their gradients and updates, states, buffers."""
+"""Reads what models and optimizers hold: parameters, gradients, updates, states, buffers."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 
 class Parameters:
-    """Reads the tensors that outlive a step, each at the moment it means something.
+    """Reads the tensors that outlive a step, each when its value is meaningful.
 
-    Parameters and buffers when the forward pass begins; gradients, optimizer states and updates
-    around the optimizer's step. An update by hand (`p -= lr * p.grad`) has no such moment: its
-    gradients are kept when backward ends, and only the next forward pass tells what came of them.
-    Beside an optimizer's step, those are read when the step ends, of parameters that no optimizer
-    holds and that have moved since the last record.
+    Parameters and buffers are read when the forward pass begins; gradients, optimizer states and
+    updates around the optimizer step. An update by hand (`p -= lr * p.grad`) has no such moment:
+    its gradients are kept when backward ends, and only the next forward pass shows their effect. If
+    there is also an optimizer step, such gradients are read when the step ends, for parameters that
+    no optimizer holds and that have changed since the last record.
 
     Args:
         held: returns the ids of the parameters that optimizers hold.
-        on_fault: called with an exception of our own in backward; the program never sees it.
+        on_fault: called with an exception of tracing in backward, which never reaches the program.
     """
 
     def __init__(
@@ -45,28 +45,28 @@ class Parameters:
         self._on_fault = on_fault
         self._plans: dict[int, TensorPlan] = {}  # by the id of the parameter or buffer
         self._used: dict[TensorPlan, None] = {}  # of the models called in this step
-        self._lent: list[TensorPlan] = []  # of which a call was given another tensor to use
+        self._lent: list[TensorPlan] = []  # replaced by another tensor during a call
         self._handles: list[RemovableHandle] = []
         self._watched: set[int] = set()
-        self._before: dict[int, torch.Tensor] = {}  # parameters as the optimizer found them
-        # while its step is running: an optimizer, and those of its parameters that are traced
+        self._before: dict[int, torch.Tensor] = {}  # parameters before the optimizer step
+        # during an optimizer step: the optimizer, and its traced parameters
         self._optimizer: torch.optim.Optimizer | None = None
         self._stepping: list[tuple[TensorPlan, torch.Tensor]] = []
         self._raw: dict[TensorPlan, torch.Tensor] = {}
-        # gradients as a backward left them: themselves, their versions, copies
+        # gradients after backward: the tensors, their versions, copies
         self._left: dict[TensorPlan, tuple[torch.Tensor, int, torch.Tensor]] = {}
         self._shares: dict[TensorPlan, dict[str, torch.Tensor]] = {}
-        self._read_gradients = False  # whether those of the step that is running have been
-        self._is_clean = True  # whether nothing is held of any step
-        self._read_of: set[TensorPlan] = set()  # whose gradients were, in this step
-        # as the forward pass found them: the gradient and its version
+        self._read_gradients = False  # whether the gradients of the running step were read
+        self._is_clean = True  # whether no data of any step is held
+        self._read_of: set[TensorPlan] = set()  # plans whose gradients were read in this step
+        # at the forward pass: the gradient and its version
         self._found: dict[TensorPlan, tuple[torch.Tensor | None, int]] = {}
         self._held = held
 
-    # -- who is who ----------------------------------------------------------------------------
+    # -- plans of tensors ----------------------------------------------------------------------
 
     def adopt(self, plan: TopPlan) -> None:
-        """Takes in the parameters and buffers of a model that is called for the first time."""
+        """Adds the parameters and buffers of a model at its first call."""
         for tensor_plan in (*plan.parameters, *plan.buffers):
             self._plans[id(tensor_plan.tensor)] = tensor_plan
         if self._optimizer is not None:  # a closure: the model is discovered within the step
@@ -74,26 +74,26 @@ class Parameters:
             self._remember(self._stepping)
 
     def _take_back(self) -> None:
-        """Knows again what modules hold by themselves (see `torch.func.functional_call`)."""
+        """Restores the plans of the modules' own tensors (see `torch.func.functional_call`)."""
         for plan in self._lent:
             self._plans[id(plan.tensor)] = plan
         self._lent.clear()
 
     def plan_of(self, tensor: torch.Tensor | None) -> TensorPlan | None:
-        """Returns the plan of a parameter or buffer that is traced, else None."""
+        """Returns the plan of a traced parameter or buffer, None for any other tensor."""
         plan = self._plans.get(id(tensor))
         return plan if plan is not None and plan.tensor is tensor else None
 
     # -- the forward pass begins ---------------------------------------------------------------
 
     def read(self, plan: TopPlan, capture: StepCapture) -> None:
-        """Reads what the coming forward pass will use."""
+        """Reads the parameters and buffers that the coming forward pass uses."""
         self._is_clean = False
         for tensor_plan in (*plan.parameters, *plan.buffers):
             tensor = tensor_plan.tensor
             if tensor is None:
                 continue
-            # asked of the type first: `isinstance` of a parameter goes through a metaclass
+            # check the type first: `isinstance` of a parameter uses a slow metaclass
             if type(tensor) is not nn.Parameter and isinstance(tensor, _UNINITIALIZED):
                 continue
             self._plans[id(tensor)] = tensor_plan
@@ -109,7 +109,7 @@ class Parameters:
                 self._watch(tensor_plan, tensor, capture)
 
     def _find(self, plan: TensorPlan, parameter: torch.Tensor) -> None:
-        """Notes what is there before the step, to tell what the step has changed."""
+        """Stores the state before the step, to find out what the step changes."""
         if plan in self._found or parameter.is_inference():
             return
         gradient, look = parameter.grad, plan.look
@@ -121,7 +121,7 @@ class Parameters:
             plan.look = Written.at(parameter) if is_there(parameter) else None
 
     def _watch(self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture) -> None:
-        """Sees the gradients of a parameter before anybody clips, scales or clears them."""
+        """Registers hooks that see a parameter's gradients before they are clipped or cleared."""
         if (
             plan.slot.kind == "buffer"
             or not parameter.requires_grad
@@ -142,7 +142,7 @@ class Parameters:
         pass_ = capture.backwards.current
         if capture.epoch != epoch or not capture.open or pass_ is None:
             return
-        if gradient is None:  # compiled code has none for a parameter that takes no part
+        if gradient is None:  # compiled code passes None for a parameter that was not used
             return
         try:
             with without_functions(), torch.no_grad():
@@ -165,7 +165,7 @@ class Parameters:
     # -- an update by hand ---------------------------------------------------------------------
 
     def keep_gradients(self) -> None:
-        """Keeps the gradients that `backward` has left, which the program may use and clear."""
+        """Copies the gradients after `backward`, before the program uses and clears them."""
         with without_functions(), torch.no_grad():
             for plan in self._used:
                 parameter = plan.tensor
@@ -175,10 +175,10 @@ class Parameters:
                         self._left[plan] = gradient, gradient._version, gradient.detach().clone()
 
     def after_hand(self, capture: StepCapture) -> None:
-        """Reads the gradients of a step that the program has ended by writing its parameters.
+        """Reads the gradients of a step that ended with an update by hand.
 
-        A gradient is read as it was used, clipped for example; one that was cleared in place, as
-        backward left it.
+        A gradient is read as it was used, for example after clipping. One that was cleared in place
+        is read as backward left it.
         """
         for plan, (gradient, version, copy) in self._left.items():
             parameter = plan.tensor
@@ -196,10 +196,10 @@ class Parameters:
     def before_step(
         self, optimizer: torch.optim.Optimizer, capture: StepCapture, *, closure: bool
     ) -> None:
-        """Reads the gradients that an optimizer is given, and keeps what it is about to change.
+        """Reads the gradients before an optimizer step, and copies what the step will change.
 
-        Some write to gradients as they step. Those that a closure is about to compute, or that the
-        optimizer itself is about to unscale, are read afterwards.
+        Some optimizers write to gradients as they step. Gradients that a closure will compute, or
+        that the optimizer itself will unscale, are read afterwards.
         """
         self._is_clean = False
         self._take_back()
@@ -218,7 +218,7 @@ class Parameters:
     ) -> list[tuple[TensorPlan, torch.Tensor]]:
         plans = self._plans
         stepped: list[tuple[TensorPlan, torch.Tensor]] = []
-        for group in optimizer.param_groups:  # no generators: this is done in each recorded step
+        for group in optimizer.param_groups:  # no generators, since this runs in each recorded step
             parameter: torch.Tensor
             for parameter in group["params"]:
                 plan = plans.get(id(parameter))
@@ -241,7 +241,7 @@ class Parameters:
                 self._before[id(parameter)] = parameter.detach().clone()
 
     def after_step(self, optimizer: torch.optim.Optimizer, capture: StepCapture) -> None:
-        """Reads what an optimizer has just used, and what it made of it."""
+        """Reads updates, optimizer states and remaining gradients after an optimizer step."""
         self._take_back()
         known = self._optimizer is optimizer
         stepping = self._stepping if known else self._stepped_by(optimizer)
@@ -272,10 +272,10 @@ class Parameters:
         if before is None or before.shape != parameter.shape:
             return
         after = parameter.detach()
-        if after.dtype in _NARROW:  # their difference is rarely one of their own numbers
+        if after.dtype in _NARROW:  # their difference is rarely representable in the same dtype
             before, after = before.float(), after.float()
         slot = unused(capture, plan.slot, "update")
-        update = torch.sub(after, before, out=before)  # memory just written is cheaper than new
+        update = torch.sub(after, before, out=before)  # reusing warm memory is cheaper
         capture.add(slot, update, batch_dim=None, values=plan.capture.values)
 
     def _write_states(
@@ -289,7 +289,7 @@ class Parameters:
                 self._write_state(plan, optimizer.state.get(parameter, {}), capture)
 
     def _write_state(self, plan: TensorPlan, state: dict[str, Any], capture: StepCapture) -> None:
-        """Reads moments and the like; a step counter is no tensor worth a series."""
+        """Reads moments and similar tensors; a step counter is not worth a series."""
         iteration = capture.count((plan, "state"))
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.dim() > 0:
@@ -299,9 +299,9 @@ class Parameters:
     # -- the step ends -------------------------------------------------------------------------
 
     def finish(self, capture: StepCapture) -> None:
-        """Reads what no optimizer asked for: gradients left over, and the shares of backwards.
+        """Reads what optimizer steps did not: remaining gradients, and the shares of backwards.
 
-        What is held of the step goes with `release`.
+        The data held for the step is dropped by `release`.
         """
         for plan in list(self._raw):
             self._write_raw(plan, capture)
@@ -314,7 +314,7 @@ class Parameters:
                 capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
 
     def _fresh(self) -> list[TensorPlan]:
-        """Returns the parameters whose gradients the step in progress has made, or changed."""
+        """Returns the parameters whose gradients were created or changed in the current step."""
         fresh = []
         for plan, (before, version) in self._found.items():
             parameter = plan.tensor
@@ -322,14 +322,14 @@ class Parameters:
             changed = gradient is not None and (
                 gradient is not before or gradient._version != version
             )
-            # some are trained by turns, and frozen when their turn is over
+            # some are trained in alternation, and frozen afterwards
             plan.trainable = changed or (parameter is not None and parameter.requires_grad)
             if changed:
                 fresh.append(plan)
         return fresh
 
     def _read_beside(self, fresh: list[TensorPlan], capture: StepCapture) -> None:
-        """Reads the gradients of what the program updates itself, beside its optimizers."""
+        """Reads the gradients of parameters that the program updates without an optimizer."""
         others = [plan for plan in fresh if plan not in self._read_of]
         held = self._held() if others else ()
         for plan in others:
@@ -342,8 +342,8 @@ class Parameters:
                 plan.look = Written.at(parameter)
 
     def begin(self) -> None:
-        """A step begins: forgets the gradients of one that was dropped."""
-        if self._is_clean:  # as a rule: the step before has ended
+        """Prepares for a step; drops the data of the previous one."""
+        if self._is_clean:  # the usual case: the previous step has ended
             return
         self._is_clean = True
         for handle in self._handles:
@@ -355,7 +355,7 @@ class Parameters:
         self._used.clear()
 
     def release(self) -> None:
-        """Takes the hooks off and lets go of every tensor."""
+        """Removes the hooks and releases all tensors."""
         self.begin()
         self._before.clear()
         self._optimizer, self._stepping = None, []

@@ -1,4 +1,4 @@
-"""Reads tensors and their gradients into slots, for whatever is not the output of a module."""
+"""Reads tensors that are not outputs of a module into slots, together with their gradients."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Capture
 
 SlotOf = Callable[[str], "Slot"]
-"""Gives the slot of a role, of one node and iteration."""
+"""Returns the slot of a role, for one node and iteration."""
 
 
 class Wanted(NamedTuple):
-    """What to read of a tensor: itself, its gradient."""
+    """What to read of a tensor: its value, its gradient, or both."""
 
     tensor: bool
     gradient: bool
 
 
 class TensorRecorder:
-    """Reads tensors the moment they are shown, and their gradients when backward reaches them.
+    """Reads tensors immediately, and their gradients when backward reaches them.
 
     Args:
-        on_fault: called with an exception of our own in backward; the program never sees it.
+        on_fault: called with an exception of tracing in backward, which never reaches the program.
     """
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
@@ -46,10 +46,10 @@ class TensorRecorder:
         self._leaf_hooks: dict[int, list[RemovableHandle]] = {}
         self._reached: set[int] = set()  # leaves that a gradient has reached
         self.inner: InnerGradients | None = None
-        """Gradients that compiled code computes and the autograd outside sees in part."""
+        """Gradients of compiled code, of which the autograd outside sees only a part."""
 
     def release(self) -> None:
-        """Takes the hooks off leaves, which outlive their step; those of others die with it."""
+        """Removes the hooks of leaves, which outlive the step; others die with their tensor."""
         for leaf in [*self._leaf_hooks]:
             self._release_leaf(leaf)
 
@@ -70,10 +70,10 @@ class TensorRecorder:
         graph: Provenance | None = None,
         inputs: Iterable[torch.Tensor] = (),
     ) -> None:
-        """Reads one tensor, its parts if `how` splits it, and arranges for their gradients.
+        """Reads one tensor, its parts if `how` splits it, and registers hooks for their gradients.
 
-        Torch function modes must be off. `graph` is told of the tensor; `inputs` are what it was
-        computed from, where nobody saw how.
+        Torch function modes must be off. The tensor is traced in `graph`; `inputs` are its sources
+        if the computation was not observed.
         """
         slot = slot_of(role)
         if capture.aside:
@@ -87,7 +87,7 @@ class TensorRecorder:
         if graph is not None:
             graph.trace(slot, tensor, inputs)
         if wanted.gradient and self._awaits(tensor):
-            # what `watch` does, with a call less for each output
+            # same as `watch`, without the extra call for each output
             self.hook(
                 tensor,
                 partial(self._on_gradient, capture, capture.epoch, slot, how.values, dim),
@@ -106,7 +106,7 @@ class TensorRecorder:
         batch_dim: int | None,
         values: bool,
     ) -> None:
-        """Records every gradient that reaches `tensor` in this step, each as a pass of its own."""
+        """Records every gradient that reaches `tensor` in this step, each as a separate pass."""
         hook = partial(self._on_gradient, capture, capture.epoch, slot, values, batch_dim)
         self.hook(tensor, hook)
 
@@ -143,24 +143,24 @@ class TensorRecorder:
         try:
             return take_apart(tensor, how.split, batch_dim=batch_dim)
         except ValueError as error:
-            name = f"{slot.node()} {slot.role}, taken apart by {how.split.name!r},"
+            name = f"{slot.node()} {slot.role}, split by {how.split.name!r},"
             capture.refused[name] = str(error)
             return []
 
     def _awaits(self, tensor: torch.Tensor) -> bool:
-        """Whether a gradient may reach a tensor; that of compiled code is known in another way."""
+        """Whether a gradient may reach a tensor; compiled code overrides this."""
         return tensor.requires_grad
 
     def hook(self, tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
-        """Hands on the gradients that reach a tensor."""
+        """Calls `hook` with each gradient that reaches a tensor."""
         if self.inner is not None and self.inner.take(tensor, hook):
             return
-        hook = unserializable_hook(hook)  # else torch warns a program that saves the tensor
+        hook = unserializable_hook(hook)  # else torch warns programs that save the tensor
         if not tensor.is_leaf:
             tensor.register_hook(hook)
             return
         leaf = id(tensor)
-        if leaf in self._reached:  # it is given anew: an image that is trained, in each iteration
+        if leaf in self._reached:  # reused as an input, like an image being optimised
             self._release_leaf(leaf)
         handle = tensor.register_hook(unserializable_hook(partial(self._on_leaf, leaf, hook)))
         self._leaf_hooks.setdefault(leaf, []).append(handle)
@@ -184,7 +184,7 @@ class TensorRecorder:
         gradient: torch.Tensor | None,
     ) -> None:
         if gradient is None or capture.epoch != epoch or not capture.open:
-            return  # autograd hands over None where a function has no gradient for this result
+            return  # autograd passes None if a function has no gradient for this result
         try:
             pass_ = unused(capture, slot, capture.backwards.current or WITHOUT_BACKWARD)
             capture.add(pass_, gradient, batch_dim=batch_dim, values=values)
@@ -202,7 +202,7 @@ class TensorRecorder:
         gradient: torch.Tensor | None,
     ) -> None:
         if gradient is None or capture.epoch != epoch or not capture.open:
-            return  # autograd hands over None where a function has no gradient for this result
+            return  # autograd passes None if a function has no gradient for this result
         assert how.split is not None
         parts = take_apart(gradient, how.split, batch_dim=batch_dim)
         for slot, part in zip(slots, parts, strict=True):

@@ -1,8 +1,8 @@
-"""Gradients inside what reentrant checkpointing runs twice.
+"""Gradients inside reentrant checkpoints, which run their code twice.
 
-The first run has no graph: its tensors are what the training computes with, but no gradient ever
-reaches them. Those arrive in the second run, within backward, whose calls are no iterations of
-their own. So each call of the second run is matched with the one of the first that it repeats.
+The first run has no graph: the training computes with its tensors, but gradients never reach them.
+They arrive in the second run, within backward, whose calls are not separate iterations. Each call
+of the second run is therefore matched with the call of the first run that it repeats.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ _ONLY_GRADIENT = Wanted(tensor=False, gradient=True)
 
 
 class Recomputed:
-    """Which call of a module a call within backward repeats.
+    """Matches calls of modules within backward with the calls that they repeat.
 
     A checkpoint's forward and backward share one context object. The calls of a module below one
-    context repeat in order, so they are told apart however often the module is called. Below a
-    checkpoint within a checkpoint the order is not known; a module that is called there more than
-    once has no gradient then.
+    context repeat in order, so they can be matched however often the module is called. Below nested
+    checkpoints the order is unknown, and a module called there more than once has no gradient.
 
     Args:
         recorder: reads gradients.
-        on_fault: told about an error of our own.
+        on_fault: called with an error in tracing itself.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Recomputed:
         self._recorder = recorder
         self._on_fault = on_fault
         self._calls: dict[tuple[int, ModulePlan], deque[int]] = {}
-        self.capture: StepCapture | None = None  # that the calls belong to; None: there are none
+        self.capture: StepCapture | None = None  # that the calls belong to; None without calls
 
     def clear(self) -> None:
         """Forgets the calls of a step."""
@@ -59,14 +58,14 @@ class Recomputed:
         self.capture = None
 
     def first(self, plan: ModulePlan, iteration: int, capture: StepCapture) -> None:
-        """A module was called where no graph is built: perhaps within a checkpoint."""
+        """Registers a module call without a graph, which may be inside a checkpoint."""
         contexts = list(_contexts(_FORWARD))
         if contexts:
             self.capture = capture
             self._calls.setdefault((contexts[-1], plan), deque()).append(iteration)
 
     def read(self, module: nn.Module, plan: ModulePlan | None, output: Any) -> None:
-        """A module has been called again, within backward: only gradients are new about it."""
+        """Reads the gradients of a module that is called again within backward."""
         capture = self.capture
         if plan is None or plan.module() is not module or capture is None or not capture.open:
             return
@@ -97,7 +96,7 @@ class Recomputed:
             )
 
     def _repeated(self, plan: ModulePlan) -> int | None:
-        """Returns the iteration that the present call repeats; None: unknown."""
+        """Returns the iteration that the current call repeats, None if unknown."""
         contexts = list(_contexts(_BACKWARD))
         calls = self._calls.get((contexts[-1], plan)) if contexts else None
         if not calls or (len(contexts) > 1 and len(calls) > 1):
@@ -106,7 +105,7 @@ class Recomputed:
 
 
 def _contexts(code: CodeType) -> Iterator[int]:
-    """Yields the identity of the context of each checkpoint we are in, innermost first."""
+    """Yields the id of the context of each enclosing checkpoint, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is code:

@@ -1,4 +1,4 @@
-"""Tensors of which each process holds a part: what part, without asking the others."""
+"""Tensors of which each process holds a part: determines the part without communication."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _CLASS_PREFIX = "FSDP"
 
 
 def piece_of(tensor: torch.Tensor) -> Piece | None:
-    """Returns the part of a distributed tensor that lies here; None for any other tensor.
+    """Returns the local part of a distributed tensor; None for any other tensor.
 
-    A tensor of which every process has a whole copy, or a summand (`Partial`), has no parts.
+    A tensor that is replicated in every process, or whose copies must be summed (`Partial`), has no
+    parts.
     """
     placements: Any = getattr(tensor, "placements", None)
     if placements is None or not hasattr(tensor, "to_local"):
@@ -36,7 +37,7 @@ def piece_of(tensor: torch.Tensor) -> Piece | None:
 
 
 def class_of(module: torch.nn.Module) -> type[torch.nn.Module]:
-    """Returns a module's class as the program wrote it: `fully_shard` makes a subclass of it."""
+    """Returns a module's class as written in the program; `fully_shard` makes a subclass of it."""
     kind = type(module)
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     sharded = getattr(fsdp, "FSDPModule", None)

@@ -1,4 +1,4 @@
-"""Slots: the named series that tensors are recorded into, with dense ids in order of appearance."""
+"""Slots: the named series of recorded tensors, with dense ids in order of appearance."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from comgra_decl.records import Piece
 
 _WHOLE = (torch.Tensor, torch.nn.Parameter)
-"""Types that are all there is of a tensor."""
+"""Tensor types that have no further structure, such as shards."""
 
 
 class Slot:
-    """One series of one tensor; its id and node name are settled when its first record closes.
+    """One series of one tensor; its id and node name are fixed when its first record closes.
 
-    The name is asked for late because the first step must have shown all root modules before
+    The name is determined late, because all root modules must be known from the first step before
     it is known whether names need the root's class as a prefix.
     """
 
@@ -67,32 +67,32 @@ class Slot:
         self.batch_dim: int | None = None
         self.piece: Piece | None = None
         self.passes: dict[str, Slot] = {}
-        self.forward: Slot | None = None  # of which this is another pass
+        self.forward: Slot | None = None  # the slot of the forward pass, if this is another pass
 
     @property
     def key(self) -> SlotKey:
-        """The slot's public name."""
+        """The slot's public key."""
         return SlotKey(self.node(), self.role, self.iteration, self.pass_)
 
     def describe(self, tensor: torch.Tensor, batch_dim: int | None) -> None:
-        """Remembers the form of the first tensor seen."""
+        """Stores the shape, dtype and batch dimension of the first tensor seen."""
         self.shape = tuple(tensor.shape)
         self.dtype = dtype_name(tensor)
         self.batch_dim = batch_dim
         self.piece = None if type(tensor) in _WHOLE else piece_of(tensor)
 
     def take_form_of(self, other: Slot) -> None:
-        """Remembers the form of a tensor that another slot was thought to be of."""
+        """Copies the shape and dtype of a slot to which a tensor was assigned at first."""
         if not self.dtype:
             self.shape, self.dtype = other.shape, other.dtype
             self.batch_dim, self.piece = other.batch_dim, other.piece
 
     def in_pass(self, pass_: str) -> Slot:
-        """Returns the slot of the same tensor in another pass: `grad`, `update`."""
+        """Returns the slot of the same tensor in another pass, such as `grad` or `update`."""
         slot = self.passes.get(pass_)
         if slot is None:
             slot = self.passes[pass_] = Slot(
-                lambda: self.node(),  # as it is then: the name may have got a number
+                lambda: self.node(),  # evaluated late, because the name may get a number
                 self.role,
                 iteration=self.iteration,
                 pass_=pass_,
@@ -105,25 +105,25 @@ class Slot:
 
 
 class SlotTable:
-    """Hands out the dense ids."""
+    """Assigns the dense ids."""
 
     def __init__(self) -> None:
         self._next = 0
         self._keys: dict[SlotKey, int] = {}
-        self._former: dict[SlotKey, int] = {}  # not yet taken up since all were made anew
+        self._former: dict[SlotKey, int] = {}  # ids not reused yet since all slots were recreated
 
     def renew(self) -> None:
-        """All slots are about to be made anew: those of the same name go on where they were."""
+        """Prepares for slots to be recreated: those with the same name keep their ids."""
         self._former = dict(self._keys)
 
     def resume(self, slots: Iterable[SlotInfo]) -> None:
-        """Takes the slots of a run that is continued: those of the same name go on."""
+        """Takes over the slots of a resumed run: those with the same name keep their ids."""
         self._keys = {slot.key: slot.id for slot in slots}
         self._former = dict(self._keys)
         self._next = len(self._keys)
 
     def settle(self, slots: Iterable[Slot]) -> list[SlotInfo]:
-        """Gives ids to slots that have none yet and returns the lines of the table that are new."""
+        """Assigns ids to slots without one and returns the new lines of the table."""
         settled = [self._settle(slot) for slot in slots if slot.id < 0]
         return [info for info in settled if info is not None]
 
@@ -149,7 +149,7 @@ class SlotTable:
         )
 
     def _unique(self, key: SlotKey) -> SlotKey:
-        """Two modules may ask for the same name (two models of one class): number the later."""
+        """Numbers a name that is already taken, for example by a second model of the same class."""
         unique, number = key, 2
         while unique in self._keys and unique not in self._former:
             unique = key._replace(node=f"{key.node}#{number}")

@@ -1,4 +1,4 @@
-"""Takes a tensor apart along one dimension: heads, tokens, experts."""
+"""Splits a tensor along one dimension: heads, tokens, experts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from comgra_decl.spec.functions import SplitSpec
 
 MOST_PARTS = 64
-"""More roles than this in one node help nobody, and every part costs as much as a tensor."""
+"""More roles in one node are not useful, and every part costs as much as a tensor."""
 
 
 class Part(NamedTuple):
-    """One part: what it is called, a view of its elements, and where its batch is."""
+    """One part: its label, a view of its elements, and its batch dimension."""
 
     label: str
     tensor: torch.Tensor
@@ -24,24 +24,25 @@ class Part(NamedTuple):
 
 
 def take_apart(tensor: torch.Tensor, split: SplitSpec, *, batch_dim: int | None) -> list[Part]:
-    """Returns the parts in order, as views that autograd does not know of.
+    """Splits a tensor into parts, returned in order as views without autograd history.
 
     Args:
         tensor: of any dtype and shape.
-        split: the dimension, what a part is called, and the number of equal groups if not every
-            index is a part. The dimension remains in a group, and is gone from a single index.
-        batch_dim: the batch dimension of the whole; parts keep it, unless it is taken apart itself.
+        split: the dimension, the name of a part, and the number of equal groups if not every index
+            is a part. The dimension remains in a group, and is removed for a single index.
+        batch_dim: the batch dimension of the whole tensor; parts keep it, unless it is the one
+            split.
 
     Raises:
-        ValueError: the tensor cannot be taken apart so; the message says why.
+        ValueError: the tensor cannot be split this way; the message gives the reason.
     """
     dim = _dimension(tensor, split.dim)
     size = int(tensor.shape[dim])
     count = size if split.groups is None else split.groups
     if count > MOST_PARTS:
-        raise ValueError(f"that makes {count} parts; at most {MOST_PARTS}, see `groups`")
+        raise ValueError(f"there would be {count} parts; the maximum is {MOST_PARTS}, see `groups`")
     if split.groups is not None and size % count:
-        raise ValueError(f"{size} elements do not make {count} equal groups")
+        raise ValueError(f"{size} elements cannot be divided into {count} equal groups")
     with without_functions():
         views = _views(tensor.detach(), dim, count=count, grouped=split.groups is not None)
     batch = _batch_of_part(tensor, dim, batch_dim, grouped=split.groups is not None)

@@ -1,4 +1,4 @@
-"""Targets: what enters a loss without having been computed by the model."""
+"""Targets: tensors that enter a loss without having been computed by the model."""
 
 from __future__ import annotations
 
@@ -28,31 +28,32 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.tensors.capture import StepCapture
 
 _SHAPE_ONLY = ("_like", "new_", "_as")
-"""Calls that take only shape or dtype from (one of) their tensors."""
+"""Calls that use only the shape or dtype of a tensor."""
 _NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_")
 _MOST_CALLS = 16
 """Calls per record whose facts are kept; a step rarely has more losses."""
 _WITHOUT_RESULT = frozenset({"backward", "register_hook", "_record_function_enter_new"})
-"""Calls of nearly every step whose results hold no tensors: there is nothing to look for."""
+"""Calls in almost every step whose results contain no tensors, so they need no check."""
 
 
 class Targets(modes.OwnMode):
     """Finds targets between a model's return and the next call of a model, or the optimizer.
 
-    There, a tensor is a target if a call puts it together with something the model computed, with
-    gradient, and it was neither computed by the model nor given to it. A loss function says which
-    of its arguments is the target. Of any other call it is a tensor of numbers with as many rows as
-    the computed one, which the program did not just make (noise, `torch.eye`, a mask).
+    In this interval, a tensor is a target if a call combines it with something that the model
+    computed with gradients, and it was neither computed by the model nor passed to it. For a loss
+    function, the signature identifies the target argument. For any other call, it is a tensor of
+    numbers with as many rows as the computed one that the program did not just create (noise,
+    `torch.eye`, a mask).
 
     The function mode sees only these few calls, not those of the model.
 
     Args:
-        on_fault: told about an error of our own.
+        on_fault: called with an error in tracing itself.
     """
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         super().__init__(on_fault)
-        self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # of the model, or a target by now
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # from the model, or already targets
         self._named: dict[int, weakref.ref[torch.Tensor]] = {}  # by the program
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}  # constants and noise of this step
         self._returned: dict[int, weakref.ref[torch.Tensor]] = {}  # by the model, by storage
@@ -60,59 +61,59 @@ class Targets(modes.OwnMode):
         self._slots: list[Slot] = []
         self._predictions: list[Slot] = []
         self._capture: StepCapture | None = None
-        self._waiting: StepCapture | None = None  # the step to go on with
+        self._waiting: StepCapture | None = None  # the step to continue with
         self._graph: Provenance | None = None
         self._count = 0
         self._values = False
         self._inserted = False
 
-    # -- when it looks -------------------------------------------------------------------------
+    # -- when to look --------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """A model is called: what happens within is none of our business."""
+        """Stops looking during a model call."""
         if self._inserted:
             self._capture = None
             modes.remove(self)
-            self._inserted = False  # last: what a fault has left is taken off when tracing ends
+            self._inserted = False  # last, so that tracing's end cleans up after a fault
 
     def interrupt(self) -> None:
-        """A model is called that may be none of the training's: a teacher, a target network."""
+        """Stops looking during a call of a model that may not be trained, such as a teacher."""
         if self._capture is not None:
             self._waiting = self._capture
         self.pause()
 
     def rest(self) -> None:
-        """There is no target before a model of the training is called again."""
+        """Stops looking until a model of the training is called again."""
         self.pause()
         self._waiting = None
 
     def resume(self) -> None:
-        """That model has returned."""
+        """Continues after the call that interrupted it."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.open:
             self.look(waiting, self._graph, values=self._values)
 
     def wait(self, capture: StepCapture, *, values: bool) -> None:
-        """A model has returned within a compiled function, which shows targets by itself."""
+        """Prepares for targets from a compiled function, which shows them itself."""
         self._waiting, self._values = capture, values
 
     def shown(self, tensor: torch.Tensor) -> None:
-        """Compiled code has met a target."""
+        """Records a target found in compiled code."""
         if self._waiting is not None and self._waiting.open:
             self._take(self._waiting, tensor)
 
     def know(self, value: Any) -> None:
-        """What a model takes and returns is no target."""
+        """Excludes the inputs and outputs of a model."""
         for _, tensor in tensors_in(value):
             reference = weakref.ref(tensor)
             self._known[id(tensor)] = self._returned[storage_id(tensor)] = reference
 
     def know_named(self, value: Any) -> None:
-        """What the program has named itself, maybe before any model was called, needs no name."""
+        """Excludes tensors that the program has named, possibly before any model call."""
         _note(self._named, (tensor for _, tensor in tensors_in(value)))
 
     def look(self, capture: StepCapture, graph: Provenance | None, *, values: bool) -> None:
-        """A model has returned: looks for targets from now on."""
+        """Starts looking for targets after a model has returned."""
         self._graph, self._values = graph, values
         self._capture, self._waiting = capture, None
         if not self._inserted:
@@ -120,12 +121,12 @@ class Targets(modes.OwnMode):
             modes.insert_at_bottom(self)
 
     def stop(self) -> None:
-        """The step ends."""
+        """Ends the step."""
         self.begin()
         self._named.clear()
 
     def begin(self) -> None:
-        """The first model of a step is called."""
+        """Resets the state when the first model of a step is called."""
         self.rest()
         self._known.clear()
         self._returned.clear()
@@ -134,12 +135,12 @@ class Targets(modes.OwnMode):
         self._graph = None
         self._count = 0
 
-    # -- what it sees --------------------------------------------------------------------------
+    # -- calls ---------------------------------------------------------------------------------
 
     def handle(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Looks whether something computed meets something that is not."""
+        """Runs a call and records the targets among its arguments."""
         result = func(*args, **kwargs)
         if getattr(func, "__name__", "") in _WITHOUT_RESULT or self._capture is None:
             return result
@@ -157,7 +158,7 @@ class Targets(modes.OwnMode):
     def met(
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
     ) -> Iterator[torch.Tensor]:
-        """Yields the targets that a call has met; torch function modes must be off."""
+        """Yields the targets among the arguments of a call; torch function modes must be off."""
         name = getattr(func, "__name__", "")
         results = [tensor for _, tensor in tensors_in(result)]
         if not results:
@@ -191,7 +192,9 @@ class Targets(modes.OwnMode):
             value = args[position] if len(args) > position else kwargs.get(name)
             yield from (t for _, t in tensors_in(value) if self._could_be(t))
             return
-        rows = {tensor.size(0) for tensor in computed if tensor.dim()}  # nested: no `shape`
+        rows = {
+            tensor.size(0) for tensor in computed if tensor.dim()
+        }  # nested ones have no `shape`
         for tensor in inputs:
             if (
                 tensor.dim()
@@ -288,7 +291,7 @@ def _numbered(slots: list[Slot], number: int, node: str, role: str, kind: str) -
 
 @lru_cache(maxsize=512)
 def _only_makes(name: str) -> bool:
-    """Whether a call of this name computes nothing from the numbers of its tensors."""
+    """Whether a call of this name does not use the values of its tensors."""
     return name.startswith(_NOISE) or any(part in name for part in _SHAPE_ONLY)
 
 

@@ -1,1 +1,1 @@
-"""A run of several processes, whose ranks are read as if they were one."""
+"""Reads the ranks of a distributed run as one run."""

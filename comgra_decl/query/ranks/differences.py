@@ -1,4 +1,4 @@
-"""Copies that are none: tensors that ought to be the same on all ranks of a run and are not."""
+"""Finds tensors that should be identical on all ranks of a run but differ."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from comgra_decl.records import SlotInfo, SlotKey
 
 _TOLERANCE = 1e-5
-"""Relative difference above which sums over equal tensors do not differ by rounding alone."""
+"""Relative difference above which sums over equal tensors differ by more than rounding."""
 
 
 class Difference(NamedTuple):
-    """A tensor that ought to be the same on all ranks: where it was first seen not to be.
+    """A tensor that should be identical on all ranks, and the first step at which it differs.
 
     `size` is the largest relative difference of any of its statistics.
     """
@@ -32,13 +32,13 @@ def differing(
     rows: Callable[[int], NDArray[Any]],
     columns: Sequence[str],
 ) -> list[Difference]:
-    """Returns which of some tensors are not the same on all ranks, in up to 16 records.
+    """Returns the tensors that differ between ranks, checking up to 16 records.
 
     Args:
-        copies: tensors that ought to be the same.
-        steps: of each common record.
+        copies: tensors that should be identical.
+        steps: step of each common record.
         rows: returns the statistics [ranks, copies, columns] of a record.
-        columns: their names.
+        columns: names of the columns.
     """
     looked = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 16)).astype(np.int64))
     found: dict[int, Difference] = {}
@@ -50,11 +50,11 @@ def differing(
 
 
 def unequal(rows: NDArray[np.float32], columns: Sequence[str]) -> Iterator[tuple[int, float]]:
-    """Yields (place, relative difference) of the tensors whose statistics differ between ranks.
+    """Yields (index, relative difference) of the tensors whose statistics differ between ranks.
 
     Args:
-        rows: [ranks, tensors, columns]; NaN where a rank has no such record.
-        columns: their names.
+        rows: [ranks, tensors, columns]; NaN where a rank lacks the record.
+        columns: names of the columns.
     """
     at = [i for i, name in enumerate(columns) if name.endswith(".mean")]
     there = ~np.isnan(rows[..., columns.index("nonfinite.mean")])
@@ -71,7 +71,7 @@ def unequal(rows: NDArray[np.float32], columns: Sequence[str]) -> Iterator[tuple
 
 
 def differences_table(differences: Sequence[Difference]) -> pd.DataFrame:
-    """Returns one line per tensor, see `Run.rank_differences`."""
+    """Returns a row per tensor; see `Run.rank_differences`."""
     keys = [difference.key for difference in differences]
     return pd.DataFrame(
         {
@@ -85,12 +85,12 @@ def differences_table(differences: Sequence[Difference]) -> pd.DataFrame:
     )
 
 
-def told(differences: Sequence[Difference]) -> str:
-    """Returns a warning that says which tensors differ."""
+def differences_warning(differences: Sequence[Difference]) -> str:
+    """Returns a warning that lists the tensors that differ."""
     first = min(differences, key=lambda difference: difference.step)
     names = [f"{d.key.node} {d.key.role} ({d.key.pass_})" for d in differences]
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     return (
-        f"{len(differences)} tensors that ought to be the same on all ranks are not, seen first "
-        f"at step {first.step}: {shown}; what is shown of them is the first rank's"
+        f"{len(differences)} tensors that should be identical on all ranks differ, first "
+        f"at step {first.step}: {shown}; the first rank's data are shown"
     )

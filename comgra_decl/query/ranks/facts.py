@@ -1,4 +1,4 @@
-"""What else the ranks of a run have in common: records, numbers, notes, samples, histograms."""
+"""Joins what is not a statistic across ranks: records, metrics, notes, samples, histograms."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
 from comgra_decl.store.scalars import LOST, ROW
 from comgra_decl.store.view import View
 
-from .differences import Difference, told
+from .differences import Difference, differences_warning
 from .joining import Joint, join_histograms
 from .readings import Lost, Reading
 
 
 def common_records(views: Sequence[View]) -> list[NDArray[np.int64]]:
-    """Returns, for each rank, its records that all ranks have: of one step and mode, in order.
+    """Returns, for each rank, the records that exist on all ranks, in order.
 
-    The k-th record of a step on one rank is the k-th of that step on the others.
+    Records match if they have the same step and mode; the k-th record of a step on one rank
+    corresponds to the k-th of that step on the others.
     """
     if not views:
         return []
@@ -37,7 +38,7 @@ def common_records(views: Sequence[View]) -> list[NDArray[np.int64]]:
 
 
 def _keys(view: View) -> pd.DataFrame:
-    """Returns step, mode, which one of those it is, and number of the records that count."""
+    """Returns step, mode, occurrence and number of each record that was not superseded."""
     records = np.flatnonzero(~view.superseded)
     facts = view.records[records]
     modes = np.array([*view.names("mode"), ""], object)
@@ -56,23 +57,23 @@ def _keys(view: View) -> pd.DataFrame:
 
 
 def join_scalars(views: Sequence[View]) -> tuple[NDArray[np.void], dict[str, list[str]]]:
-    """Returns the ranks' means of the numbers of steps, and the names of their codes."""
+    """Returns the means of the scalars over the ranks, and the names of their codes."""
     tables = [_scalars(view) for view in views]
     joined = pd.concat([table.assign(rank=rank) for rank, table in enumerate(tables)])
     names: dict[str, list[str]] = {"scalar": [], "scalar_type": []}
     if any((view.scalars["step"] == LOST).any() for view in views):
-        # the second of a step may have become the first
+        # records were lost: what appears to be the first of a step may have been the second
         last = joined.groupby(["name", "type", "step"])["occurrence"].transform("max")
         joined = joined[last == 0]
     if joined.empty:
         return np.empty(0, ROW), names
     keys = ["name", "type", "step", "occurrence"]
-    speakers = joined.groupby(["name", "type"])["rank"].transform("nunique").to_numpy()
+    sources = joined.groupby(["name", "type"])["rank"].transform("nunique").to_numpy()
     group = joined.groupby(keys, sort=False).ngroup().to_numpy()  # in order of appearance
-    said = np.bincount(group)
+    logged = np.bincount(group)
     first = np.unique(group, return_index=True)[1]
-    means = np.bincount(group, weights=joined["value"].to_numpy()) / said
-    whole = np.flatnonzero(said == speakers[first])
+    means = np.bincount(group, weights=joined["value"].to_numpy()) / logged
+    whole = np.flatnonzero(logged == sources[first])
     kept = joined.iloc[first[whole]]
     rows = np.empty(len(kept), ROW)
     rows["step"], rows["value"] = kept["step"].to_numpy(), means[whole]
@@ -99,11 +100,11 @@ def _scalars(view: View) -> pd.DataFrame:
 
 
 def join_kpi(members: Sequence[tuple[View, NDArray[np.int64]]], code: int) -> NDArray[np.float64]:
-    """Returns the ranks' mean of a number that is kept with the records; `MISSING` where none is.
+    """Returns a KPI of the common records, averaged over the ranks; `MISSING` if no rank has it.
 
     Args:
         members: each rank's view and its common records.
-        code: of the number's name on the first rank.
+        code: code of the KPI's name on the first rank.
     """
     name = members[0][0].names("kpi")[code]
     columns = []
@@ -121,7 +122,7 @@ def join_kpi(members: Sequence[tuple[View, NDArray[np.int64]]], code: int) -> ND
 
 
 def join_notes(notes: Sequence[list[Note]], ranks: Sequence[int]) -> list[Note]:
-    """Returns the first rank's notes, and what only others have written, with their rank."""
+    """Returns the first rank's notes, plus those of other ranks only, prefixed by the rank."""
     joined = list(notes[0])
     known = {(note.step, note.text) for note in joined}
     for rank, written in zip(ranks[1:], notes[1:], strict=True):
@@ -138,23 +139,23 @@ def join_reports(
     ranks: Sequence[int],
     differences: Sequence[Difference],
 ) -> dict[str, Any]:
-    """Returns the first rank's report with the warnings of all, and about the ranks themselves."""
+    """Returns the first rank's report with the warnings of all ranks and of their comparison."""
     joined = dict(reports[0] or {})
     warnings = list(joined.get("warnings", []))
     for rank, report in zip(ranks[1:], reports[1:], strict=True):
         new = [w for w in (report or {}).get("warnings", []) if w not in warnings]
         warnings += [f"rank {rank}: {warning}" for warning in new]
     if differences:
-        warnings.append(told(differences))
+        warnings.append(differences_warning(differences))
     return joined | {"warnings": warnings}
 
 
 def join_findings(
     documents: Sequence[dict[str, Any] | None], ranks: Sequence[int]
 ) -> dict[str, Any] | None:
-    """Returns the first rank's findings, and what only others have found, with their rank.
+    """Returns the first rank's findings, plus those of other ranks only, prefixed by the rank.
 
-    The rules of each rank have looked at its own part of the batch, while it was recorded.
+    During recording, the rules of each rank checked only its own part of the batch.
     """
     there = [(r, d) for r, d in zip(ranks, documents, strict=True) if d is not None]
     if not there:
@@ -170,7 +171,7 @@ def join_findings(
 
 
 def _about(finding: dict[str, Any]) -> tuple[str, str | None]:
-    """Returns the rule, and the node that its finding is about."""
+    """Returns the rule and the node of a finding."""
     place = finding.get("place")
     return finding["rule"], None if place is None else place["node"]
 
@@ -181,14 +182,14 @@ def _about(finding: dict[str, Any]) -> tuple[str, str | None]:
 def join_samples(
     tables: Reading, joints: NDArray[np.int64], whole: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
-    """Lays the samples of the ranks one after another: [..., slots, ranks * samples, statistics].
+    """Concatenates the samples of the ranks: [..., slots, ranks * samples, statistics].
 
-    A tensor that all ranks have, or have parts of, is its own sample 0.
+    A tensor that is copied on or split over all ranks has only sample 0, itself.
 
     Args:
         tables: [ranks, ..., slots, samples, statistics].
         joints: how the slots are joined.
-        whole: statistics [..., slots, statistics] of tensors that ranks have parts of.
+        whole: statistics [..., slots, statistics] of tensors split over the ranks.
     """
     joined: NDArray[np.float32] = np.concatenate(tables.data, axis=-2)
     alike = joints != Joint.SAMPLES
@@ -207,12 +208,12 @@ def join_samples(
 
 
 def join_places(views: Sequence[View], records: Sequence[int], count: int) -> list[int]:
-    """Returns the places, in the global batch, of the samples that a record holds of each rank.
+    """Returns the indices, in the global batch, of the samples that a record holds.
 
     Args:
-        views: of the ranks.
-        records: the record's number on each of them.
-        count: samples recorded per rank; -1 stands for those that a rank lacks.
+        views: views of the ranks.
+        records: the record's number on each rank.
+        count: samples recorded per rank; missing ones get the index -1.
     """
     places: list[int] = []
     start = 0
@@ -224,7 +225,7 @@ def join_places(views: Sequence[View], records: Sequence[int], count: int) -> li
 
 
 def join_extra(parts: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
-    """Returns the first rank's free-form facts, with the labels of all ranks' samples."""
+    """Returns the first rank's extra facts, with the labels of the samples of all ranks."""
     if any("labels" in part for part in parts):
         labels: list[Any] = []
         for number, part in enumerate(parts):
@@ -236,7 +237,7 @@ def join_extra(parts: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
 def join_counts(
     tables: Reading, statistics: Reading, joints: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], Lost]:
-    """Adds histograms [..., slots, bins]; of copies, takes the first rank's that has one.
+    """Adds histograms [..., slots, bins]; for copies, takes those of the first rank that has any.
 
     Args:
         tables: counts [ranks, ..., slots, bins].
@@ -244,7 +245,7 @@ def join_counts(
         joints: how the slots are joined.
 
     Returns:
-        The counts, and which of them [..., slots] are missing because a rank's are lost.
+        The counts, and a mask [..., slots] of those missing because a rank's data are lost.
     """
     counts = tables.data.astype(np.int64)
     low, high = (statistics.data[..., at].astype(np.float64) for at in (-2, -1))
@@ -266,12 +267,12 @@ def assemble(
     slots: Sequence[SlotInfo | None],
     parts: Sequence[NDArray[Any] | None],
 ) -> NDArray[Any] | None:
-    """Puts a tensor together of which each rank holds a part; None if any is missing.
+    """Assembles a tensor from the parts held by the ranks; returns None if any part is missing.
 
     Args:
-        shape: of the whole tensor.
-        slots: each rank's slot, which says what part it is.
-        parts: [1, *shape of the part] of each rank.
+        shape: shape of the whole tensor.
+        slots: each rank's slot, which describes its part.
+        parts: each rank's part, [1, *shape of the part].
 
     Returns:
         [1, *shape].
@@ -289,7 +290,7 @@ def assemble(
 
 
 def joint_slots(listed: list[list[SlotInfo | None]]) -> list[SlotInfo]:
-    """Returns the slots of all ranks, given each rank's own, numbered anew."""
+    """Returns the slots of all ranks, renumbered, given those of each rank."""
     columns = zip(*listed, strict=True)
     first = [next(slot for slot in column if slot is not None) for column in columns]
     return [replace(slot, id=number) for number, slot in enumerate(first)]

@@ -1,6 +1,6 @@
-"""What the statistics of several ranks are together: formulas, over plain arrays.
+"""Formulas for the joint statistics of several ranks, over plain arrays.
 
-A tensor of each rank is one of three things, and its slot says which (`how_joined`):
+A tensor's relation to those of other ranks is one of three, given by its slot (`how_joined`):
 
 - **samples**: each rank has its own samples of the global batch. With n_r samples on rank r, whose
   statistic s has the mean m_r, deviation d_r and absolute maximum a_r over them:
@@ -11,13 +11,15 @@ A tensor of each rank is one of three things, and its slot says which (`how_join
   (T. F. Chan, G. H. Golub and R. J. LeVeque, "Updating formulae and a pairwise algorithm for
   computing sample variances", COMPSTAT 1982). A tensor without batch dim counts as one sample of
   each rank.
-- **copies**: each rank has the same, as parameters under data parallelism. The first rank counts.
-- **pieces**: each rank has a part of one tensor, of e_r elements, as sharded parameters. Means,
-  fractions weigh by e_r, std as above with the elements for samples, l2 = sqrt(sum(l2_r^2)), counts
-  add up, min and max are those of all. A statistic that parts do not determine (quantiles, singular
-  values) is missing. Ranks with the same part count once.
+- **copies**: all ranks have the same tensor, such as a parameter under data parallelism. The first
+  rank's is used.
+- **pieces**: each rank has a part of one tensor, with e_r elements, such as a sharded parameter.
+  Means and fractions are weighted by e_r; std is computed as above over elements instead of
+  samples; l2 = sqrt(sum(l2_r^2)); counts are added; min and max are taken over all parts. A
+  statistic that the parts do not determine (quantiles, singular values) is missing. Identical
+  parts are counted once.
 
-Everything is computed in float64 from the float32 numbers that are stored, and is float32 again.
+All computation is in float64 from the stored float32 numbers; the result is float32.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ from .readings import Lost
 
 Floats = NDArray[np.float64]
 Read = Callable[[str], Floats]
-"""Reads a column of all ranks, float64 [ranks, ..., slots]; NaN where a rank has no such record."""
+"""Reads a column of all ranks, float64 [ranks, ..., slots]; NaN where a rank lacks the record."""
 
 
 class Joint(IntEnum):
-    """What the tensors of one slot on several ranks are to each other."""
+    """How the tensors of one slot on several ranks are related."""
 
     SAMPLES = 0
     COPIES = 1
@@ -46,10 +48,10 @@ class Joint(IntEnum):
 
 
 def how_joined(slot: SlotInfo) -> Joint:
-    """Returns what a slot's tensors on different ranks are to each other.
+    """Returns how a slot's tensors on different ranks are related.
 
-    A gradient before it was reduced (`grad:raw`, shares of backwards) is a rank's own, as are
-    buffers of modules; what an optimizer keeps (`weight.exp_avg`) is a copy, like its parameter.
+    A gradient before reduction (`grad:raw`, shares of backwards) belongs to its rank, as do buffers
+    of modules. Optimizer state (`weight.exp_avg`) is a copy, like its parameter.
     """
     if slot.piece is not None:
         return Joint.PIECES
@@ -61,10 +63,10 @@ def how_joined(slot: SlotInfo) -> Joint:
 
 
 class Ranks:
-    """How the slots of some ranks are joined.
+    """How the slots of several ranks are joined.
 
     Args:
-        slots: the slot of each rank that has it (None: has not), [ranks][slots].
+        slots: each rank's slots, [ranks][slots]; None where a rank lacks the slot.
     """
 
     def __init__(self, slots: list[list[SlotInfo | None]]) -> None:
@@ -75,13 +77,13 @@ class Ranks:
     def column(
         self, name: str, read: Read, lost: Callable[[str], Lost] = lambda _: None
     ) -> NDArray[np.float32]:
-        """Returns a column "statistic.how", "rows" or "histogram.low" of all ranks together.
+        """Returns a column "statistic.how", "rows" or "histogram.low" joined over all ranks.
 
         Args:
-            name: the column.
-            read: reads a column of the single ranks; KeyError where none has it.
-            lost: says what of it is missing because it is damaged. Of copies, another is taken;
-                nothing else is joined of some ranks only, it is missing.
+            name: name of the column.
+            read: reads a column of the individual ranks; raises KeyError if none has it.
+            lost: returns which of its elements are missing because they are damaged. A lost copy is
+                replaced by another rank's; any other loss makes the joint element missing.
 
         Returns:
             float32 [..., slots].
@@ -113,9 +115,9 @@ class Ranks:
 
 
 def _present(read: Read, lost: Callable[[str], Lost]) -> tuple[NDArray[np.bool_], Lost]:
-    """Returns which ranks have a record of a slot, and of which of them that is not known.
+    """Returns which ranks have a record of a slot, and for which of them this is unknown.
 
-    "nonfinite.mean" and "rows" are numbers wherever there is one.
+    "nonfinite.mean" and "rows" are numbers in every record that exists.
     """
     there, gone = ~np.isnan(read("nonfinite.mean")), lost("nonfinite.mean")
     if gone is None:
@@ -126,7 +128,7 @@ def _present(read: Read, lost: Callable[[str], Lost]) -> tuple[NDArray[np.bool_]
 
 
 def _elements(slots: list[list[SlotInfo | None]]) -> Floats:
-    """Returns how many elements count on each rank [ranks, slots]; the same part counts once."""
+    """Returns the number of elements of each rank [ranks, slots]; identical parts count once."""
     counts = np.ones((len(slots), len(slots[0])))
     for at, column in enumerate(zip(*slots, strict=True)):
         seen = set()
@@ -159,7 +161,7 @@ def _of_samples(name: str, read: Read, there: NDArray[np.bool_], _elements: Floa
         if how == "std":
             deviations = np.where(counted, read(name), 0.0)
             joined = _deviation(rows, means, deviations, joined)
-    nothing = 0.0 if statistic == "nonfinite" else np.nan  # as of an empty batch
+    nothing = 0.0 if statistic == "nonfinite" else np.nan  # as for an empty batch
     joined = np.where(counted.any(0), joined, nothing)
     return np.where(there.any(0), joined, np.nan)
 
@@ -195,15 +197,15 @@ def _of_pieces(name: str, read: Read, there: NDArray[np.bool_], elements: Floats
         return np.where(there.any(0), 1.0, np.nan)
     statistic, _, how = name.rpartition(".")
     whole = _whole(statistic, lambda s: np.where(weights > 0, read(f"{s}.mean"), 0.0), weights)
-    nothing = 0.0 if statistic in ("l2", "nonfinite") else np.nan  # as of an empty tensor
+    nothing = 0.0 if statistic in ("l2", "nonfinite") else np.nan  # as for an empty tensor
     whole = np.where(weights.any(0), whole, nothing)
-    if how == "std":  # of one sample
+    if how == "std":  # over a single sample
         whole = np.where(np.isnan(whole), np.nan, 0.0)
     return np.where(there.any(0), np.abs(whole) if how == "abs_max" else whole, np.nan)
 
 
 def _whole(statistic: str, read: Read, weights: Floats) -> Floats:
-    """Returns a statistic of a tensor whose parts have `weights` elements; NaN if unknowable."""
+    """Returns a tensor's statistic from parts with `weights` elements; NaN if undetermined."""
     try:
         if statistic in _WEIGHED:
             return np.asarray((weights * read(statistic)).sum(0) / weights.sum(0))
@@ -222,7 +224,7 @@ def _whole(statistic: str, read: Read, weights: Floats) -> Floats:
             mean = _whole_of(weights * means, weights)
             std = _deviation(weights, means, deviations, mean)
             return std if statistic == "std" else np.abs(mean) / std
-    except KeyError:  # what it takes was not recorded
+    except KeyError:  # a required statistic was not recorded
         pass
     return np.full(weights.shape[1:], np.nan)
 
@@ -245,15 +247,15 @@ _FORMULAS: dict[Joint, Callable[[str, Read, NDArray[np.bool_], Floats], Floats]]
 
 
 def join_histograms(counts: NDArray[np.generic], low: Floats, high: Floats) -> NDArray[np.int64]:
-    """Adds histograms with equally many, but different bins.
+    """Adds histograms with equally many bins but different ranges.
 
-    Each count is spread evenly over its bin and falls into the bins of the joint range; what
-    falls below any edge is then rounded. So the sum is exact, and what lies below an edge is wrong
-    by no more than what lay in the bins that the edge cuts.
+    Each count is spread evenly over its bin and assigned to the bins of the joint range; the
+    cumulative counts below each edge are then rounded. The total is exact, and the count below an
+    edge is wrong by at most the counts of the bins that the edge cuts.
 
     Args:
         counts: [ranks, ..., bins].
-        low: lowest edges [ranks, ...]; NaN where there is nothing.
+        low: lowest edges [ranks, ...]; NaN for empty histograms.
         high: highest edges.
 
     Returns:
@@ -266,7 +268,7 @@ def join_histograms(counts: NDArray[np.generic], low: Floats, high: Floats) -> N
     with np.errstate(all="ignore"):
         edges = bottom[..., None] + (top - bottom)[..., None] * (np.arange(bins + 1) / bins)
         place = (edges - low[..., None]) / (high - low)[..., None] * bins
-        # all in one point: below every edge beyond it, and in the first bin if there is no other
+        # all at one point: counted below every higher edge, or in the first bin if all coincide
         point = np.where(edges > low[..., None], float(bins), 0.0)
         place = np.where((high > low)[..., None], place, point)
         place = np.clip(np.nan_to_num(place, nan=0.0), 0.0, bins)

@@ -1,4 +1,4 @@
-"""One rank of a run, read by the slots and records that all ranks together have."""
+"""Reads one rank of a run, addressed by joint slots and records."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .readings import Lost, Reading
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A rank's view, and its slots (-1: none) and records for each of the joint ones."""
+    """A rank's view, and its slot ids (-1: none) and record numbers for each of the joint ones."""
 
     view: View
     ids: NDArray[np.int64]
     records: NDArray[np.int64]
 
     def slot(self, slot: int) -> SlotInfo | None:
-        """Returns the rank's own slot."""
+        """Returns the rank's own slot, or None."""
         own = int(self.ids[slot])
         return None if own < 0 else self.view.slots[own]
 
@@ -46,7 +46,7 @@ class Member:
         return Reading(_arranged(data, self.ids, 0), gone)
 
     def rows(self, family: str, first: int, last: int) -> Reading:
-        """Returns all slots over the joint records from `first` to `last` - 1."""
+        """Returns all slots over the joint records `first` to `last` - 1."""
         records = self.records[first:last]
         start, stop = (int(records[0]), int(records[-1]) + 1) if len(records) else (0, 0)
         data = self.view.rows(family, start, stop)[records - start]
@@ -73,7 +73,7 @@ class Member:
         return Reading(_arranged(data, self.ids, 1), gone)
 
     def lost(self, family: str, slot: int) -> Lost:
-        """Returns which joint records of a slot were found to be damaged."""
+        """Returns a mask of the joint records in which a slot was found damaged."""
         own = int(self.ids[slot])
         lost = None if own < 0 else self.view.lost(family, own)
         return None if lost is None else lost[self.records]
@@ -81,14 +81,14 @@ class Member:
     def value(
         self, record: int, slot: int, sample: int | None = None, part: Part = ...
     ) -> NDArray[Any] | None:
-        """Returns a part of a slot's values on this rank, see `View.value`."""
+        """Returns part of a slot's values on this rank; see `View.value`."""
         if not self.has(record, slot):
             return None
         return self.view.value(int(self.records[record]), int(self.ids[slot]), sample, part)
 
 
 def _arranged(table: NDArray[Any], ids: NDArray[np.int64], axis: int) -> NDArray[Any]:
-    """Returns a rank's slots in joint order; NaN (counts: 0) where it has none."""
+    """Returns a rank's table with its slots in joint order; missing slots are NaN (counts: 0)."""
     shape = [*table.shape]
     there = (ids >= 0) & (ids < shape[axis])
     shape[axis] = len(ids)

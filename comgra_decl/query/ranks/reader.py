@@ -1,7 +1,7 @@
-"""One run of several ranks: their databases, read as if they were one.
+"""Reads the databases of several ranks as one run.
 
-`JoinedReader` and `JoinedView` take the places of `Reader` and `View`. A record is there once all
-ranks have it.
+`JoinedReader` and `JoinedView` correspond to `Reader` and `View`. A record exists once all ranks
+have it.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from .view import JoinedView
 
 RANKS = "ranks"
 PATIENCE = 60.0
-"""Seconds after a run's start for which ranks that are not there yet are waited for."""
+"""Seconds after a run's start during which missing ranks are waited for."""
 
 
 def is_rank(name: str) -> bool:
-    """Whether a folder's name is the number of a rank."""
+    """Whether a folder's name is a rank number."""
     return name.isascii() and name.isdecimal() and len(name) < 8
 
 
 def rank_paths(run: Location) -> Mapping[int, Location]:
-    """Returns the folders of a run's databases by rank; a run of one process has {0: run}."""
+    """Returns the folders of a run's databases by rank; {0: run} for a run of one process."""
     if isinstance(run, Remote):
         return _rank_places(run)
     found = {}
     folder = run / RANKS
     if folder.is_symlink():
-        raise DamagedRunError(f"{str(folder)!r} is a link; the ranks of a run are in its folder.")
+        raise DamagedRunError(f"{str(folder)!r} is a link; it must be in the run's folder.")
     if folder.is_dir():
         for path in folder.iterdir():
             if is_rank(path.name) and path.is_symlink():
-                raise DamagedRunError(f"{str(path)!r} is a link; a rank is in the run's folder.")
+                raise DamagedRunError(f"{str(path)!r} is a link; it must be in the run's folder.")
             if is_rank(path.name) and database_exists(path):
                 found[int(path.name)] = path
     if database_exists(run):
@@ -53,7 +53,7 @@ def rank_paths(run: Location) -> Mapping[int, Location]:
 
 
 def _rank_places(run: Remote) -> dict[int, Remote]:
-    """As `rank_paths`: by asking for each rank, once it is known which there are."""
+    """As `rank_paths`, but requests each rank once it is known which ranks exist."""
     if not database_exists(run):
         there = [place for place in databases_within(run / RANKS) if is_rank(place.name)]
         return {int(place.name): place for place in sorted(there)}
@@ -65,35 +65,35 @@ def _rank_places(run: Remote) -> dict[int, Remote]:
 
 
 def ranks_of(reader: Reader) -> dict[str, Any] | None:
-    """Returns what a database says of its rank: rank, world_size, recorded; None if alone."""
+    """Returns the rank, world_size and recorded ranks of a database; None for one process."""
     facts = reader.meta.facts.get("ranks") or reader.view.document("ranks")
     return facts if isinstance(facts, dict) else None
 
 
 def _refuse_strangers(readers: Mapping[int, Reader]) -> None:
-    """Refuses what lies in the place of a rank and is none, or that of another training.
+    """Rejects a database in a rank's folder that is not that rank's, or is from another training.
 
     Raises:
-        DamagedRunError: numbers of two trainings would be joined.
+        DamagedRunError: data of two trainings would be joined.
     """
     known: tuple[Any, Any] | None = None
     for rank, reader in readers.items() if len(readers) > 1 else ():
         facts = ranks_of(reader)
         if facts is None:
             if not reader.head["n"]:
-                continue  # it may say so with its first record
+                continue  # its first record may still contain the facts
             why = "is a run of one process"
         elif int(facts["rank"]) != rank:
-            why = f"is that of rank {facts['rank']}"
+            why = f"belongs to rank {facts['rank']}"
         else:
             training = facts.get("run"), facts.get("world_size")
             known = known or training
             if training == known:
                 continue
-            why = f"is of another training ({training[0]}, of {training[1]} processes)"
+            why = f"is from another training ({training[0]}, of {training[1]} processes)"
         raise DamagedRunError(
-            f"{str(reader.path)!r} is in the place of rank {rank} and {why}: what it holds is not "
-            "joined with the others. Move it out of the run's folder; it can be opened by itself."
+            f"{str(reader.path)!r} is in the folder of rank {rank} but {why}, so it is not joined "
+            "with the other ranks. Move it out of the run's folder; it can be opened separately."
         )
 
 
@@ -102,7 +102,7 @@ def open_reader(path: Location, rank: int | None = None) -> Reader | JoinedReade
 
     Args:
         path: the run's folder.
-        rank: the rank wanted; None: all of them together.
+        rank: the rank to open; None: all of them together.
 
     Raises:
         UnknownNameError: the run has no such rank.
@@ -118,37 +118,37 @@ def open_reader(path: Location, rank: int | None = None) -> Reader | JoinedReade
     paths = rank_paths(path)
     if str(rank) not in map(str, paths):
         raise UnknownNameError(
-            f"no rank {shown(rank)} was recorded; "
+            f"rank {shown(rank)} was not recorded; "
             f"this run has {', '.join(map(str, paths)) or 'none'}."
         )
     return Reader(paths[int(rank)])
 
 
 class JoinedReader:
-    """Reads all ranks of a run, as `Reader` reads one. Thread-safe."""
+    """Reads all ranks of a run as `Reader` reads one. Thread-safe."""
 
     def __init__(self, path: Location) -> None:
-        """Opens the ranks that are there; others join as they appear.
+        """Opens the existing ranks; others are added as they appear.
 
         Raises:
-            RunNotFoundError: there is none.
+            RunNotFoundError: no rank exists.
         """
         self.path = path
         self._lock = threading.Lock()
         self.readers: dict[int, Reader] = {}
-        self._order: dict[SlotKey, int] = {}  # numbers of slots never change while this is open
+        self._order: dict[SlotKey, int] = {}  # slot numbers never change while this is open
         self._view: JoinedView | None = None
         self._look()
         if not self.readers:
             raise RunNotFoundError(f"there is no run in {str(path)!r}.")
 
     def _look(self) -> bool:
-        readers = dict(self.readers)  # others may be looking through the old one
+        readers = dict(self.readers)  # other threads may be using the old one
         for rank, path in rank_paths(self.path).items():
             if rank not in readers:
                 try:
                     readers[rank] = Reader(path)
-                except RunNotFoundError:  # being made this moment
+                except RunNotFoundError:  # currently being created
                     continue
         readers = dict(sorted(readers.items()))
         _refuse_strangers(readers)
@@ -157,25 +157,25 @@ class JoinedReader:
 
     @property
     def leader(self) -> Reader:
-        """The first rank, whose graph, modules and notes are the run's."""
+        """Reader of the first rank, whose graph, modules and notes are used for the run."""
         return next(iter(self.readers.values()))
 
     @property
     def missing(self) -> list[int]:
-        """Ranks that are to be recorded and of which there is nothing."""
+        """Ranks that should be recorded but have no data."""
         facts = [ranks_of(reader) for reader in self.readers.values()]
         recorded = next((f["recorded"] for f in facts if f is not None), ())
         return [int(rank) for rank in recorded if rank not in self.readers]
 
     @property
     def meta(self) -> RunMeta:
-        """The first rank's, with the samples of all."""
+        """Metadata of the first rank, with the sample count of all ranks."""
         meta = self.leader.meta
         return replace(meta, sample_count=meta.sample_count * len(self.readers))
 
     @property
     def head(self) -> Mapping[str, Any]:
-        """The first rank's, with the records that all have."""
+        """Head of the first rank, with the number of records that all ranks have."""
         steps = self.view.train_steps
         errors = [
             f"rank {rank}: {reader.head['error']}"
@@ -191,7 +191,7 @@ class JoinedReader:
 
     @property
     def state(self) -> str:
-        """Returns "live" while any rank is, "finished" if all are, as `Reader.state`."""
+        """State of the run: "live" while any rank is, "finished" if all are; see `Reader.state`."""
         states = {reader.state for reader in self.readers.values()}
         if states & {"live", "waiting"}:
             return "live" if self.view.n else "waiting"
@@ -211,7 +211,7 @@ class JoinedReader:
             return self._view
 
     def poll(self) -> bool:
-        """Looks for something new on any rank; returns whether there is."""
+        """Polls all ranks; returns whether anything is new."""
         with self._lock:
             news = [reader.poll() for reader in self.readers.values()]
             changed = self._look() or any(news)
@@ -222,7 +222,7 @@ class JoinedReader:
             return False
 
     def _waits(self) -> bool:
-        """Whether a rank that is not there yet may still come."""
+        """Whether a missing rank may still appear."""
         young = time.time() - self.leader.meta.started < PATIENCE
         alive = any(reader.state in ("live", "waiting") for reader in self.readers.values())
         return bool(young and alive and self.missing)

@@ -1,4 +1,4 @@
-"""What was read of the ranks of a run, and what of it could not be, because it is damaged."""
+"""Arrays read from the ranks of a run, with masks of damaged elements."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 Lost = NDArray[np.bool_] | None
-"""Which elements are missing because they are damaged; None: none of them."""
+"""Mask of the elements that are missing because they are damaged; None if none are."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """An array, with fill values (NaN; counts: 0) where it is lost."""
+    """An array with fill values (NaN; counts: 0) where data are lost."""
 
     data: NDArray[Any]
     lost: Lost = None
 
     def __getitem__(self, index: Any) -> Reading:
-        """Returns a part of it."""
+        """Returns a part of the reading."""
         return Reading(self.data[index], None if self.lost is None else self.lost[index])
 
 
 def stacked(readings: Sequence[Reading]) -> Reading:
-    """Returns equal readings of several ranks as one: [ranks, ...]."""
+    """Stacks readings of equal shape from several ranks: [ranks, ...]."""
     data = np.stack([reading.data for reading in readings])
     if all(reading.lost is None for reading in readings):
         return Reading(data)
@@ -38,7 +38,7 @@ class Columns:
     """Columns of the statistics of all ranks, [ranks, ..., slots], each read once.
 
     Args:
-        read: reads one by its name; KeyError if the run has none of that name.
+        read: reads a column by its name; raises KeyError if the run lacks it.
     """
 
     def __init__(self, read: Callable[[str], Reading]) -> None:
@@ -46,11 +46,11 @@ class Columns:
         self._known: dict[str, Reading] = {}
 
     def data(self, name: str) -> NDArray[np.float64]:
-        """Returns the numbers of a column."""
+        """Returns the values of a column."""
         return self._column(name).data.astype(np.float64)
 
     def lost(self, name: str) -> Lost:
-        """Returns which of them are missing because they are damaged."""
+        """Returns a mask of the values of a column that are missing because they are damaged."""
         return self._column(name).lost
 
     def _column(self, name: str) -> Reading:

@@ -1,6 +1,6 @@
-"""The records that all ranks of a run have, as one view.
+"""A joint view of the records that all ranks of a run have.
 
-Slots and steps are matched by name and number, never by their place in a database.
+Slots and steps are matched by name and number, never by their position in a database.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .readings import Columns, Lost, Reading, stacked
 
 
 class JoinedView:
-    """A `RecordView` of what all ranks together held at the last poll."""
+    """A `RecordView` of all ranks together, as of the last poll."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class JoinedView:
         """Matches slots and records.
 
         Args:
-            views: of each rank, ascending.
-            meta: of all ranks together.
-            order: the number of each slot; grows.
-            complete: whether all ranks are there; otherwise there are no records yet.
+            views: view of each rank, in ascending order.
+            meta: metadata of all ranks together.
+            order: number of each slot; new slots are appended to it.
+            complete: whether all ranks exist; until then there are no records.
         """
         self.meta = meta
         self.ranks = list(views)
@@ -77,7 +77,7 @@ class JoinedView:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Those of the first rank that has a tensor, where they are not in the slot table."""
+        """Shapes that differ from the slot table, each from the first rank that has the tensor."""
         return list(self._shape_codes)
 
     def shape(self, slot: int, code: float) -> tuple[int, ...] | None:
@@ -89,12 +89,12 @@ class JoinedView:
 
     @property
     def reshaped(self) -> bool:
-        """Whether any record of any rank has another shape of a tensor than its slot table."""
+        """Whether any record of any rank has a tensor shape that differs from the slot table."""
         return any(member.view.reshaped for member in self._members)
 
     @property
     def records(self) -> NDArray[np.float64]:
-        """Numeric facts of the common records: the first rank's, with the samples of all."""
+        """Numeric facts about the common records: the first rank's, with the batch sizes added."""
         return self._records
 
     @cached_property
@@ -104,22 +104,22 @@ class JoinedView:
         sizes = np.stack([table[:, RecordColumn.BATCH_SIZE] for table in tables])
         joined[:, RecordColumn.BATCH_SIZE] = np.where((sizes < 0).any(0), -1, sizes.sum(0))
         costs = np.stack([table[:, RecordColumn.COST] for table in tables])
-        joined[:, RecordColumn.COST] = costs.max(0)  # the others wait for the slowest
+        joined[:, RecordColumn.COST] = costs.max(0)  # the other ranks wait for the slowest
         return joined
 
     @cached_property
     def superseded(self) -> NDArray[np.bool_]:
-        """No record here gave way to another: those of the single ranks were left out."""
+        """All False: superseded records of the individual ranks were left out."""
         return np.zeros(self.n, bool)
 
     @cached_property
     def superseded_scalars(self) -> NDArray[np.bool_]:
-        """Nor did a number."""
+        """All False, as for records."""
         return np.zeros(len(self.scalars), bool)
 
     @property
     def sessions(self) -> list[Session]:
-        """Those of the first rank."""
+        """Sessions of the first rank."""
         return self._leader.sessions
 
     @property
@@ -131,14 +131,14 @@ class JoinedView:
         return np.asarray(self.records[chosen, RecordColumn.STEP], np.int64)
 
     def names(self, table: str) -> list[str]:
-        """Returns the names of a table by code."""
+        """Returns the names in a table, by code."""
         if table in ("scalar", "scalar_type"):
             return self._joint_scalars[1][table]
         return self._leader.names(table)
 
     @property
     def scalars(self) -> NDArray[np.void]:
-        """The mean, over the ranks that ever said such a number, where all of them did."""
+        """Scalars averaged over the ranks that log them, where all of these ranks did so."""
         return self._joint_scalars[0]
 
     @cached_property
@@ -152,13 +152,13 @@ class JoinedView:
 
     @property
     def damage(self) -> list[str]:
-        """What is left out on any rank because it is damaged."""
+        """One sentence for each damaged part of any rank."""
         views = [member.view for member in self._members]
         pairs = zip(self.ranks, views, strict=True)
         return [f"rank {rank}: {loss}" for rank, view in pairs for loss in view.damage]
 
     def document(self, name: str) -> Any:
-        """Returns the first rank's document; report and findings have what others add."""
+        """Returns the first rank's document; report and findings include those of other ranks."""
         documents = [member.view.document(name) for member in self._members]
         if name == "findings":
             return facts.join_findings(documents, self.ranks)
@@ -167,33 +167,33 @@ class JoinedView:
         return facts.join_reports(documents, self.ranks, self.differences)
 
     def structure(self, digest: str) -> Structure:
-        """Returns a dependency graph: the first rank's."""
+        """Returns a dependency graph of the first rank by its hash."""
         return self._leader.structure(digest)
 
     def samples(self, record: int) -> list[int]:
-        """Returns places in the global batch, in which the ranks' batches follow each other.
+        """Returns indices in the global batch, in which the ranks' batches are concatenated.
 
-        Where a rank has fewer samples than are recorded, -1 stands for the missing ones.
+        If a rank has fewer samples than are recorded, the missing ones are -1.
         """
         views, at = zip(*((m.view, int(m.records[record])) for m in self._members), strict=True)
         return facts.join_places(views, at, self._count)
 
     def extra(self, record: int) -> dict[str, Any]:
-        """Returns the free-form facts of a record, with the labels of all samples."""
+        """Returns the extra facts of a record, with the labels of all samples."""
         parts = [member.view.extra(int(member.records[record])) for member in self._members]
         return facts.join_extra(parts, self._count)
 
     # -- statistics
 
     def has_column(self, record: int, slot: int) -> bool:
-        """Whether the slot existed, on any rank, when the record was written."""
+        """Whether the slot existed on any rank when the record was written."""
         return any(member.has(record, slot) for member in self._members)
 
     def row(self, family: str, record: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns a record's array of a family, [slots, ...], or what `inner` selects of it.
+        """Returns a record's array of a family, [slots, ...], or the part selected by `inner`.
 
         Raises:
-            DamagedRunError: a histogram that was asked for is damaged on a rank.
+            DamagedRunError: a requested histogram is damaged on a rank.
         """
         joined, lost = self._joined_of(family, lambda m, name: m.row(name, record))
         if lost is not None and np.any(lost[inner[:1]] if inner else lost):
@@ -201,7 +201,7 @@ class JoinedView:
         return joined[inner] if inner else joined
 
     def rows(self, family: str, first: int, last: int) -> NDArray[Any]:
-        """Returns all slots over the common records from `first` to `last` - 1."""
+        """Returns all slots over the common records `first` to `last` - 1."""
         return self._joined_of(family, lambda m, name: m.rows(name, first, last))[0]
 
     def series(self, family: str, slot: int, *inner: int | slice) -> NDArray[Any]:
@@ -226,7 +226,7 @@ class JoinedView:
         return self._column(self.meta.columns[int(inner[0])], columns, self._joined, self.slots)
 
     def lost(self, family: str, slot: int) -> Lost:
-        """Returns which common records of a slot lack something that is damaged on a rank."""
+        """Returns a mask of the common records in which a slot is damaged on any rank, or None."""
         names = dict.fromkeys((family, "agg"))
         found = [
             lost
@@ -242,7 +242,7 @@ class JoinedView:
     # -- joining
 
     def _at(self, name: str) -> int:
-        """Returns the place of a column; KeyError if the run has none of that name."""
+        """Returns the index of a column; raises KeyError if the run lacks it."""
         columns = self.meta.columns
         if name not in columns:
             raise KeyError(name)
@@ -251,32 +251,32 @@ class JoinedView:
     def _joined_of(
         self, family: str, read: Callable[[Member, str], Reading], chosen: slice = slice(None)
     ) -> tuple[NDArray[Any], Lost]:
-        """Joins an array [..., slots, ...] of a family, given how it is read of a rank.
+        """Joins an array [..., slots, ...] of a family, given a function that reads it from a rank.
 
         Args:
-            family: of arrays.
-            read: reads an array of a family, the other one's or that of the statistics beside it.
+            family: family of the array.
+            read: reads the array of a family: the given one, or the statistics that belong to it.
             chosen: the slots that are read.
 
         Returns:
-            The array; and of histograms, which slots [..., slots] have none because it is damaged.
+            The array; for histograms, also a mask [..., slots] of those missing because of damage.
         """
-        beside = stacked([read(member, "agg") for member in self._members])
+        statistics = stacked([read(member, "agg") for member in self._members])
         if family == "agg":
-            return self._joined_table(beside), None
+            return self._joined_table(statistics), None
         own = stacked([read(member, family) for member in self._members])
         slots = self.slots[chosen]
         joints = np.array([joining.how_joined(one) for one in slots], np.int64)
         if family == "hist":
-            return facts.join_counts(own, beside, joints)
+            return facts.join_counts(own, statistics, joints)
         whole = None
         if (joints == joining.Joint.PIECES).any():
             listed = [[m.slot(s.id) for s in slots] for m in self._members]
-            whole = self._whole(joining.Ranks(listed), beside)
+            whole = self._whole(joining.Ranks(listed), statistics)
         return facts.join_samples(own, joints, whole), None
 
     def _series_table(self, family: str, slot: int) -> tuple[NDArray[Any], Lost]:
-        """Returns samples or histograms of one slot, [n, 1, ...], as `_joined_of`."""
+        """Returns samples or histograms of one slot, [n, 1, ...], as `_joined_of` does."""
         one = slice(slot, slot + 1)
         return self._joined_of(family, lambda m, name: m.series(name, slot)[:, None], one)
 
@@ -292,7 +292,7 @@ class JoinedView:
         return np.stack([self._column(n, read, self._joined, self.slots) for n in names], -1)
 
     def _joined_series(self, slot: int, index: int | slice) -> NDArray[np.float32]:
-        """Joins columns of the statistics of a slot: [n], or [n, columns]."""
+        """Joins one or more columns of a slot's statistics: [n], or [n, columns]."""
 
         def read(name: str) -> Reading:
             at = self._at(name)
@@ -308,7 +308,7 @@ class JoinedView:
     def _column(
         self, name: str, columns: Columns, ranks: joining.Ranks, slots: Sequence[SlotInfo]
     ) -> NDArray[np.float32]:
-        """Returns a column of all ranks together, [..., slots]."""
+        """Returns a column joined over all ranks, [..., slots]."""
         if name != "shape":
             return ranks.column(name, columns.data, columns.lost)
         codes = columns.data(name)
@@ -335,7 +335,7 @@ class JoinedView:
             )
 
     def _whole(self, ranks: joining.Ranks, table: Reading) -> NDArray[np.float32]:
-        """Returns the statistics [..., slots, statistics] of tensors that ranks hold parts of."""
+        """Returns the statistics [..., slots, statistics] of tensors split over the ranks."""
         read = self._columns(table)
         names = [f"{statistic}.mean" for statistic in self.meta.statistics]
         return np.stack([ranks.column(name, read.data, read.lost) for name in names], -1)
@@ -345,9 +345,9 @@ class JoinedView:
     def value(
         self, record: int, slot: int, sample: int | None = None, part: Part = ...
     ) -> NDArray[Any] | None:
-        """Returns a part of a slot's values: of the samples of all ranks, or of the whole tensor.
+        """Returns part of a slot's values: of the samples of all ranks, or of the assembled tensor.
 
-        No more is read than the part where that is of one sample, or the same on all ranks.
+        Reads only that part if it is of one sample, or if all ranks have the same tensor.
         """
         joint = joining.how_joined(self.slots[slot])
         if joint is joining.Joint.SAMPLES and sample is not None:
@@ -365,7 +365,7 @@ class JoinedView:
     def _copied_value(
         self, record: int, slot: int, sample: int | None, part: Part
     ) -> NDArray[Any] | None:
-        """Returns the first rank's value that can be read."""
+        """Returns the value of the first rank on which it can be read."""
         damage: DamagedRunError | None = None
         for member in self._members:
             try:
@@ -390,18 +390,18 @@ class JoinedView:
         return facts.assemble(self.slots[slot].shape, pieces, parts)
 
     def value_slots(self, record: int) -> list[int]:
-        """Returns the slots of which any rank holds raw values."""
+        """Returns the slots for which any rank holds raw values."""
         found: set[int] = set()
         for member in self._members:
             held = member.view.value_slots(int(member.records[record]))
             found.update(np.flatnonzero(np.isin(member.ids, held)).tolist())
         return sorted(found)
 
-    # -- copies that are none
+    # -- differing copies
 
     @cached_property
     def differences(self) -> list[differences.Difference]:
-        """Tensors that ought to be the same on all ranks and are not, in some looked-at records."""
+        """Tensors that should be identical on all ranks but differ in some checked records."""
         copies = [s for s in self.slots if joining.how_joined(s) is joining.Joint.COPIES]
         ids = [slot.id for slot in copies]
         if not copies or self.n == 0 or len(self._members) < 2:
@@ -409,7 +409,7 @@ class JoinedView:
 
         def rows(record: int) -> NDArray[Any]:
             read = stacked([member.row("agg", record)[ids] for member in self._members])
-            if read.lost is not None:  # what is damaged is no difference
+            if read.lost is not None:  # damage is not a difference
                 read.data[read.lost.any(-1)] = np.nan
             return read.data
 

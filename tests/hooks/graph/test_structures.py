@@ -84,7 +84,7 @@ def test_a_stated_edge_with_a_wrong_name_is_reported(traced: Callable[..., Run])
         return m.c(m.b(m.a(x)))
 
     warnings = " ".join(traced(forward).report["warnings"])
-    assert "comgra.connect() names a node that did not run: 'bb'; did you mean 'b'?" in warnings
+    assert "the name of a node that did not run: 'bb'; did you mean 'b'?" in warnings
     assert "comgra.connect() takes two tensors or two node names" in warnings
 
 

@@ -179,7 +179,7 @@ def test_nothing_is_recorded_beyond_the_budget_and_this_is_said_once() -> None:
     assert len(training.recorded) == 50
     assert training.recorded[-1] < 60
     assert [text for _, text in training.said if "used up" in text] == [
-        "the disk's budget of 50kB is used up: no more records"
+        "the disk budget of 50kB is used up: no more records"
     ]
 
 

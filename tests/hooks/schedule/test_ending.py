@@ -293,7 +293,10 @@ def test_an_optimizer_that_is_not_there_is_said(caplog: pytest.LogCaptureFixture
         for _ in range(100):
             forward_and_backward(model)
             optimizer.step()
-    assert "schedule.step: 'Adam' has ended no step in the last 100 optimizer steps" in caplog.text
+    assert (
+        "schedule.step: 'Adam' has not ended any step in the last 100 optimizer steps"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_a_run_says_what_it_chose_for_a_type(tmp_path: Path) -> None:
                 session_looks(session)
     assert session.path is not None
     run = comgra.open_run(session.path)
-    chosen = "the disk's budget of 1B is used up: no more records of type 'long'"
+    chosen = "the disk budget of 1B is used up: no more records of type 'long'"
     notes = [note for note in run.notes()["text"] if "types.long" in note]
     assert notes == [f"schedule.types.long.budget: {chosen}"]
     assert run.report["choices"] == {"types.long.budget.disk": chosen}
@@ -249,7 +249,7 @@ def session_looks(session: Any) -> None:
 @pytest.mark.parametrize(
     ("budget", "problem"),
     [
-        ({"time": "3"}, "comgra.schedule.types.long.budget.time: '3' is no share of the time"),
+        ({"time": "3"}, "comgra.schedule.types.long.budget.time: '3' is not a share of the time"),
         ({"disc": "1GB"}, "did you mean 'disk'"),
     ],
 )

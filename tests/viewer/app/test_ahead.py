@@ -125,7 +125,7 @@ def test_what_cannot_be_read_is_left_to_whoever_asks() -> None:
     assert done == ["again"]
 
 
-def test_garbage_is_collected_in_a_rest_of_the_viewers_own_process_alone(
+def test_process_memory_is_collected_in_a_rest_of_the_viewers_own_process_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import comgra_decl
 from comgra_decl.query import open_run
-from comgra_decl.records import Said
+from comgra_decl.records import ScalarBatch
 from comgra_decl.viewer.model.flags import nonfinite_marks
 from comgra_decl.viewer.model.kpis import charts
 from comgra_decl.viewer.model.runview import RunView
@@ -176,7 +176,7 @@ def test_the_curve_of_every_step_is_drawn_thinned_with_its_extremes(tmp_path: Pa
     values = np.random.default_rng(0).normal(size=20_000)
     values[12_345], values[777] = 50.0, -50.0
     steps, names = np.arange(20_000), ["loss"] * 20_000
-    fake.writer.commit([], [Said(steps, values, names, ["train"] * 20_000)])
+    fake.writer.commit([], [ScalarBatch(steps, values, names, ["train"] * 20_000)])
     chart = charts(RunView(open_run(fake.path)))[0]
     line = chart.lines[0]
     assert (chart.title, line.label) == ("loss", "train")

@@ -150,15 +150,15 @@ def test_static_and_class_methods_can_be_named(recording: Heard) -> None:
     ("wrong", "message"),
     [
         (lambda: comgra.node(torch.ones(1)), "needs a name"),  # type: ignore[call-overload]
-        (lambda: comgra.node(torch.ones(1), ""), "not empty"),
-        (lambda: comgra.node(""), "not empty"),
+        (lambda: comgra.node(torch.ones(1), ""), "non-empty string"),
+        (lambda: comgra.node(""), "non-empty string"),
         (lambda: comgra.node(lambda x: x), "needs a name"),  # type: ignore[call-overload]
         (lambda: comgra.node(torch.ones(1), "x", kind="parametr"), "did you mean 'parameter'"),
         (lambda: comgra.node("x", kind="nonsense"), "input, parameter, buffer"),
-        (lambda: comgra.node("x")(3), "cannot be called"),  # type: ignore[type-var]
-        (lambda: comgra.node("x")(type("Sub", (Net,), {})), "no `forward` of its own"),
-        (lambda: comgra.tag("a", ""), "a tag must be a text"),
-        (lambda: comgra.note(""), "a note must be a text"),
+        (lambda: comgra.node("x")(3), "not callable"),  # type: ignore[type-var]
+        (lambda: comgra.node("x")(type("Sub", (Net,), {})), "does not define `forward`"),
+        (lambda: comgra.tag("a", ""), "a tag must be a non-empty string"),
+        (lambda: comgra.note(""), "a note must be a non-empty string"),
         (lambda: comgra.kpi("", 1), "a KPI's name"),
         (lambda: comgra.kpi("x", "1"), "must be a number"),
         (lambda: comgra.kpi("x", torch.ones(2)), "must be a number"),

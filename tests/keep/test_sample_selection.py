@@ -18,7 +18,7 @@ from torch import nn
 
 import comgra_decl as comgra
 from comgra_decl.query import Run
-from comgra_decl.stats.choosing import balanced
+from comgra_decl.stats.sample_selection import balanced
 
 CLASSES, BATCH, COUNT = 3, 20, 5
 

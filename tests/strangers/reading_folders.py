@@ -1,6 +1,6 @@
 """Looks at run folders in every way there is, each in a process with limits; tells what happened.
 
-`python -m tests.strangers.looking OUT RUN...` imports everything once and forks for each run, so a
+`python -m tests.strangers.reading_folders OUT RUN...` imports everything once and forks for each run, so a
 folder costs no second start. A line of JSON per run: what each look ended with, what Python was
 asked to import, start or reach meanwhile, and how much memory it took.
 """

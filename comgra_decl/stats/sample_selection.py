@@ -1,4 +1,4 @@
-"""Chooses the samples to record individually, the same number per category."""
+"""Selects the samples to record individually, with equal numbers per category."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _log = logging.getLogger("comgra_decl")
 
 
 def choose_samples(raw: RawStep, count: int) -> None:
-    """Replaces the first samples of a step by `count` chosen ones, if it has labels.
+    """Replaces the first samples of a step by `count` selected ones, if it has labels.
 
-    Sets `info.samples` to their batch indices and `info.extra["labels"]` to their labels; reduces
-    the values to them. Does nothing unless there is one label per sample.
+    Sets `info.samples` to their batch indices and `info.extra["labels"]` to their labels, and
+    reduces the values to these samples. Without exactly one label per sample, the first samples are
+    kept.
     """
     labels, raw.labels = raw.labels, None
     if labels is None or not count:
@@ -36,7 +37,7 @@ def choose_samples(raw: RawStep, count: int) -> None:
         _first_values(raw, count)
         return
     layout = raw.layout
-    if (pooled := layout.rows < layout.samples).any():  # the rest has no rows
+    if (pooled := layout.rows < layout.samples).any():  # the other samples have no rows
         found = found[: int(layout.rows[pooled].min())]
     raw.info.samples = chosen = balanced(found, count)
     raw.info.extra = {**raw.info.extra, "labels": [str(found[i]) for i in chosen]}
@@ -68,7 +69,7 @@ def _rank(label: Any) -> tuple[bool, float, str]:
 
 
 def _first_values(raw: RawStep, count: int) -> None:
-    """Cuts the values to the first samples; all samples' values were kept until now."""
+    """Reduces the values to the first samples; until now, those of all samples were kept."""
     _reduce_values(raw, np.arange(count))
 
 
