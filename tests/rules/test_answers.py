@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.rules.activations.dropout import HeavyDropout
 from comgra_decl.rules.activations.spread import ActivationDrift
-from comgra_decl.rules.structure.sigmoid_twice import SigmoidTwice
+from comgra_decl.rules.structure.probabilities import SigmoidTwice
 from comgra_decl.rules.values.one_answer import OneAnswer
 from tests.rules.tape import Tape
 

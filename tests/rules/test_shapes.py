@@ -20,8 +20,7 @@ from comgra_decl.rules import Window, diagnose
 from comgra_decl.rules.attention.patterns import AttentionCollapse
 from comgra_decl.rules.data.targets import SingleClass, Unshuffled
 from comgra_decl.rules.graph import same_shape_edges
-from comgra_decl.rules.structure.probabilities import ProbabilitiesAsLogits
-from comgra_decl.rules.structure.sigmoid_twice import SigmoidTwice
+from comgra_decl.rules.structure.probabilities import ProbabilitiesAsLogits, SigmoidTwice
 from comgra_decl.rules.structure.small_batch import SmallBatchNorm
 from comgra_decl.rules.table import SlotTable
 from comgra_decl.rules.values.independent import InputIndependence

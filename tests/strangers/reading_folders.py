@@ -1,8 +1,8 @@
-"""Looks at run folders in every way there is, each in a process with limits; tells what happened.
+"""Reads run folders in every possible way, each in a process with limits, and prints the outcome.
 
-`python -m tests.strangers.reading_folders OUT RUN...` imports everything once and forks for each run, so a
-folder costs no second start. A line of JSON per run: what each look ended with, what Python was
-asked to import, start or reach meanwhile, and how much memory it took.
+`python -m tests.strangers.reading_folders OUT RUN...` imports everything once and forks for each
+run, so a folder needs no second start. Prints one line of JSON per run: how each way of reading
+ended, what Python was asked to import, start or reach, and how much memory it took.
 """
 
 from __future__ import annotations

@@ -122,9 +122,9 @@ class StepCapture:
         self.calls[key] = number + 1
         return number
 
-    def note_mode(self, model: str, called: nn.Module) -> None:
+    def note_mode(self, model: str, called: nn.Module, *, of_model: bool) -> None:
         """Notes whether a model is called in training mode, if it is called with gradients."""
-        if self.followed and not self.aside:
+        if of_model and self.followed and not self.aside:
             self.modes[model] = self.modes.get(model, False) or in_training(called)
 
     def upcoming(self, what: object) -> int:

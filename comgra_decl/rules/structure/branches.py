@@ -144,7 +144,8 @@ class BranchIgnored(_Branches):
         """
         if not window.has("l2"):
             return {}
-        infos, found = window.table.infos, {}
+        infos = window.table.infos
+        found: dict[int, list[int]] = {}
         for sink, sources in sources_of(self.scene).items():
             known = [infos[slot] for slot in dict.fromkeys(sources)]
             given = [i for i in known if i.kind == "computed" and i.batch_dim is not None]
