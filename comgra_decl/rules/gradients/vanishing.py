@@ -22,6 +22,7 @@ from comgra_decl.rules.api import (
     Window,
     per_run,
     row_quantile,
+    sources_of,
 )
 
 _FIRST = 5  # records; their median is the start value
@@ -57,7 +58,9 @@ class VanishingGradient(SlotRule):
         "a weight, if gradients of outputs are not recorded) is below `ratio` times the upper "
         "quartile of all such gradients in the step, in every iteration of the module, though not "
         "exactly zero; or that ratio has fallen below `fall` times its first value (median of "
-        f"{_FIRST} records). Needs at least {_FEWEST} gradients to compare. Or, where a step has "
+        f"{_FIRST} records). Needs at least {_FEWEST} gradients to compare. Tensors computed from "
+        "one whose gradient has not vanished are left out: they are side branches (keys of "
+        "attention, residual branches that start at zero). Or, where a step has "
         "several losses: one of them has fallen below `won` times its first value (means of the "
         "first and last tenth), and the gradients of all parameters of a model below `faded` times "
         f"theirs (medians of the first and last {_FIRST} records): one network has won, and the "
@@ -148,6 +151,32 @@ class VanishingGradient(SlotRule):
         share[~enough] = np.nan
         fallen = share < self.parameters.fall * self._early.look(at, share)
         return (share < self.parameters.ratio) | fallen, share
+
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Leaves out side branches: where the gradient arrives further back, it has not vanished.
+
+        Such are keys of attention, and residual branches behind a gain that starts at zero.
+        """
+        table, sources = scene.table, sources_of(scene)
+        vanished = set(fired.tolist())
+        keep = [not self._arrives(table, sources, int(slot), vanished) for slot in fired]
+        return fired[np.array(keep, np.bool_)]
+
+    def _arrives(
+        self, table: SlotTable, sources: dict[int, list[int]], slot: int, vanished: set[int]
+    ) -> bool:
+        """Whether a tensor from which this one is computed has a gradient of usual size."""
+        waiting, seen = [int(table.forward[slot])], set[int]()
+        for forward in waiting:
+            for source in sources.get(forward, []):
+                gradient = table.by_key.get(table.infos[source].key._replace(pass_="grad"), -1)
+                if gradient < 0 or source in seen or table.infos[source].kind != "computed":
+                    continue
+                seen.add(source)
+                if gradient not in vanished:
+                    return True
+                waiting.append(source)
+        return False
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message about a slot."""
