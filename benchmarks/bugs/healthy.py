@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ def train(name: str) -> Outcome:
         except Exception as error:  # noqa: BLE001  (a model that does not run says nothing about us)
             outcome.failed = f"{type(error).__name__}: {error}"[:120]
             return outcome
+        assert session.path is not None
         outcome.first, outcome.last = sum(losses[:10]) / 10, sum(losses[-10:]) / 10
         found = diagnose(comgra.open_run(session.path)).findings
         outcome.findings = [
@@ -117,42 +119,38 @@ def _training(name: str) -> tuple[Any, Callable[[], Any]]:
 def _timm(name: str) -> tuple[Any, Callable[[], Any]]:
     from benchmarks.neutrality.zoo import timm_nets
 
-    model, size = timm_nets._smallest(name)
+    model, size = timm_nets.smallest(name)
     return model, _images(model, 7, size)
 
 
 def _torchvision(name: str) -> tuple[Any, Callable[[], Any]]:
+    from torchvision import models
+
     from benchmarks.neutrality.zoo import vision
 
-    options = vision._OPTIONS.get(name, {})
-    if name in vision._MAPS or name in vision._VIDEOS or name == "raft_small":
+    options = vision.OPTIONS.get(name, {})
+    if name in vision.MAPS or name in vision.VIDEOS or name == "raft_small":
         raise ValueError("no image classifier")
-    model = vision.models.get_model(name, weights=None, num_classes=7, **options)
-    return model, _images(model, 7, vision._SIDE.get(name, 64))
+    model = models.get_model(name, weights=None, num_classes=7, **options)
+    return model, _images(model, 7, vision.SIDE.get(name, 64))
 
 
 def _transformers(name: str) -> tuple[Any, Callable[[], Any]]:
     import torch
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoModelForImageClassification,
-        AutoModelForSequenceClassification,
-    )
-    from transformers.utils import logging as of_transformers
 
+    library: Any = import_module("transformers")  # its types are incomplete
     from benchmarks.neutrality.zoo.tiny import tiny
 
-    of_transformers.set_verbosity_error()
-    config = tiny(AutoConfig.for_model(name))
+    library.utils.logging.set_verbosity_error()
+    config = tiny(library.AutoConfig.for_model(name))
     config.num_labels = CLASSES
-    if type(config) in AutoModelForImageClassification._model_mapping:
-        model = AutoModelForImageClassification.from_config(config)
+    if type(config) in library.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        model = library.AutoModelForImageClassification.from_config(config)
         side = getattr(config, "image_size", 32)
         return model, _images(model, CLASSES, side if isinstance(side, int) else side[0])
     words = int(config.get_text_config().vocab_size)
-    if type(config) in AutoModelForCausalLM._model_mapping:
-        model = AutoModelForCausalLM.from_config(config)
+    if type(config) in library.MODEL_FOR_CAUSAL_LM_MAPPING:
+        model = library.AutoModelForCausalLM.from_config(config)
 
         def next_words() -> Any:
             first = torch.randint(words, (_BATCH, 1))
@@ -160,7 +158,7 @@ def _transformers(name: str) -> tuple[Any, Callable[[], Any]]:
             return model(input_ids=tokens, labels=tokens).loss
 
         return model.train(), next_words
-    model = AutoModelForSequenceClassification.from_config(config)
+    model = library.AutoModelForSequenceClassification.from_config(config)
 
     def kind_of_text() -> Any:
         labels = torch.randint(CLASSES, (_BATCH,))
@@ -195,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Trains what the command line asks for; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bugs.healthy", description=__doc__)
     parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB")
-    parser.add_argument("--seconds", type=float, default=60.0, help="limit for each training")
+    parser.add_argument("--seconds", type=float, default=300.0, help="limit for each training")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the outcomes as JSON")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")

@@ -41,9 +41,10 @@ class LossNotFalling(CurveRule):
     )
     source = "SageMaker Debugger (less than 0.1% over ten steps), with a test against noise."
     advice = (
-        "Train on a single batch (`comgra-decl overfit-one-batch`). If even that fails, look for a "
-        "cut gradient, wrong labels, a wrong sign, frozen parameters, or a learning rate that is "
-        "far too low or too high."
+        "Train on a single batch (`comgra-decl overfit-one-batch`), and check that samples do not "
+        "influence each other (`comgra-decl batch-mixing`). If it cannot learn the batch, look "
+        "for a cut gradient, wrong labels, a wrong sign, frozen parameters, or a learning rate "
+        "that is far too low or too high."
     )
     explained_by = (
         "nonfinite",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from math import log
+
 from comgra_decl.rules.api import (
     CLASSIFICATION,
     LOGITS_OF_CLASSES,
     Finding,
     LossCall,
+    Numbers,
     Rule,
     Scene,
     place_of,
 )
+
+_NEAR = 0.02  # relative
 
 
 class BatchMixing(Rule):
@@ -24,7 +29,8 @@ class BatchMixing(Rule):
         "than that of the classes (the second, or the only one). Or (a warning) a softmax in the "
         "backward graph of the loss runs over the batch: over dimension 0 of a tensor with the "
         "batch's size there, whose next dimension has another size, while targets have the batch's "
-        "size, too."
+        "size, too. Or (a warning) the only loss of the run is a cross-entropy whose first value "
+        f"is ln(batch) to {_NEAR:.0%}, where ln(classes) is another number."
     )
     source = (
         "Karpathy, A Recipe for Training Neural Networks (use backprop to chart dependencies: "
@@ -34,6 +40,8 @@ class BatchMixing(Rule):
         "Compute the softmax over the classes (dim=1, or dim=-1 where classes come last). "
         "`comgra-decl batch-mixing` shows where samples meet."
     )
+
+    _first: tuple[int, float] | None = None
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first softmax over a wrong dimension."""
@@ -53,7 +61,38 @@ class BatchMixing(Rule):
                         evidence={"dim": int(call.prediction.dim or 0), "shape": str(shape)},
                     )
                 ]
-        return self._inside(scene)
+        return self._inside(scene) or self._guesses(scene)
+
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Notes the first loss."""
+        if numbers.name == "loss" and self._first is None and len(numbers.values):
+            self._first = int(numbers.steps[0]), float(numbers.values[0])
+
+    def _guesses(self, scene: Scene) -> list[Finding]:
+        """Compares the first loss with guessing among the samples of the batch."""
+        if self._first is None or self._first[0] > 0 or len(scene.calls) != 1:
+            return []
+        (call,) = scene.calls
+        loss, classes = self._first[1], call.classes
+        batch = call.target.shape[0] if call.target.shape else 0
+        if min(batch, classes) < 2 or not call.target.is_integer:
+            return []
+        near = abs(loss - log(batch)) < _NEAR * log(batch)
+        if not near or abs(log(batch) - log(classes)) < 5 * _NEAR * log(classes):
+            return []
+        return [
+            self.finding(
+                scene,
+                place=place_of(scene, call),
+                first_step=0,
+                message=f"The first loss is {loss:.4g}, which is ln({batch}), the cost of guessing "
+                f"among the samples of the batch; among {classes} classes it would be "
+                f"{log(classes):.4g}: a softmax seems to run over the batch.",
+                severity="warning",
+                certainty=0.7,
+                evidence={"loss": loss, "batch": batch, "classes": classes},
+            )
+        ]
 
     def _inside(self, scene: Scene) -> list[Finding]:
         batches = {call.target.shape[0] for call in scene.calls if call.target.shape}
