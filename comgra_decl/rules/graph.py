@@ -66,6 +66,25 @@ def computed_from_targets(scene: Scene) -> set[int]:
     return found
 
 
+def reaching_loss(scene: Scene) -> set[SlotKey]:
+    """Returns the computed tensors that a loss depends on, with or without gradient.
+
+    According to the graphs so far; empty if none of them has a loss.
+    """
+    found: set[SlotKey] = set()
+    for structure in scene.structures.values():
+        sources = _sources(structure)
+        waiting = [i for i, kind in enumerate(structure.kinds) if kind == "loss"]
+        seen = set(waiting)
+        for index in waiting:
+            for source in sources.get(index, []):
+                if source not in seen:
+                    seen.add(source)
+                    waiting.append(source)
+        found |= {structure.keys[i] for i in seen if structure.kinds[i] == "computed"}
+    return found
+
+
 def target_pairs(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
     """Yields pairs of a computed tensor and the target it is combined with in one call."""
     seen = set()

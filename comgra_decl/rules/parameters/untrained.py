@@ -21,6 +21,7 @@ from comgra_decl.rules.api import (
     Window,
     is_gradient,
     per_run,
+    reaching_loss,
 )
 
 _STATES = {
@@ -28,11 +29,16 @@ _STATES = {
     "zero": "is trainable but not trained: its gradient is exactly zero",
     "unknown": "is trainable but not trained: it never changes",
     "unused": "is trainable but never used: its module is not called",
+    "unreached": "is trainable but not trained: what its module returns does not reach the loss",
     "not optimized": "has a gradient, but no optimizer holds it: it stays as it was initialized",
 }
 _ADVICE = {
     "unused": (
         "Call the module, or remove it. A parameter that is kept for later can be left out with "
+        "requires_grad=False."
+    ),
+    "unreached": (
+        "Add what the module returns to the loss, or remove it. If it is kept for later, set "
         "requires_grad=False."
     ),
     "not optimized": (
@@ -41,7 +47,8 @@ _ADVICE = {
         "also saves its gradient."
     ),
 }
-_ORDER = ("none", "zero", "unknown", "not optimized", "unused")
+_ORDER = ("none", "zero", "unknown", "not optimized", "unreached", "unused")
+_HINTS = ("unreached", "unused")
 
 
 class Untrained(SlotRule):
@@ -53,13 +60,14 @@ class Untrained(SlotRule):
     definition = (
         "A parameter with `requires_grad` that an optimizer holds has no gradient in any record "
         "although others have one, or a gradient of exactly zero for `patience` records in a row "
-        "(a hint if its module is never called). Or it receives gradients, no optimizer holds it "
-        "although others are held, and it never changes: an error if it lies behind all that is "
-        "trained, a hint if it lies before all of that, a warning in between. If gradients are not "
-        "recorded: it stays exactly the same for `patience` records while others change. Left out "
-        "are parameters that no optimizer holds and that receive no gradient (teachers, target "
-        "networks), and biases with a gradient of zero whose weight has one, which cancel out "
-        "behind them (before a normalization, or in a difference)."
+        "(a hint if its module is never called, or if nothing that it returns reaches the loss). "
+        "Or it receives gradients, no optimizer holds it although others are held, and it never "
+        "changes: an error if it lies behind all that is trained, a hint if it lies before all of "
+        "that, a warning in between. If gradients are not recorded: it stays exactly the same for "
+        "`patience` records while others change. Left out are parameters that no optimizer holds "
+        "and that receive no gradient (teachers, target networks), and biases with a gradient of "
+        "zero whose weight has one, which cancel out behind them (before a normalization, or in a "
+        "difference)."
     )
     source = (
         "TheDeepChecker's untrained parameters; the section on unused parameters in the book "
@@ -149,7 +157,7 @@ class Untrained(SlotRule):
                 if self._is_left_out(scene, place):
                     found[place] = "not optimized"
             elif place in without:
-                found[place] = "none" if self._is_called(scene, node) else "unused"
+                found[place] = self._why_without(scene, node)
             elif Place(node, role, 0, "grad") in zero and not self._cancels(scene, node, role):
                 found[place] = "zero"
         known = {Place(*key) for key in parameters}
@@ -162,7 +170,7 @@ class Untrained(SlotRule):
 
     def _severity(self, scene: Scene, lead: Place, state: str) -> str:
         """Returns how serious it is that a parameter is not trained."""
-        if state == "unused":
+        if state in _HINTS:
             return "hint"
         if state != "not optimized":
             return self.severity
@@ -185,6 +193,16 @@ class Untrained(SlotRule):
             info.key.node == place.node and is_gradient(info.key.pass_)
             for info in scene.table.infos
         )
+
+    def _why_without(self, scene: Scene, node: str) -> str:
+        """Returns why a parameter has no gradient."""
+        if not self._is_called(scene, node):
+            return "unused"
+        inside = f"{node}."
+        reaching = {key.node for key in reaching_loss(scene)}
+        # the outputs of the module, or of one within it; parameters reach whatever uses them
+        reached = not reaching or any(n == node or n.startswith(inside) for n in reaching)
+        return "none" if reached else "unreached"
 
     def _is_called(self, scene: Scene, node: str) -> bool:
         """Whether a module, or one within it, has computed anything with gradient."""
