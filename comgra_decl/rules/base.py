@@ -253,6 +253,10 @@ class SlotRule(Rule):
     """Whether, of slots that start at the same step, the one latest in the forward pass leads the
     finding, as suits gradients."""
 
+    lasting: ClassVar[bool] = False
+    """Whether the condition must still hold in the newest record of a slot. What many trainings
+    show for a while, and get over, is no finding; what spoils a training in one step is."""
+
     of_graph: ClassVar[bool] = False
     """Whether `wants` also depends on the dependency graphs."""
 
@@ -324,7 +328,7 @@ class SlotRule(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns one finding for all slots that meet the condition."""
-        fired = self.streak.fired
+        fired = self.streak.holding if self.lasting else self.streak.fired
         if len(fired):
             fired = self.chosen(scene, fired)
         if not len(fired):

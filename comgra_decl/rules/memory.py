@@ -141,6 +141,11 @@ class Streak:
         self.worst = grown(self.worst, count, np.nan)
 
     @property
+    def holding(self) -> Slots:
+        """The slots that had such a streak and meet the condition in their newest record."""
+        return np.flatnonzero((self.first >= 0) & (self._count > 0))
+
+    @property
     def fired(self) -> Slots:
         """The slots that ever had a streak of `patience` records."""
         return np.flatnonzero(self.first >= 0)
@@ -175,6 +180,26 @@ class Early:
         new = at[(known < self._size) & (rank[-1] >= self._size)]
         self._median[new] = np.median(self._values[:, new], axis=0)
         return np.where(rank > self._size, self._median[at], np.nan)
+
+
+class First:
+    """The first value of each slot."""
+
+    def __init__(self) -> None:
+        self._known = np.zeros(0)
+
+    def look(self, at: Slots, values: NDArray[Any]) -> None:
+        """Takes values [records, slots], NaN where missing."""
+        self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
+        there = ~np.isnan(values)
+        new = np.isnan(self._known[at]) & there.any(0)
+        first = values[there.argmax(0), np.arange(len(at))]
+        self._known[at[new]] = first[new]
+
+    def known(self, at: Slots) -> Matrix:
+        """Returns the first value of each of the slots; NaN if there is none."""
+        self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
+        return np.asarray(self._known[at], np.float64)
 
 
 class Largest:

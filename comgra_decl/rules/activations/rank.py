@@ -36,6 +36,7 @@ class RankCollapse(SlotRule):
 
     name = "rank_collapse"
     certainty = 0.55
+    lasting = True
     definition = (
         "The effective rank (or else the stable rank) of a matrix is below `fall` times its first "
         f"value (median of {_FIRST} records) for `patience` records in a row."

@@ -30,6 +30,7 @@ class Saturated(SlotRule):
 
     name = "saturated"
     certainty = 0.75
+    lasting = True
     definition = (
         "The mean slope of a Tanh or Sigmoid module, relative to its steepest slope, is below "
         "`slope` for `patience` records in a row. The slope follows from the output y as 1 - "

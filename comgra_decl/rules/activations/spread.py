@@ -114,6 +114,7 @@ class ActivationDrift(SlotRule):
 
     name = "activation_drift"
     certainty = 0.5
+    lasting = True
     definition = (
         "For `patience` records in a row, the standard deviation of a tensor (over its elements, "
         f"or over the batch if larger) is above `growth` times its first value (median of {_FIRST} "

@@ -52,6 +52,7 @@ class AttentionCollapse(SlotRule):
 
     name = "attention_collapse"
     certainty = 0.7
+    lasting = True
     definition = (
         "The number of tokens that attention is spread over, 1 / E[sum p^2] over all rows of "
         "probabilities p, is below `tokens` for `patience` records in a row. A tensor counts as "

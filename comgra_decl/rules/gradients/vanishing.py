@@ -53,6 +53,7 @@ class VanishingGradient(SlotRule):
 
     name = "vanishing_gradient"
     certainty = 0.7
+    lasting = True
     definition = (
         "For `patience` records in a row, the l2 norm of the gradient of a module's output (or of "
         "a weight, if gradients of outputs are not recorded) is below `ratio` times the upper "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -11,6 +12,7 @@ from comgra_decl.rules.api import (
     Factor,
     Field,
     Finding,
+    First,
     Fraction,
     Int,
     Mask,
@@ -25,6 +27,8 @@ from comgra_decl.rules.api import (
     per_run,
     sources_of,
 )
+
+_STARTS_SMALL = 10  # times `ratio`: a branch that starts below is meant to
 
 
 class BranchParameters(Patient):
@@ -51,6 +55,7 @@ class _Branches(SlotRule):
     pass_, of_graph = "forward", True
 
     _groups: list[Slots] = per_run(list)
+    _first = per_run(First)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the branches."""
@@ -80,6 +85,7 @@ class _Branches(SlotRule):
             share[:, group] = np.fmin(share[:, group], part / np.fmax.reduce(part, 1)[:, None])
         late = window.first + np.arange(len(window)) >= self.parameters.after
         found = share[:, at]
+        self._first.look(at, found)
         return (found < self.parameters.ratio) & late[:, None], found
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
@@ -92,14 +98,16 @@ class BranchIgnored(_Branches):
 
     name = "branch_ignored"
     certainty = 0.5
+    lasting = True
     definition = (
         "Several tensors of the same shape are combined into another one of this shape (a residual "
         "branch and what it is added to), and one of them has an l2 norm below `ratio` times that "
         "of the largest, in every iteration within a step, for `patience` records in a row. The "
-        "first `after` records are ignored. Or a parameter [1, positions, features] (the same for "
-        "all samples) goes into the same module as a computed tensor [batch, positions, features] "
-        "and is more than `drowned` times as large (root mean square) in all of the last "
-        "`patience` records."
+        "first `after` records are ignored. A hint if all such branches start below "
+        f"{_STARTS_SMALL} times `ratio`, as behind a gain that starts near zero. Or a parameter "
+        "[1, positions, features] (the same for all samples) goes into the same module as a "
+        "computed tensor [batch, positions, features] and is more than `drowned` times as large "
+        "(root mean square) in all of the last `patience` records."
     )
     source = "comgra's README (planned: residual connections that are ignored)."
     advice = (
@@ -161,7 +169,12 @@ class BranchIgnored(_Branches):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about a branch, or else about an input that a parameter drowns."""
-        return super().findings(scene) or self._drowned_inputs(scene)
+        found = super().findings(scene)
+        if found and self.parameters.severity is None:
+            fired = self.chosen(scene, self.streak.holding)
+            if (self._first.known(fired) < _STARTS_SMALL * self.parameters.ratio).all():
+                found = [replace(found[0], severity="hint")]  # a gain that starts near zero
+        return found or self._drowned_inputs(scene)
 
     def _drowned_inputs(self, scene: Scene) -> list[Finding]:
         for parameter, (step, branch, ratio) in self._drowned.items():
@@ -195,6 +208,7 @@ class GradientImbalance(_Branches):
 
     name = "gradient_imbalance"
     certainty = 0.45
+    lasting = True
     definition = (
         "Several tensors of the same shape are combined, and the gradient of one of them has an l2 "
         "norm below `ratio` times that of another, in every iteration within a step, for "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -40,6 +42,7 @@ class CollapsingOutput(SlotRule):
 
     name = "collapsing_output"
     certainty = 0.6
+    lasting = True
     definition = (
         "For `patience` records in a row, the relative variation of a tensor over the batch is "
         f"below `fall` times its first value (median of {_FIRST} records). The relative variation "
@@ -47,7 +50,8 @@ class CollapsingOutput(SlotRule):
         "samples, divided by the largest magnitude of that statistic. Or an output that the model "
         "returns, and that no loss compares with a target, has shrunk to less than `fall` of its "
         "first size (l2 norm): a code that no longer tells samples apart, as when the posterior of "
-        "an autoencoder collapses to its prior."
+        "an autoencoder collapses to its prior. A hint if neither a prediction nor what a model "
+        "returns is among these tensors."
     )
     source = (
         "comgra's README (planned: variance over the batch falls, collapse); the generator that "
@@ -104,6 +108,22 @@ class CollapsingOutput(SlotRule):
         compared = predictions(scene) if any(target_pairs(scene)) else set()
         shrunk = grown(self._shrunk, len(scene.table), fill=False)
         return fired[~(shrunk[fired] & np.isin(fired, list(compared)))]
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding; a hint if only tensors within the network become alike."""
+        found = super().findings(scene)
+        if not found:
+            return []
+        final = predictions(scene) | set(np.flatnonzero(_codes(scene.table)).tolist())
+        roots = {str(m["node"]) for m in scene.documents.get("modules") or [] if not m["path"]}
+        outer = [
+            slot
+            for slot in self.chosen(scene, self.streak.holding).tolist()
+            if slot in final or scene.table.infos[slot].key.node in roots
+        ]
+        if outer or self.parameters.severity is not None:
+            return found
+        return [replace(found[0], severity="hint")]
 
     def follows(self, finding: Finding, other: Finding) -> bool:
         """Whether another finding explains it: one that began no later."""

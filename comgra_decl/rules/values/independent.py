@@ -37,6 +37,7 @@ class InputIndependence(SlotRule):
     name = "input_independence"
     severity = "error"
     certainty = 0.7
+    lasting = True
     definition = (
         "For `patience` records in a row, no recorded statistic of the samples (mean, std, min, "
         "max, ...) varies over the batch by more than `variation` of its own size. Applies to the "
