@@ -149,7 +149,7 @@ def _block(number: int, finding: Finding) -> Group:
     head = Text(f"{number}. ")
     head.append(f"{finding.severity} ", style=_STYLES[finding.severity])
     head.append(finding.rule, style="bold")
-    head.append(f"  {_span(finding)}", style="dim")
+    head.append(f"  {finding.span}", style="dim")
     lines = [Padding(line, (0, 0, 0, 3)) for line in _lines(finding)]
     return Group(head, *lines)
 
@@ -165,11 +165,6 @@ def _lines(finding: Finding) -> Iterator[Text]:
     if finding.because:
         yield Text(f"probably because of {finding.because}", style="dim")
     yield Text(f"What to do: {finding.advice}", style="green")
-
-
-def _span(finding: Finding) -> str:
-    first, last = finding.first_step, finding.last_step
-    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def _unchecked(diagnosis: Diagnosis) -> Table:

@@ -113,7 +113,8 @@ class Run(RunFacts):
 
         rule, severity, node, role, iteration, pass (None where it is about the run as a whole),
         first_step, last_step, message, advice, also (how many further tensors show it), because
-        (the rule that explains it, if any). `comgra_decl.rules.diagnose` looks again.
+        (the rule that explains it, if any), after_step (the last step known to be free of it: it
+        began after this one and by first_step). `comgra_decl.rules.diagnose` looks again.
         """
         return findings_table(self._snapshot.view.document("findings"))
 

@@ -68,7 +68,7 @@ class Actions:
         if at_least(severity, spec.log):
             self._write_line(finding)
         if at_least(severity, spec.note):
-            text = f"{finding.rule}: {finding.message}"
+            text = f"{finding.rule}{_interval(finding)}: {finding.message}"
             self._note(Note(finding.first_step, "train", time.time(), text))
         if at_least(severity, spec.keep):
             self._requests.append(Request(finding.first_step, f"finding {finding.rule}"))
@@ -85,7 +85,8 @@ class Actions:
         more = f" ({self._held_back} more: see `comgra-decl diagnose`)" if self._held_back else ""
         self._logged, self._held_back = now, 0
         level = _LEVELS[finding.severity] if self._loud else logging.DEBUG
-        _log.log(level, "comgra: %s: %s %s%s", finding.rule, finding.message, finding.advice, more)
+        what = f"{finding.rule}{_interval(finding)}"
+        _log.log(level, "comgra: %s: %s %s%s", what, finding.message, finding.advice, more)
 
     def requests(self) -> list[Request]:
         """Returns the requests to keep steps since the last call."""
@@ -99,6 +100,11 @@ class Actions:
                 f"comgra: training stopped (comgra.on_finding.stop: {self._spec.stop}) because of "
                 f"{self.reason}\nSee `comgra-decl diagnose {self._run}`."
             )
+
+
+def _interval(finding: Finding) -> str:
+    """Returns between which steps a finding began; nothing where the step is known."""
+    return "" if finding.is_exact else f" ({finding.began})"
 
 
 class Messenger:

@@ -209,6 +209,13 @@ class Rule(ABC):
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run and what it needs; None if it could."""
 
+    def narrowed(self, finding: Finding) -> Finding:
+        """Returns a finding of this rule with the interval in which it began made narrower.
+
+        By what is logged at every step, for example. Called once its chain of causes is known.
+        """
+        return finding
+
     def follows(self, finding: Finding, other: Finding) -> bool:
         """Whether another rule's finding explains a finding of this rule."""
         return other.rule in self.explained_by
@@ -337,6 +344,7 @@ class SlotRule(Rule):
                 scene,
                 place=scene.table.place(lead),
                 first_step=int(self.streak.first[lead]),
+                after_step=self.streak.after_step(lead),
                 last_step=int(self.streak.last[fired].max()),
                 message=self.sentence(scene, lead),
                 evidence=self.facts(scene, lead),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -173,7 +173,9 @@ class Engine:
             except Exception as error:  # noqa: BLE001
                 self._give_up(rule, error)
         causes = Causes(self.scene, marks, self._unusual)
-        return best_first(_explained([causes.with_chain(f) for f in found], self._rules))
+        by_name = {rule.name: rule for rule in self._rules}
+        found = [by_name[f.rule].narrowed(causes.with_chain(f)) for f in found]
+        return best_first(_explained(found, by_name))
 
     def unchecked(self) -> list[Unchecked]:
         """Returns the rules that could not check the run, with the reason, by name."""
@@ -208,9 +210,8 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
             first_evaluation += len(rows)
 
 
-def _explained(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding]:
+def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Finding]:
     """Marks findings that an earlier finding of another rule explains."""
-    by_name = {rule.name: rule for rule in rules}
     result = []
     for finding in findings:
         rule = by_name[finding.rule]

@@ -49,7 +49,7 @@ class Finding:
         rule: name of the rule.
         severity: see `Severity`.
         place: the first tensor that shows it; None if it is about the run as a whole.
-        first_step: the first step at which it held.
+        first_step: the first step at which it held, as far as is recorded.
         last_step: the last one; that of the newest record if it still holds.
         message: one sentence, with the numbers behind it.
         advice: what to do about it.
@@ -60,6 +60,8 @@ class Finding:
         chain: from the probable cause to `place`.
         because: the rule whose finding probably explains this one; such findings come last.
         sample: index of the recorded sample that shows it first, if known.
+        after_step: the last step known to be free of it, usually that of the record before: it
+            began after this step and by `first_step`. None if no earlier step is known.
     """
 
     rule: str
@@ -76,6 +78,26 @@ class Finding:
     chain: tuple[Link, ...] = ()
     because: str | None = None
     sample: int | None = None
+    after_step: int | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether `first_step` is the step at which it began, as far as anyone can tell."""
+        return self.after_step is None or self.after_step >= self.first_step - 1
+
+    @property
+    def began(self) -> str:
+        """When it began, such as "step 74" or "between steps 73 and 80"."""
+        return began(self.first_step, self.after_step)
+
+    @property
+    def span(self) -> str:
+        """From when to when it held, such as "steps 74 to 300"."""
+        if not self.is_exact:
+            return f"{self.began}, until step {self.last_step}"
+        if self.first_step == self.last_step:
+            return self.began
+        return f"steps {self.first_step} to {self.last_step}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as JSON-compatible data; numbers that are not finite become strings."""
@@ -96,6 +118,19 @@ class Finding:
     def explained_by(self, rule: str) -> Finding:
         """Returns this finding, marked as a consequence of another rule's finding."""
         return replace(self, because=rule)
+
+
+def began(first: int, after: int | None) -> str:
+    """Returns when something began that is known at step `first` and not yet at step `after`."""
+    if after is None or after >= first - 1:
+        return f"step {first}"
+    return f"between steps {after + 1} and {first}"
+
+
+def since(first: int, after: int | None) -> str:
+    """Returns the same as the beginning of a time: "from step 74 on"."""
+    when = began(first, after)
+    return f"from {when} on" if when.startswith("step") else f"from somewhere {when} on"
 
 
 def best_first(findings: list[Finding]) -> list[Finding]:

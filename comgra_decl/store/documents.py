@@ -26,6 +26,7 @@ _FINDING: Form = {
     "chain?": [{"place": _PLACE, "first_step": int, "what": str}],
     "because?": str | None,
     "sample?": int | None,
+    "after_step?": int | None,
 }
 _PARAMETER: Form = {
     "shape": [int],

@@ -164,6 +164,8 @@ def _finding(finding: Finding, shown: Shown) -> str:
 
 def _span(finding: Finding) -> str:
     first, last = count(finding.first_step), count(finding.last_step)
+    if finding.after_step is not None and not finding.is_exact:
+        return f"between steps {count(finding.after_step + 1)} and {first}, until step {last}"
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 

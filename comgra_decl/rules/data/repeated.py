@@ -76,6 +76,6 @@ class RepeatedBatch(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} is the same in every record from step "
-            f"{self.streak.first[slot]} on: the same batch every time."
+            f"{scene.table.place(slot)} is the same in every record "
+            f"{self.streak.since(slot)}: the same batch every time."
         )

@@ -102,8 +102,9 @@ class TrainingInEvaluationMode(SlotRule):
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message about a slot."""
+        since = self.streak.since(slot)
         return (
-            f"From step {self.streak.first[slot]} on, training continues in evaluation mode: "
+            f"{since[0].upper()}{since[1:]}, training continues in evaluation mode: "
             f"{scene.table.place(slot)} behaves as in evaluation."
         )
 

@@ -83,8 +83,8 @@ class UnchangedOutput(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} is exactly the same in every record from step "
-            f"{self.streak.first[slot]} on, although its inputs change."
+            f"{scene.table.place(slot)} is exactly the same in every record "
+            f"{self.streak.since(slot)}, although its inputs change."
         )
 
 
