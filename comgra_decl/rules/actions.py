@@ -60,11 +60,14 @@ class Actions:
         """Why the program should stop; None if it should not."""
 
     def __call__(self, finding: Finding) -> None:
-        """Acts on a new finding; one that another finding explains is only logged as a detail."""
+        """Acts on a new finding, by the worst severity among itself and what it explains.
+
+        One that another finding explains is only logged as a detail.
+        """
         if finding.because is not None:
             _log.debug("comgra: %s: %s", finding.rule, finding.message)
             return
-        severity, spec = finding.severity, self._spec
+        severity, spec = finding.weight, self._spec
         if at_least(severity, spec.log):
             self._write_line(finding)
         if at_least(severity, spec.note):
@@ -79,12 +82,12 @@ class Actions:
 
     def _write_line(self, finding: Finding) -> None:
         now = self._clock()
-        if now - self._logged < _PAUSE and finding.severity != "error":
+        if now - self._logged < _PAUSE and finding.weight != "error":
             self._held_back += 1
             return
         more = f" ({self._held_back} more: see `comgra-decl diagnose`)" if self._held_back else ""
         self._logged, self._held_back = now, 0
-        level = _LEVELS[finding.severity] if self._loud else logging.DEBUG
+        level = _LEVELS[finding.weight] if self._loud else logging.DEBUG
         what = f"{finding.rule}{_interval(finding)}"
         _log.log(level, "comgra: %s: %s %s%s", what, finding.message, finding.advice, more)
 

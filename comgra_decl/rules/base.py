@@ -166,7 +166,10 @@ class Rule(ABC):
     """What to do about it."""
 
     explained_by: ClassVar[tuple[str, ...]] = ()
-    """Rules whose earlier findings explain this rule's findings."""
+    """Rules whose findings explain this rule's findings."""
+
+    explained_by_earlier: ClassVar[tuple[str, ...]] = ()
+    """Rules whose findings explain this rule's findings if they began no later."""
 
     Parameters: ClassVar[type[RuleParameters]] = RuleParameters
     """The options, with their defaults."""
@@ -218,7 +221,10 @@ class Rule(ABC):
 
     def follows(self, finding: Finding, other: Finding) -> bool:
         """Whether another rule's finding explains a finding of this rule."""
-        return other.rule in self.explained_by
+        if other.rule in self.explained_by:
+            return True
+        begins = other.first_step if other.after_step is None else other.after_step + 1
+        return other.rule in self.explained_by_earlier and begins <= finding.first_step
 
     def marks(self) -> dict[int, int]:
         """Returns the slots this rule found something about, with the first step."""

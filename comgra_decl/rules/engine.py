@@ -211,13 +211,23 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
 
 
 def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Finding]:
-    """Marks findings that an earlier finding of another rule explains."""
+    """Marks findings that a finding of another rule explains, never in a circle."""
+    because: dict[str, str] = {}  # by rule
+
+    def leads_to(cause: str | None, rule: str) -> bool:
+        while cause is not None and cause != rule:
+            cause = because.get(cause)
+        return cause == rule
+
     result = []
     for finding in findings:
         rule = by_name[finding.rule]
         for other in findings:
-            if rule.follows(finding, other) and other.first_step <= finding.last_step:
-                finding = replace(finding, because=other.rule)
+            if other.first_step > finding.last_step or leads_to(other.rule, finding.rule):
+                continue
+            if rule.follows(finding, other):
+                because[finding.rule] = other.rule
+                finding = finding.explained_by(other.rule)
                 break
         result.append(finding)
     return result

@@ -216,7 +216,7 @@ class LiveRules:
 
 def _key(finding: Finding) -> tuple[str, object]:
     """Returns the identity of a finding as news: a rule has one at a time, which may get worse."""
-    return finding.rule, finding.severity
+    return finding.rule, finding.weight
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ _FINDING: Form = {
     "because?": str | None,
     "sample?": int | None,
     "after_step?": int | None,
+    "outcome?": str | None,
 }
 _PARAMETER: Form = {
     "shape": [int],

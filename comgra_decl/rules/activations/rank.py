@@ -46,6 +46,7 @@ class RankCollapse(SlotRule):
         "or an objective with a collapsed solution."
     )
     explained_by = ("nonfinite", "exploding_gradient", "input_independence")
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = RankParameters
     any_statistic = RANKS
     lowest, evidence = True, "share of its first rank"

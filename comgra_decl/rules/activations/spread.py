@@ -129,6 +129,7 @@ class ActivationDrift(SlotRule):
         "that fades may be cut off by regularization or by a closed gate."
     )
     explained_by = ("nonfinite", "growing_weight", "large_update", "loss_diverges", "dead_units")
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = DriftParameters
     statistics = ("std",)
     evidence = "times its first size"

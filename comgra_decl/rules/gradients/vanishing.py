@@ -59,6 +59,7 @@ class VanishingGradient(SlotRule):
         "activation function (ReLU, GELU), or initialize by He or Glorot."
     )
     explained_by = ("nonfinite", "saturated", "dead_units", "poor_initialisation")
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = VanishingParameters
     statistics = ("l2",)
     lowest, backwards, evidence = True, True, "share of the upper quartile"

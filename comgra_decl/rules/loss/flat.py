@@ -55,6 +55,7 @@ class LossNotFalling(CurveRule):
         "small_update",
         "loss_diverges",
         "probabilities_as_logits",
+        "shrinking_weight",
     )
     Parameters = FlatParameters
 

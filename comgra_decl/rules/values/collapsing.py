@@ -59,6 +59,7 @@ class CollapsingOutput(SlotRule):
         "saturated",
         "dead_units",
     )
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = CollapsingParameters
     any_statistic, lowest = VARYING, True
     needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
