@@ -80,6 +80,27 @@ class Actions:
         if self.reason is None and at_least(severity, spec.stop):
             self.reason = f"{finding.rule}: {finding.message} {finding.advice}"
 
+    def withdraw(self, finding: Finding, step: int) -> None:
+        """Says where a finding was reported that it no longer holds.
+
+        Args:
+            finding: as it was when it was reported.
+            step: the newest step that the rules have seen.
+        """
+        spec = self._spec
+        if at_least(finding.weight, spec.log):
+            level = _LEVELS[finding.weight] if self._loud else logging.DEBUG
+            _log.log(
+                min(level, logging.WARNING),
+                "comgra: %s is withdrawn at step %d, because it no longer holds: %s",
+                finding.rule,
+                step,
+                finding.message,
+            )
+        if at_least(finding.weight, spec.note):
+            text = f"withdrawn: {finding.rule} no longer holds: {finding.message}"
+            self._note(Note(step, "train", time.time(), text))
+
     def _write_line(self, finding: Finding) -> None:
         now = self._clock()
         if now - self._logged < _PAUSE and finding.weight != "error":

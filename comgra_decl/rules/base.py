@@ -266,6 +266,10 @@ class SlotRule(Rule):
     """Whether, of slots that start at the same step, the one latest in the forward pass leads the
     finding, as suits gradients."""
 
+    of_state: ClassVar[bool] = False
+    """Whether the condition describes a state that may pass. A tensor is then no longer reported
+    once the condition has not held for as many records as it had, and for `patience` at least."""
+
     of_graph: ClassVar[bool] = False
     """Whether `wants` also depends on the dependency graphs."""
 
@@ -337,7 +341,7 @@ class SlotRule(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns one finding for all slots that meet the condition."""
-        fired = self.streak.fired
+        fired = self.streak.lasting if self.of_state else self.streak.fired
         if len(fired):
             fired = self.chosen(scene, fired)
         if not len(fired):

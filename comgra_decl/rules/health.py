@@ -17,8 +17,8 @@ from comgra_decl.rules.diagnosis import Diagnosis
 from comgra_decl.rules.finding import Finding
 
 Colour = Literal["red", "amber", "green", "unchecked"]
-"""red: an error, or what explains one; amber: a warning, a hint, or only findings that another one explains; green: at
-least one rule checked it and found nothing; unchecked: no rule could check it."""
+"""red: an error, or what explains one; amber: a warning, a hint, or only findings that another one
+explains; green: at least one rule checked it and found nothing; unchecked: none could check it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,18 @@ _INTERVAL = 1.0
 _SHARE = 0.02
 """The largest share of time that evaluating the findings may take."""
 
-Act = Callable[[Finding], None]
+_MOST_WITHDRAWN = 3
+"""How often a rule's finding is withdrawn and reported again; later ones are only stored."""
+
+
+class Act(Protocol):
+    """What happens with news about findings, on the writer thread."""
+
+    def __call__(self, finding: Finding) -> None:
+        """Takes a new finding."""
+
+    def withdraw(self, finding: Finding, step: int) -> None:
+        """Takes a finding it was given that no longer holds at `step`."""
 
 
 class LiveRules:
@@ -45,7 +57,7 @@ class LiveRules:
 
     Args:
         spec: of the run.
-        act: called with each new finding, on the writer thread.
+        act: gets each new finding, and each of them that no longer holds, on the writer thread.
     """
 
     def __init__(self, spec: Spec, *, act: Act) -> None:
@@ -53,6 +65,8 @@ class LiveRules:
         self._takes_metrics = not spec.kpis.loss
         self._act = act
         self._known: set[tuple[str, object]] = set()
+        self._standing: dict[str, Finding] = {}  # those that were reported, by rule
+        self._withdrawn: Counter[str] = Counter()  # how often, by rule
         self._document: dict[str, Any] | None = None
         self._past: Callable[[], Run] | None = None
         self._resumes: int | None = None  # the step at which a resumed training continues
@@ -153,7 +167,7 @@ class LiveRules:
             run = past()
             feed(self._engine, run, until=resumes)
             for finding in (run.document(DOCUMENT) or {"findings": []})["findings"]:
-                self._known.add(_key(Finding.from_json(finding)))  # already reported
+                self._remember(Finding.from_json(finding))  # already reported
         except Exception as error:  # noqa: BLE001
             _log.warning(
                 "comgra: earlier records cannot be read, so the rules start over; "
@@ -193,15 +207,30 @@ class LiveRules:
                 step, number = np.array([info.step]), np.array([value], np.float64)
                 self._engine.look_at_numbers(Numbers(name, info.type, step, number))
 
+    def _remember(self, finding: Finding) -> None:
+        """Notes that a finding is reported; one that another one explains never is."""
+        self._known.add(_key(finding))
+        if finding.because is None:
+            self._standing[finding.rule] = finding
+
+    def _withdraw(self, found: Collection[str]) -> None:
+        """Withdraws what was reported and is no longer found."""
+        for rule in [rule for rule in self._standing if rule not in found]:
+            finding = self._standing.pop(rule)
+            self._act.withdraw(finding, self._engine.scene.last_step)
+            self._withdrawn[rule] += 1
+            if self._withdrawn[rule] < _MOST_WITHDRAWN:  # it is news if it comes back
+                self._known = {key for key in self._known if key[0] != rule}
+
     def _conclude(self) -> dict[str, Any]:
         """Evaluates the findings; returns the document if it has changed."""
         began = time.perf_counter()
         findings = self._engine.findings()
         for finding in findings:
-            key = _key(finding)
-            if key not in self._known:
-                self._known.add(key)
+            if _key(finding) not in self._known:
+                self._remember(finding)
                 self._act(finding)
+        self._withdraw({finding.rule for finding in findings})
         document = {
             "findings": [finding.to_json() for finding in findings],
             "unchecked": {entry.rule: entry.reason for entry in self._engine.unchecked()},

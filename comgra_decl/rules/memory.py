@@ -59,6 +59,8 @@ class Streak:
         worst_step: the step of `worst`.
         records: the number of records in streaks, counted from the `patience`-th record of each.
         seen: the number of records that have the slot.
+        clean: the number of records since the last streak for which the condition is known not to
+            hold.
     """
 
     def __init__(self, patience: int, *, lowest: bool = False) -> None:
@@ -72,6 +74,7 @@ class Streak:
         self.last = np.zeros(0, np.int64)
         self.records = np.zeros(0, np.int64)
         self.seen = np.zeros(0, np.int64)
+        self.clean = np.zeros(0, np.int64)
         self.worst = np.zeros(0)
         self.worst_step = np.zeros(0, np.int64)
 
@@ -93,6 +96,8 @@ class Streak:
         newest = self._newest[at]
         latest = np.where(present, steps[:, None], -1).max(0, initial=-1)
         self._newest[at] = np.maximum(newest, latest)
+        if (self.first[at] >= 0).any():
+            self.clean[at] += (present & ~hit & ~np.isnan(evidence)).sum(0)
         if not hit.any() and not self._count[at].any():
             return False
         running = self._running(hit, present, at)
@@ -104,7 +109,8 @@ class Streak:
         self._began[at], self._began_after[at] = began[-1], after[-1]
         if not on.any():
             return False
-        self._mark(steps, at, on, began, after, evidence)
+        clean = present & ~hit & ~np.isnan(evidence)
+        self._mark(steps, at, on, began, after, evidence, clean)
         return True
 
     def _running(self, hit: Bools, present: Bools, at: Slots) -> NDArray[np.int64]:
@@ -121,6 +127,7 @@ class Streak:
         began: NDArray[np.int64],
         after: NDArray[np.int64],
         evidence: Matrix,
+        clean: Bools,
     ) -> None:
         column = np.flatnonzero(on.any(0))
         slots, on = at[column], on[:, column]
@@ -128,7 +135,10 @@ class Streak:
         first_row = on.argmax(0)
         self.first[slots[new]] = began[first_row, column][new]
         self.after[slots[new]] = after[first_row, column][new]
-        self.last[slots] = steps[len(steps) - 1 - on[::-1].argmax(0)]
+        last_row = len(steps) - 1 - on[::-1].argmax(0)
+        self.last[slots] = steps[last_row]
+        later = np.arange(len(steps))[:, None] > last_row
+        self.clean[slots] = (later & clean[:, column]).sum(0)
         self.records[slots] += on.sum(0)
         self._extreme(steps, slots, np.where(on, evidence[:, column], np.nan))
 
@@ -145,7 +155,7 @@ class Streak:
     def _grow(self, count: int) -> None:
         if count <= len(self.first):
             return
-        for name in ("_count", "records", "seen"):
+        for name in ("_count", "records", "seen", "clean"):
             setattr(self, name, grown(getattr(self, name), count, 0))
         for name in ("_began", "_began_after", "_newest", "first", "after", "last", "worst_step"):
             setattr(self, name, grown(getattr(self, name), count, -1))
@@ -159,6 +169,16 @@ class Streak:
     def since(self, slot: int) -> str:
         """Returns from when on a slot has met the condition, as words: "from step 74 on"."""
         return since(int(self.first[slot]), self.after_step(slot))
+
+    @property
+    def lasting(self) -> Slots:
+        """The slots that had a streak and are not known to be free of it again.
+
+        They are once the condition has not held for as many records as it had held before, and
+        for at least `patience`.
+        """
+        held = np.maximum(self.records + self._patience - 1, self._patience)
+        return np.flatnonzero((self.first >= 0) & (self.clean < held))
 
     @property
     def fired(self) -> Slots:
@@ -178,7 +198,8 @@ def _at_latest(begins: Bools, values: NDArray[np.int64], known: Slots) -> NDArra
 def _steps_before(steps: NDArray[np.int64], present: Bools, newest: Slots) -> NDArray[np.int64]:
     """Returns the step of the record before each one that has the slot; -1 if there is none."""
     until = np.maximum.accumulate(np.where(present, steps[:, None], -1), axis=0)
-    return np.maximum(np.concatenate((newest[None], until[:-1])), newest)
+    found: NDArray[np.int64] = np.maximum(np.concatenate((newest[None], until[:-1])), newest)
+    return found
 
 
 class Early:

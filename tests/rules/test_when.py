@@ -114,3 +114,29 @@ def test_a_streak_knows_the_record_before_it_that_has_the_slot(window: int) -> N
     assert streak.first.tolist() == [20, 27, 0]
     assert streak.after.tolist() == [14, 5, -1]
     assert [streak.after_step(slot) for slot in range(3)] == [14, 5, None]
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 40])
+@pytest.mark.parametrize(
+    ("held", "free", "unknown", "lasts"),
+    [
+        (4, 3, 0, True),
+        (4, 4, 0, False),  # free of it for as many records as it held
+        (4, 3, 9, True),  # what is unknown is not known to be free of it
+        (3, 2, 0, True),
+        (3, 3, 0, False),
+        (12, 11, 0, True),
+    ],
+)
+def test_a_state_is_over_when_it_has_been_gone_for_as_long_as_it_held(
+    window: int, held: int, free: int, unknown: int, lasts: bool
+) -> None:
+    evidence = np.array([0.0] * 5 + [1.0] * held + [0.0] * free + [NAN] * unknown)[:, None]
+    streak = Streak(3)
+    for start in range(0, len(evidence), window):
+        part = evidence[start : start + window]
+        steps = np.arange(start, start + len(part))
+        there = np.ones(part.shape, bool)
+        streak.look(steps, np.zeros(1, int), hit=part > 0, present=there, evidence=part)
+    assert streak.fired.tolist() == [0]
+    assert streak.lasting.tolist() == [0] * lasts

@@ -48,6 +48,7 @@ class RankCollapse(SlotRule):
     explained_by = ("nonfinite", "exploding_gradient", "input_independence")
     explained_by_earlier = ("shrinking_weight",)
     Parameters = RankParameters
+    of_state = True
     any_statistic = RANKS
     lowest, evidence = True, "share of its first rank"
     needs = "weights, with `stats: [..., effective_rank]`"

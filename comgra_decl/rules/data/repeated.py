@@ -36,6 +36,7 @@ class RepeatedBatch(SlotRule):
         "a single batch is intended (full-batch training, overfitting one batch), switch this rule "
         "off."
     )
+    of_state = True
     statistics = ("mean",)
     evidence = "deviation over the batch"
     needs = "inputs of the model, which are recorded if `nodes` selects its root"

@@ -61,6 +61,7 @@ class VanishingGradient(SlotRule):
     explained_by = ("nonfinite", "saturated", "dead_units", "poor_initialisation")
     explained_by_earlier = ("shrinking_weight",)
     Parameters = VanishingParameters
+    of_state = True
     statistics = ("l2",)
     lowest, backwards, evidence = True, True, "share of the upper quartile"
     needs = "gradients, such as {select: '**', capture: [output_grad]}"

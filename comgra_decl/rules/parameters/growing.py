@@ -47,6 +47,7 @@ class GrowingWeight(SlotRule):
     advice = "Lower the learning rate, add weight decay, or normalize after the layer."
     explained_by = ("nonfinite", "large_update", "accumulated_gradient")
     Parameters = GrowingParameters
+    of_state = True
     statistics = ("l2",)
     evidence = "times its first size"
     needs = "parameters, {select: '**', capture: [parameter]}"

@@ -51,6 +51,7 @@ class ShrinkingWeight(SlotRule):
     )
     explained_by = ("nonfinite", "large_update")
     Parameters = ShrinkingParameters
+    of_state = True
     statistics = ("l2",)
     lowest, evidence = True, "share of its first size"
     needs = "parameters, {select: '**', capture: [parameter]}"

@@ -122,6 +122,7 @@ class SmallUpdate(SlotRule):
     advice = "Raise the learning rate, or find out why gradients are that small."
     explained_by = ("vanishing_gradient", "untrained_parameter", "gradient_scale")
     Parameters = SmallParameters
+    of_state = True
     statistics = ("l2",)
     lowest, evidence = True, "update / weight"
     needs = "parameters and their gradients, {select: '**', capture: [parameter, parameter_grad]}"

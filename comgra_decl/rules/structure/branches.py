@@ -40,6 +40,7 @@ class _Branches(SlotRule):
     """Compares tensors of the same shape from which one tensor is computed."""
 
     Parameters = BranchParameters
+    of_state = True
     statistics = ("l2",)
     lowest, evidence = True, "share of the largest branch"
     pass_, of_graph = "forward", True

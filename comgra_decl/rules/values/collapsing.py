@@ -61,6 +61,7 @@ class CollapsingOutput(SlotRule):
     )
     explained_by_earlier = ("shrinking_weight",)
     Parameters = CollapsingParameters
+    of_state = True
     any_statistic, lowest = VARYING, True
     needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
     fewest_samples = 4

@@ -54,6 +54,7 @@ class InputIndependence(SlotRule):
     explained_by = ("nonfinite", "dead_units", "saturated", "large_update", "growing_weight")
     explained_by_earlier = ("shrinking_weight",)
     Parameters = IndependentParameters
+    of_state = True
     any_statistic, lowest = VARYING, True
     needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
     fewest_samples = 2

@@ -42,6 +42,7 @@ class UnchangedOutput(SlotRule):
         "or a saturated function, a cached result, or a multiplication by zero."
     )
     explained_by = ("nonfinite", "dead_units", "all_zero", "saturated", "input_independence")
+    of_state = True
     statistics = ("mean", "std", "l2", "min", "max")
     evidence, of_graph = "mean", True
     needs = "outputs and their inputs, with `graph: true`"
