@@ -36,6 +36,7 @@ class Actions:
         spec: what to do.
         run: where the run is, for messages.
         note: adds a note to the run.
+        interrupt: stops the program in a debugger, given the reason; None if nothing can.
         loud: whether findings are logged at their own level instead of DEBUG. Of several ranks one
             is loud, because a problem usually shows on all.
         clock: returns seconds; limits the log to one line per second.
@@ -47,11 +48,12 @@ class Actions:
         *,
         run: str,
         note: Callable[[Note], None],
+        interrupt: Callable[[str], None] | None = None,
         loud: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec, self._run, self._note, self._loud = spec, run, note, loud
-        self._clock = clock
+        self._clock, self._interrupt = clock, interrupt
         self._logged = -math.inf
         self._held_back = 0
         self._messenger = None if spec.notify is None else Messenger(spec.notify)
@@ -77,8 +79,11 @@ class Actions:
             self._requests.append(Request(finding.first_step, f"finding {finding.rule}"))
         if self._messenger is not None and at_least(severity, self._messenger.severity):
             self._messenger.send({"run": self._run, **finding.to_json()})
+        reason = f"{finding.rule}: {finding.message} {finding.advice}"
+        if self._interrupt is not None and at_least(severity, spec.break_):
+            self._interrupt(reason)
         if self.reason is None and at_least(severity, spec.stop):
-            self.reason = f"{finding.rule}: {finding.message} {finding.advice}"
+            self.reason = reason
 
     def withdraw(self, finding: Finding, step: int) -> None:
         """Says where a finding was reported that it no longer holds.
