@@ -19,6 +19,7 @@ from comgra_decl.records import SlotInfo, Structure
 from comgra_decl.rules.calls import LossCall
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Severity
 from comgra_decl.rules.memory import NO_SLOTS, Bools, Slots, Streak
+from comgra_decl.rules.settings import Clipping, LearningRates
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Numbers, Window
 from comgra_decl.spec.base import Int, Number, SpecModel
@@ -109,6 +110,8 @@ class Scene:
             of the first and last training record that has each, and the number of these records.
         optimizers: the optimizers that stepped in the newest training record (see
             `records.OPTIMIZERS`).
+        rates: their learning rates in all training records so far.
+        clipping: whether their gradients are clipped.
         batch_softmaxes: shapes of the tensors [batch, ...] with a softmax over the batch.
         records: number of training records so far.
         evaluations: number of evaluation records so far.
@@ -124,6 +127,8 @@ class Scene:
     documents: dict[str, Any] = field(default_factory=dict)
     calls: dict[LossCall, Seen] = field(default_factory=dict)
     optimizers: list[dict[str, Any]] = field(default_factory=list)
+    rates: LearningRates = field(default_factory=LearningRates)
+    clipping: Clipping = field(default_factory=Clipping)
     batch_softmaxes: list[tuple[int, ...]] = field(default_factory=list)
     records: int = 0
     evaluations: int = 0
@@ -212,6 +217,10 @@ class Rule(ABC):
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run and what it needs; None if it could."""
 
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do in this run; without what it already does, where that is known."""
+        return self.advice
+
     def narrowed(self, finding: Finding) -> Finding:
         """Returns a finding of this rule with the interval in which it began made narrower.
 
@@ -234,7 +243,8 @@ class Rule(ABC):
         """Returns a finding of this rule; `facts` overrides what its class declares."""
         severity = self.parameters.severity or facts.pop("severity", self.severity)
         facts.pop("severity", None)
-        facts.setdefault("advice", self.advice)
+        if "advice" not in facts:
+            facts["advice"] = self.advise(scene)
         facts.setdefault("certainty", self.certainty)
         facts.setdefault("last_step", scene.last_step)
         return Finding(rule=self.name, severity=severity, **facts)

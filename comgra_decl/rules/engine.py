@@ -110,6 +110,9 @@ class Engine:
         if len(train):
             part = window.only(train, first)
             self._see_facts(part)
+            if part.has("l2"):
+                gradients = np.flatnonzero(part.table.parameter_gradients)
+                self.scene.clipping.look(part.read("l2", gradients))
             self._each("look", part, [rule for rule in self._rules if not _sees_evaluations(rule)])
             self._unusual.look(part)
         comparing = [rule for rule in self._rules if _sees_evaluations(rule)]
@@ -127,6 +130,7 @@ class Engine:
                 elif len(known) < _MOST_CALLS:
                     known[call] = Seen(step, step, 1)
             self.scene.optimizers = list(facts.get(OPTIMIZERS) or self.scene.optimizers)
+            self.scene.rates.add(step, facts.get(OPTIMIZERS) or ())
             softmaxes = {tuple(shape) for shape in facts.get(BATCH_SOFTMAXES) or ()}
             self.scene.batch_softmaxes += softmaxes - {*self.scene.batch_softmaxes}
 

@@ -20,6 +20,7 @@ from comgra_decl.rules.api import (
     per_run,
     row_quantile,
 )
+from comgra_decl.rules.settings import normalises
 
 _FIRST = 5  # records; their median is the start value
 _FEWEST = 4  # gradients to compare
@@ -67,6 +68,15 @@ class VanishingGradient(SlotRule):
     needs = "gradients, such as {select: '**', capture: [output_grad]}"
 
     _early = per_run(Early, _FIRST)
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        if not normalises(scene):
+            return self.advice
+        return (
+            "Between this layer and the loss, use residual connections or another activation "
+            "function (ReLU, GELU), or initialize by He or Glorot."
+        )
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of outputs; if there are none, those of weights."""

@@ -20,6 +20,7 @@ from comgra_decl.rules.api import (
     Scene,
     per_run,
 )
+from comgra_decl.rules.settings import lower_rate
 
 
 class DivergingParameters(RuleParameters):
@@ -55,6 +56,11 @@ class LossDiverges(CurveRule):
     Parameters = DivergingParameters
 
     _nonfinite: dict[str, int] = per_run(dict)
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        further = "If the loss rises steadily from the first step, look for a wrong sign."
+        return lower_rate(scene, self.advice, further=further)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Adds the losses to the curve, and notes the first that is not finite."""

@@ -19,6 +19,7 @@ from comgra_decl.rules.api import (
     Window,
     per_run,
 )
+from comgra_decl.rules.settings import decays, lower_rate
 
 _FIRST = 3  # records; their median is the start value
 _TINY = 1e-3  # weights with a smaller root mean square count as initialized to zero
@@ -54,6 +55,13 @@ class GrowingWeight(SlotRule):
 
     _early = per_run(Early, _FIRST)
     _least = per_run(Largest, smallest=True)
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        further = "Or normalize after the layer."
+        if not decays(scene):
+            further = "Or add weight decay, or normalize after the layer."
+        return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the weights."""

@@ -18,6 +18,7 @@ from comgra_decl.rules.api import (
     Window,
     per_run,
 )
+from comgra_decl.rules.settings import lower_decay
 
 _FIRST = 3  # records; their median is the start value
 
@@ -57,6 +58,10 @@ class ShrinkingWeight(SlotRule):
     needs = "parameters, {select: '**', capture: [parameter]}"
 
     _early = per_run(Early, _FIRST)
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        return lower_decay(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the weights."""

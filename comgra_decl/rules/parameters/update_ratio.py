@@ -21,6 +21,7 @@ from comgra_decl.rules.api import (
     grown,
     per_run,
 )
+from comgra_decl.rules.settings import lower_rate, raise_rate
 
 _TINY = 1e-3  # weights with a smaller root mean square count as initialized to zero
 _FIRST = 15  # records in which such weights are ignored
@@ -61,6 +62,10 @@ class LargeUpdate(SlotRule):
     _before = per_run(Previous)
     _step = per_run(Previous)
     _size = np.zeros(0)  # root mean square of each weight in its first record
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        return lower_rate(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the weights; biases start at zero."""
@@ -129,6 +134,10 @@ class SmallUpdate(SlotRule):
 
     _step = per_run(Previous)
     _before = per_run(lambda: {name: Previous() for name in ("l2", "min", "max")})
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        return raise_rate(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the weights that have gradients or recorded updates."""
