@@ -167,7 +167,7 @@ class LiveRules:
             run = past()
             feed(self._engine, run, until=resumes)
             for finding in (run.document(DOCUMENT) or {"findings": []})["findings"]:
-                self._remember(Finding.from_json(finding))  # already reported
+                self._known.add(_key(Finding.from_json(finding)))  # already reported
         except Exception as error:  # noqa: BLE001
             _log.warning(
                 "comgra: earlier records cannot be read, so the rules start over; "
@@ -207,12 +207,6 @@ class LiveRules:
                 step, number = np.array([info.step]), np.array([value], np.float64)
                 self._engine.look_at_numbers(Numbers(name, info.type, step, number))
 
-    def _remember(self, finding: Finding) -> None:
-        """Notes that a finding is reported; one that another one explains never is."""
-        self._known.add(_key(finding))
-        if finding.because is None:
-            self._standing[finding.rule] = finding
-
     def _withdraw(self, found: Collection[str]) -> None:
         """Withdraws what was reported and is no longer found."""
         for rule in [rule for rule in self._standing if rule not in found]:
@@ -228,8 +222,10 @@ class LiveRules:
         findings = self._engine.findings()
         for finding in findings:
             if _key(finding) not in self._known:
-                self._remember(finding)
+                self._known.add(_key(finding))
                 self._act(finding)
+            if finding.because is None and self._withdrawn[finding.rule] < _MOST_WITHDRAWN:
+                self._standing[finding.rule] = finding
         self._withdraw({finding.rule for finding in findings})
         document = {
             "findings": [finding.to_json() for finding in findings],

@@ -77,7 +77,8 @@ class Clipping:
     def look(self, sizes: NDArray[Any]) -> None:
         """Takes the l2 norms of all gradients of parameters in the next records, [records, n]."""
         sizes = np.nan_to_num(sizes.astype(np.float64), nan=0.0)
-        totals = np.sqrt((sizes**2).sum(1))
+        with np.errstate(all="ignore"):
+            totals = np.sqrt((sizes**2).sum(1))
         for row, total in enumerate(totals.tolist()):
             if not 0 < total < math.inf:
                 continue

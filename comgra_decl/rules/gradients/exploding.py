@@ -17,9 +17,9 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    lower_rate,
     per_run,
 )
-from comgra_decl.rules.settings import lower_rate
 
 _FIRST = 5  # records; their median is the start value
 

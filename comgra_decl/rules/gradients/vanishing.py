@@ -17,10 +17,10 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    normalises,
     per_run,
     row_quantile,
 )
-from comgra_decl.rules.settings import normalises
 
 _FIRST = 5  # records; their median is the start value
 _FEWEST = 4  # gradients to compare

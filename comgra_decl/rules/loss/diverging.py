@@ -18,9 +18,9 @@ from comgra_decl.rules.api import (
     Int,
     RuleParameters,
     Scene,
+    lower_rate,
     per_run,
 )
-from comgra_decl.rules.settings import lower_rate
 
 
 class DivergingParameters(RuleParameters):

@@ -17,9 +17,10 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    decays,
+    lower_rate,
     per_run,
 )
-from comgra_decl.rules.settings import decays, lower_rate
 
 _FIRST = 3  # records; their median is the start value
 _TINY = 1e-3  # weights with a smaller root mean square count as initialized to zero

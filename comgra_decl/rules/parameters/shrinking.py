@@ -16,9 +16,9 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    lower_decay,
     per_run,
 )
-from comgra_decl.rules.settings import lower_decay
 
 _FIRST = 3  # records; their median is the start value
 

@@ -19,9 +19,10 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     grown,
+    lower_rate,
     per_run,
+    raise_rate,
 )
-from comgra_decl.rules.settings import lower_rate, raise_rate
 
 _TINY = 1e-3  # weights with a smaller root mean square count as initialized to zero
 _FIRST = 15  # records in which such weights are ignored
