@@ -96,17 +96,23 @@ def print_diagnosis(
     everything: bool = False,
 ) -> None:
     """Print the findings, most important first, then the rules that could not be checked."""
+    from comgra_decl.rules.finding import consequences_of, roots_of
+
     out = console()
-    first = [f for f in diagnosis.findings if f.because is None]
-    explained = [f for f in diagnosis.findings if f.because is not None]
-    shown = diagnosis.findings if everything else first
-    out.print(_title(run, diagnosis, len(first), len(explained)))
+    first = roots_of(diagnosis.findings)
+    out.print(_title(run, diagnosis, len(first), len(diagnosis.findings) - len(first)))
     out.print("", _health(diagnosis), sep="\n")
-    for number, finding in enumerate(shown, 1):
-        out.print("", _block(number, finding), sep="\n")
-    if explained and not everything:
-        names = ", ".join(f"{f.rule} ({f.because})" for f in explained)
-        out.print("", Text(f"Explained by the above: {names}; see --all", style="dim"), sep="\n")
+    for number, finding in enumerate(first, 1):
+        consequences = consequences_of(finding, diagnosis.findings)
+        out.print("", _block(f"{number}.", finding), sep="\n")
+        if everything:
+            for place, consequence in enumerate(consequences, 1):
+                block = _block(f"{number}.{place}", consequence)
+                out.print(Padding(block, (0, 0, 0, 3)))
+        elif consequences:
+            names = ", ".join(f"{f.rule} ({f.severity})" for f in consequences)
+            text = Text(f"explains: {names}; see --all", style="dim")
+            out.print(Padding(text, (0, 0, 0, 3)))
     if together:
         out.print("", Text("Correlations", style="bold"), sep="\n")
         for correlation in together:
@@ -145,11 +151,11 @@ def _health(diagnosis: Diagnosis) -> Columns:
     return Columns(parts.values(), padding=(0, 3))
 
 
-def _block(number: int, finding: Finding) -> Group:
-    head = Text(f"{number}. ")
+def _block(number: str, finding: Finding) -> Group:
+    head = Text(f"{number} ")
     head.append(f"{finding.severity} ", style=_STYLES[finding.severity])
     head.append(finding.rule, style="bold")
-    head.append(f"  {_span(finding)}", style="dim")
+    head.append(f"  {finding.span}", style="dim")
     lines = [Padding(line, (0, 0, 0, 3)) for line in _lines(finding)]
     return Group(head, *lines)
 
@@ -165,11 +171,6 @@ def _lines(finding: Finding) -> Iterator[Text]:
     if finding.because:
         yield Text(f"probably because of {finding.because}", style="dim")
     yield Text(f"What to do: {finding.advice}", style="green")
-
-
-def _span(finding: Finding) -> str:
-    first, last = finding.first_step, finding.last_step
-    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def _unchecked(diagnosis: Diagnosis) -> Table:

@@ -93,6 +93,7 @@ class HookManager:
         self._on_fault = fault = ending.fault
         self._reporter = reporter = Reporter(spec)
         self._scalars = Scalars(scalars, on_fault=fault)
+        self._scalars.watch_losses(spec.schedule.sudden is not None)
         self._idle = idle = IdleSteps(
             self._scalars.events.append, otherwise=self._after_optimizer, on_fault=fault
         )
@@ -281,6 +282,7 @@ class HookManager:
         self._declared.change(
             spec, self._followed, training=self._train, evaluation=self._evaluation
         )
+        self._scalars.watch_losses(spec.schedule.sudden is not None)
         if spec.schedule.step != before.schedule.step:
             for lane in self._lanes:
                 lane.clock = self._new_clock()

@@ -78,6 +78,13 @@ from comgra_decl.rules.memory import (
     grown,
     row_quantile,
 )
+from comgra_decl.rules.settings import (
+    decays,
+    lower_decay,
+    lower_rate,
+    normalises,
+    raise_rate,
+)
 from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable, is_gradient
 from comgra_decl.rules.window import VARYING, Numbers, Window
 from comgra_decl.spec.base import Int, Number
@@ -141,15 +148,20 @@ __all__ = [
     "classes_of",
     "combined",
     "computed_from_targets",
+    "decays",
     "grown",
     "is_gradient",
     "is_validation",
     "loss_calls",
+    "lower_decay",
+    "lower_rate",
+    "normalises",
     "per_run",
     "place_of",
     "prediction_of",
     "predictions",
     "predictions_and_logits",
+    "raise_rate",
     "reaching_loss",
     "row_quantile",
     "same_shape_edges",

@@ -19,6 +19,7 @@ from comgra_decl.records import SlotInfo, Structure
 from comgra_decl.rules.calls import LossCall
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Severity
 from comgra_decl.rules.memory import NO_SLOTS, Bools, Slots, Streak
+from comgra_decl.rules.settings import Clipping, LearningRates
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Numbers, Window
 from comgra_decl.spec.base import Int, Number, SpecModel
@@ -109,6 +110,8 @@ class Scene:
             of the first and last training record that has each, and the number of these records.
         optimizers: the optimizers that stepped in the newest training record (see
             `records.OPTIMIZERS`).
+        rates: their learning rates in all training records so far.
+        clipping: whether their gradients are clipped.
         batch_softmaxes: shapes of the tensors [batch, ...] with a softmax over the batch.
         records: number of training records so far.
         evaluations: number of evaluation records so far.
@@ -124,6 +127,8 @@ class Scene:
     documents: dict[str, Any] = field(default_factory=dict)
     calls: dict[LossCall, Seen] = field(default_factory=dict)
     optimizers: list[dict[str, Any]] = field(default_factory=list)
+    rates: LearningRates = field(default_factory=LearningRates)
+    clipping: Clipping = field(default_factory=Clipping)
     batch_softmaxes: list[tuple[int, ...]] = field(default_factory=list)
     records: int = 0
     evaluations: int = 0
@@ -166,7 +171,10 @@ class Rule(ABC):
     """What to do about it."""
 
     explained_by: ClassVar[tuple[str, ...]] = ()
-    """Rules whose earlier findings explain this rule's findings."""
+    """Rules whose findings explain this rule's findings."""
+
+    explained_by_earlier: ClassVar[tuple[str, ...]] = ()
+    """Rules whose findings explain this rule's findings if they began no later."""
 
     Parameters: ClassVar[type[RuleParameters]] = RuleParameters
     """The options, with their defaults."""
@@ -209,9 +217,23 @@ class Rule(ABC):
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run and what it needs; None if it could."""
 
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do in this run; without what it already does, where that is known."""
+        return self.advice
+
+    def narrowed(self, finding: Finding) -> Finding:
+        """Returns a finding of this rule with the interval in which it began made narrower.
+
+        By what is logged at every step, for example. Called once its chain of causes is known.
+        """
+        return finding
+
     def follows(self, finding: Finding, other: Finding) -> bool:
         """Whether another rule's finding explains a finding of this rule."""
-        return other.rule in self.explained_by
+        if other.rule in self.explained_by:
+            return True
+        begins = other.first_step if other.after_step is None else other.after_step + 1
+        return other.rule in self.explained_by_earlier and begins <= finding.first_step
 
     def marks(self) -> dict[int, int]:
         """Returns the slots this rule found something about, with the first step."""
@@ -221,7 +243,8 @@ class Rule(ABC):
         """Returns a finding of this rule; `facts` overrides what its class declares."""
         severity = self.parameters.severity or facts.pop("severity", self.severity)
         facts.pop("severity", None)
-        facts.setdefault("advice", self.advice)
+        if "advice" not in facts:
+            facts["advice"] = self.advise(scene)
         facts.setdefault("certainty", self.certainty)
         facts.setdefault("last_step", scene.last_step)
         return Finding(rule=self.name, severity=severity, **facts)
@@ -253,9 +276,9 @@ class SlotRule(Rule):
     """Whether, of slots that start at the same step, the one latest in the forward pass leads the
     finding, as suits gradients."""
 
-    lasting: ClassVar[bool] = False
-    """Whether the condition must still hold in the newest record of a slot. What many trainings
-    show for a while, and get over, is no finding; what spoils a training in one step is."""
+    of_state: ClassVar[bool] = False
+    """Whether the condition describes a state that may pass. A tensor is then no longer reported
+    once the condition has not held for as many records as it had, and for `patience` at least."""
 
     of_graph: ClassVar[bool] = False
     """Whether `wants` also depends on the dependency graphs."""
@@ -328,7 +351,7 @@ class SlotRule(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns one finding for all slots that meet the condition."""
-        fired = self.streak.holding if self.lasting else self.streak.fired
+        fired = self.streak.lasting if self.of_state else self.streak.fired
         if len(fired):
             fired = self.chosen(scene, fired)
         if not len(fired):
@@ -341,6 +364,7 @@ class SlotRule(Rule):
                 scene,
                 place=scene.table.place(lead),
                 first_step=int(self.streak.first[lead]),
+                after_step=self.streak.after_step(lead),
                 last_step=int(self.streak.last[fired].max()),
                 message=self.sentence(scene, lead),
                 evidence=self.facts(scene, lead),

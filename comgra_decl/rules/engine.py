@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -110,6 +110,9 @@ class Engine:
         if len(train):
             part = window.only(train, first)
             self._see_facts(part)
+            if part.has("l2"):
+                gradients = np.flatnonzero(part.table.parameter_gradients)
+                self.scene.clipping.look(part.read("l2", gradients))
             self._each("look", part, [rule for rule in self._rules if not _sees_evaluations(rule)])
             self._unusual.look(part)
         comparing = [rule for rule in self._rules if _sees_evaluations(rule)]
@@ -127,6 +130,7 @@ class Engine:
                 elif len(known) < _MOST_CALLS:
                     known[call] = Seen(step, step, 1)
             self.scene.optimizers = list(facts.get(OPTIMIZERS) or self.scene.optimizers)
+            self.scene.rates.add(step, facts.get(OPTIMIZERS) or ())
             softmaxes = {tuple(shape) for shape in facts.get(BATCH_SOFTMAXES) or ()}
             self.scene.batch_softmaxes += softmaxes - {*self.scene.batch_softmaxes}
 
@@ -173,7 +177,9 @@ class Engine:
             except Exception as error:  # noqa: BLE001
                 self._give_up(rule, error)
         causes = Causes(self.scene, marks, self._unusual)
-        return best_first(_explained([causes.with_chain(f) for f in found], self._rules))
+        by_name = {rule.name: rule for rule in self._rules}
+        found = [by_name[f.rule].narrowed(causes.with_chain(f)) for f in found]
+        return best_first(_explained(found, by_name))
 
     def unchecked(self) -> list[Unchecked]:
         """Returns the rules that could not check the run, with the reason, by name."""
@@ -208,15 +214,24 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
             first_evaluation += len(rows)
 
 
-def _explained(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding]:
-    """Marks findings that an earlier finding of another rule explains."""
-    by_name = {rule.name: rule for rule in rules}
+def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Finding]:
+    """Marks findings that a finding of another rule explains, never in a circle."""
+    because: dict[str, str] = {}  # by rule
+
+    def leads_to(cause: str | None, rule: str) -> bool:
+        while cause is not None and cause != rule:
+            cause = because.get(cause)
+        return cause == rule
+
     result = []
     for finding in findings:
         rule = by_name[finding.rule]
         for other in findings:
-            if rule.follows(finding, other) and other.first_step <= finding.last_step:
-                finding = replace(finding, because=other.rule)
+            if other.first_step > finding.last_step or leads_to(other.rule, finding.rule):
+                continue
+            if rule.follows(finding, other):
+                because[finding.rule] = other.rule
+                finding = finding.explained_by(other.rule)
                 break
         result.append(finding)
     return result

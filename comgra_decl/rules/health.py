@@ -17,8 +17,8 @@ from comgra_decl.rules.diagnosis import Diagnosis
 from comgra_decl.rules.finding import Finding
 
 Colour = Literal["red", "amber", "green", "unchecked"]
-"""red: an error; amber: a warning, a hint, or only findings that another one explains; green: at
-least one rule checked it and found nothing; unchecked: no rule could check it."""
+"""red: an error, or what explains one; amber: a warning, a hint, or only findings that another one
+explains; green: at least one rule checked it and found nothing; unchecked: none could check it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,12 @@ def _family(rule: str) -> str:
 def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> Check:
     if question.experiment:
         return _shown(question, diagnosis)
-    against = tuple(finding for finding in diagnosis.findings if finding.rule in rules)
+    against = tuple(
+        sorted(
+            (finding for finding in diagnosis.findings if finding.rule in rules),
+            key=lambda finding: finding.because is not None,
+        )
+    )
     if against:
         return Check(question, _worst(against), against[0].message, against)
     looked = [rule for rule in rules if rule in diagnosis.checked]
@@ -155,7 +160,7 @@ def _shown(question: Question, diagnosis: Diagnosis) -> Check:
 
 
 def _worst(findings: Sequence[Finding]) -> Colour:
-    errors = any(f.severity == "error" and f.because is None for f in findings)
+    errors = any(f.weight == "error" and f.because is None for f in findings)
     return "red" if errors else "amber"
 
 

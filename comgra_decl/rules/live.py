@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,18 @@ _INTERVAL = 1.0
 _SHARE = 0.02
 """The largest share of time that evaluating the findings may take."""
 
-Act = Callable[[Finding], None]
+_MOST_WITHDRAWN = 3
+"""How often a rule's finding is withdrawn and reported again; later ones are only stored."""
+
+
+class Act(Protocol):
+    """What happens with news about findings, on the writer thread."""
+
+    def __call__(self, finding: Finding) -> None:
+        """Takes a new finding."""
+
+    def withdraw(self, finding: Finding, step: int) -> None:
+        """Takes a finding it was given that no longer holds at `step`."""
 
 
 class LiveRules:
@@ -45,7 +57,7 @@ class LiveRules:
 
     Args:
         spec: of the run.
-        act: called with each new finding, on the writer thread.
+        act: gets each new finding, and each of them that no longer holds, on the writer thread.
     """
 
     def __init__(self, spec: Spec, *, act: Act) -> None:
@@ -53,6 +65,8 @@ class LiveRules:
         self._takes_metrics = not spec.kpis.loss
         self._act = act
         self._known: set[tuple[str, object]] = set()
+        self._standing: dict[str, Finding] = {}  # those that were reported, by rule
+        self._withdrawn: Counter[str] = Counter()  # how often, by rule
         self._document: dict[str, Any] | None = None
         self._past: Callable[[], Run] | None = None
         self._resumes: int | None = None  # the step at which a resumed training continues
@@ -193,15 +207,26 @@ class LiveRules:
                 step, number = np.array([info.step]), np.array([value], np.float64)
                 self._engine.look_at_numbers(Numbers(name, info.type, step, number))
 
+    def _withdraw(self, found: Collection[str]) -> None:
+        """Withdraws what was reported and is no longer found."""
+        for rule in [rule for rule in self._standing if rule not in found]:
+            finding = self._standing.pop(rule)
+            self._act.withdraw(finding, self._engine.scene.last_step)
+            self._withdrawn[rule] += 1
+            if self._withdrawn[rule] < _MOST_WITHDRAWN:  # it is news if it comes back
+                self._known = {key for key in self._known if key[0] != rule}
+
     def _conclude(self) -> dict[str, Any]:
         """Evaluates the findings; returns the document if it has changed."""
         began = time.perf_counter()
         findings = self._engine.findings()
         for finding in findings:
-            key = _key(finding)
-            if key not in self._known:
-                self._known.add(key)
+            if _key(finding) not in self._known:
+                self._known.add(_key(finding))
                 self._act(finding)
+            if finding.because is None and self._withdrawn[finding.rule] < _MOST_WITHDRAWN:
+                self._standing[finding.rule] = finding
+        self._withdraw({finding.rule for finding in findings})
         document = {
             "findings": [finding.to_json() for finding in findings],
             "unchecked": {entry.rule: entry.reason for entry in self._engine.unchecked()},
@@ -216,7 +241,7 @@ class LiveRules:
 
 def _key(finding: Finding) -> tuple[str, object]:
     """Returns the identity of a finding as news: a rule has one at a time, which may get worse."""
-    return finding.rule, finding.severity
+    return finding.rule, finding.weight
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class DeadUnits(SlotRule):
     )
     explained_by = ("nonfinite", "large_update", "loss_diverges", "collapsing_output")
     Parameters = DeadParameters
+    of_state = True
     statistics = ("zero_fraction",)
     evidence, of_graph = "share of zeros", True
     needs = "outputs or gradients of biases, {select: '**', capture: [output, parameter_grad]}"

@@ -36,7 +36,6 @@ class RankCollapse(SlotRule):
 
     name = "rank_collapse"
     certainty = 0.55
-    lasting = True
     definition = (
         "The effective rank (or else the stable rank) of a matrix is below `fall` times its first "
         f"value (median of {_FIRST} records) for `patience` records in a row."
@@ -47,7 +46,9 @@ class RankCollapse(SlotRule):
         "or an objective with a collapsed solution."
     )
     explained_by = ("nonfinite", "exploding_gradient", "input_independence")
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = RankParameters
+    of_state = True
     any_statistic = RANKS
     lowest, evidence = True, "share of its first rank"
     needs = "weights, with `stats: [..., effective_rank]`"

@@ -30,7 +30,6 @@ class Saturated(SlotRule):
 
     name = "saturated"
     certainty = 0.75
-    lasting = True
     definition = (
         "The mean slope of a Tanh or Sigmoid module, relative to its steepest slope, is below "
         "`slope` for `patience` records in a row. The slope follows from the output y as 1 - "
@@ -43,6 +42,7 @@ class Saturated(SlotRule):
     )
     explained_by = ("nonfinite", "large_update", "input_scale")
     Parameters = SaturatedParameters
+    of_state = True
     statistics = ("mean", "l2")
     lowest, evidence = True, "relative slope"
     needs = "outputs of Tanh or Sigmoid modules"

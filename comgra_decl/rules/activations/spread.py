@@ -114,7 +114,6 @@ class ActivationDrift(SlotRule):
 
     name = "activation_drift"
     certainty = 0.5
-    lasting = True
     definition = (
         "For `patience` records in a row, the standard deviation of a tensor (over its elements, "
         f"or over the batch if larger) is above `growth` times its first value (median of {_FIRST} "
@@ -130,7 +129,9 @@ class ActivationDrift(SlotRule):
         "that fades may be cut off by regularization or by a closed gate."
     )
     explained_by = ("nonfinite", "growing_weight", "large_update", "loss_diverges", "dead_units")
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = DriftParameters
+    of_state = True
     statistics = ("std",)
     evidence = "times its first size"
     needs = "outputs, {select: '**', capture: [output]}"

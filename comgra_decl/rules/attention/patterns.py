@@ -52,7 +52,6 @@ class AttentionCollapse(SlotRule):
 
     name = "attention_collapse"
     certainty = 0.7
-    lasting = True
     definition = (
         "The number of tokens that attention is spread over, 1 / E[sum p^2] over all rows of "
         "probabilities p, is below `tokens` for `patience` records in a row. A tensor counts as "
@@ -70,6 +69,7 @@ class AttentionCollapse(SlotRule):
     )
     explained_by = ("nonfinite", "large_update")
     Parameters = AttentionParameters
+    of_state = True
     statistics = ("l2", "mean", "min", "max")
     lowest, evidence = True, "tokens"
     needs = "attention probabilities, as in the preset `attention`"
@@ -118,6 +118,7 @@ class _Pattern(SampledRule):
     certainty = 0.5
     explained_by = ("nonfinite",)
     Parameters = PatternParameters
+    of_state = True
     evidence, what = "share of attention", "attention"
     needs = "attention with `values: true`, as in the preset `attention`"
 

@@ -20,6 +20,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    normalises,
     per_run,
     row_quantile,
     sources_of,
@@ -53,7 +54,6 @@ class VanishingGradient(SlotRule):
 
     name = "vanishing_gradient"
     certainty = 0.7
-    lasting = True
     definition = (
         "For `patience` records in a row, the l2 norm of the gradient of a module's output (or of "
         "a weight, if gradients of outputs are not recorded) is below `ratio` times the upper "
@@ -76,7 +76,9 @@ class VanishingGradient(SlotRule):
         "activation function (ReLU, GELU), or initialize by He or Glorot."
     )
     explained_by = ("nonfinite", "saturated", "dead_units", "poor_initialisation")
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = VanishingParameters
+    of_state = True
     statistics = ("l2",)
     lowest, backwards, evidence = True, True, "share of the upper quartile"
     needs = "gradients, such as {select: '**', capture: [output_grad]}"
@@ -138,6 +140,15 @@ class VanishingGradient(SlotRule):
                 evidence={"loss": falls[won], "gradient": share[model]},
             )
         ]
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        if not normalises(scene):
+            return self.advice
+        return (
+            "Between this layer and the loss, use residual connections or another activation "
+            "function (ReLU, GELU), or initialize by He or Glorot."
+        )
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of outputs; if there are none, those of weights."""

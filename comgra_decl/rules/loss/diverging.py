@@ -18,6 +18,7 @@ from comgra_decl.rules.api import (
     Int,
     RuleParameters,
     Scene,
+    lower_rate,
     per_run,
 )
 
@@ -70,6 +71,11 @@ class LossDiverges(CurveRule):
     def least(self) -> int:
         """The number of losses needed: one that explodes needs none before it."""
         return 1
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        further = "If the loss rises steadily from the first step, look for a wrong sign."
+        return lower_rate(scene, self.advice, further=further)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Adds the losses to the curve, and notes the first that is not finite."""

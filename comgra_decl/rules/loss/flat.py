@@ -57,6 +57,7 @@ class LossNotFalling(CurveRule):
         "small_update",
         "loss_diverges",
         "probabilities_as_logits",
+        "shrinking_weight",
     )
     Parameters = FlatParameters
 

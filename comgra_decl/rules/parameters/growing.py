@@ -17,6 +17,8 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    decays,
+    lower_rate,
     per_run,
 )
 
@@ -45,12 +47,20 @@ class GrowingWeight(SlotRule):
     advice = "Lower the learning rate, add weight decay, or normalize after the layer."
     explained_by = ("nonfinite", "large_update", "accumulated_gradient")
     Parameters = GrowingParameters
+    of_state = True
     statistics = ("l2",)
     evidence = "times its first size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
     _early = per_run(Early, 1)
     _least = per_run(Largest, smallest=True)
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        further = "Or normalize after the layer."
+        if not decays(scene):
+            further = "Or add weight decay, or normalize after the layer."
+        return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the weights."""

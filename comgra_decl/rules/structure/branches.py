@@ -50,6 +50,7 @@ class _Branches(SlotRule):
     """Compares tensors of the same shape from which one tensor is computed."""
 
     Parameters = BranchParameters
+    of_state = True
     statistics = ("l2",)
     lowest, evidence = True, "share of the largest branch"
     pass_, of_graph = "forward", True
@@ -98,7 +99,7 @@ class BranchIgnored(_Branches):
 
     name = "branch_ignored"
     certainty = 0.5
-    lasting = True
+    of_state = True
     definition = (
         "Several tensors of the same shape are combined into another one of this shape (a residual "
         "branch and what it is added to), and one of them has an l2 norm below `ratio` times that "
@@ -171,7 +172,7 @@ class BranchIgnored(_Branches):
         """Returns a finding about a branch, or else about an input that a parameter drowns."""
         found = super().findings(scene)
         if found and self.parameters.severity is None:
-            fired = self.chosen(scene, self.streak.holding)
+            fired = self.chosen(scene, self.streak.lasting)
             if (self._first.known(fired) < _STARTS_SMALL * self.parameters.ratio).all():
                 found = [replace(found[0], severity="hint")]  # a gain that starts near zero
         return found or self._drowned_inputs(scene)
@@ -208,7 +209,7 @@ class GradientImbalance(_Branches):
 
     name = "gradient_imbalance"
     certainty = 0.45
-    lasting = True
+    of_state = True
     definition = (
         "Several tensors of the same shape are combined, and the gradient of one of them has an l2 "
         "norm below `ratio` times that of another, in every iteration within a step, for "

@@ -42,7 +42,6 @@ class CollapsingOutput(SlotRule):
 
     name = "collapsing_output"
     certainty = 0.6
-    lasting = True
     definition = (
         "For `patience` records in a row, the relative variation of a tensor over the batch is "
         f"below `fall` times its first value (median of {_FIRST} records). The relative variation "
@@ -71,7 +70,9 @@ class CollapsingOutput(SlotRule):
         "saturated",
         "dead_units",
     )
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = CollapsingParameters
+    of_state = True
     any_statistic, lowest = VARYING, True
     needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
     fewest_samples = 4
@@ -118,7 +119,7 @@ class CollapsingOutput(SlotRule):
         roots = {str(m["node"]) for m in scene.documents.get("modules") or [] if not m["path"]}
         outer = [
             slot
-            for slot in self.chosen(scene, self.streak.holding).tolist()
+            for slot in self.chosen(scene, self.streak.lasting).tolist()
             if slot in final or scene.table.infos[slot].key.node in roots
         ]
         if outer or self.parameters.severity is not None:

@@ -37,7 +37,6 @@ class InputIndependence(SlotRule):
     name = "input_independence"
     severity = "error"
     certainty = 0.7
-    lasting = True
     definition = (
         "For `patience` records in a row, no recorded statistic of the samples (mean, std, min, "
         "max, ...) varies over the batch by more than `variation` of its own size. Applies to the "
@@ -53,7 +52,9 @@ class InputIndependence(SlotRule):
         "is not used."
     )
     explained_by = ("nonfinite", "dead_units", "saturated", "large_update", "growing_weight")
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = IndependentParameters
+    of_state = True
     any_statistic, lowest = VARYING, True
     needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
     fewest_samples = 2

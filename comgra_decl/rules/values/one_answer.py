@@ -58,6 +58,7 @@ class OneAnswer(SlotRule):
     )
     explained_by = ("nonfinite", "input_independence", "single_class", "detached")
     Parameters = OneAnswerParameters
+    of_state = True
     statistics = ("mean",)
     evidence, of_graph = "class", True
     needs = "predictions with `values: true`, and targets that are classes, with `graph: true`"
