@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 
 # One thread everywhere; OpenMP reads this when torch is imported.
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             store=options.store,
             minutes=options.minutes,
         )
+    if options.against is not None:
+        return _against(options)
     import torch
 
     from benchmarks import machine, peers, report, targets
@@ -54,6 +57,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _against(options: argparse.Namespace) -> int:
+    from benchmarks import against, machine, report
+    from benchmarks.run import selected
+
+    scenarios, tools = selected(options.nets, options.tools or against.TOOLS)
+    facts = report.facts_line(machine.machine_facts())
+    found = against.compare(options.against, scenarios, tools, rounds=options.rounds)
+    text = f"{facts}\n\n{against.to_markdown(found, rounds=options.rounds)}"
+    print(text)
+    if options.save is not None:
+        path = options.save / f"against-{date.today().isoformat()}.md"
+        path.write_text(f"# Tracing in an older checkout and in this one\n\n{text}")
+        print(f"written to {path}", file=sys.stderr)
+    return 0
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--nets", nargs="+", metavar="NAME", help="default: all")
@@ -61,6 +80,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=15, help="blocks per tool (%(default)s)")
     parser.add_argument("--save", type=Path, default=RESULTS, help="folder (%(default)s)")
     parser.add_argument("--no-save", dest="save", action="store_const", const=None)
+    parser.add_argument(
+        "--against", type=Path, metavar="PATH", help="compare with an older checkout, in one run"
+    )
     device = parser.add_argument_group("on a device")
     device.add_argument(
         "--device", choices=("cuda", "cpu"), help="measure the cost of tracing there"

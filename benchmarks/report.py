@@ -45,7 +45,7 @@ def to_markdown(
     results: Sequence[ScenarioResult], verdicts: Sequence[Verdict], *, machine: Mapping[str, Any]
 ) -> str:
     """Return the whole report as Markdown."""
-    parts = ["# What tracing costs", _facts(machine), LEGEND]
+    parts = ["# What tracing costs", facts_line(machine), LEGEND]
     parts += [_scenario(result) for result in results]
     parts += ["## Targets", table([("target", "measured", "met"), *map(verdict_row, verdicts)])]
     return "\n\n".join(parts) + "\n"
@@ -72,7 +72,8 @@ def save(
     return path
 
 
-def _facts(machine: Mapping[str, Any]) -> str:
+def facts_line(machine: Mapping[str, Any]) -> str:
+    """Returns one line about the machine and its software."""
     packages = ", ".join(f"{name} {v}" for name, v in machine["packages"].items() if v)
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "

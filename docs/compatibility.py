@@ -23,21 +23,22 @@ PIECES = Path(__file__).with_name("compatibility")
 RESULTS = ROOT / "benchmarks" / "results"
 JUDGED = PIECES / "judged.md"
 BESIDE = ("ways.md", "distributed.md", "judged.md")
-"""Pages that become parts of this one. All but the one about judged scripts are handwritten."""
+"""Pages included in this one. All except `judged.md` are handwritten."""
 
 Verdict = dict[str, Any]
 
 INTRODUCTION = """\
 # Compatibility
 
-What comgra_decl works with, what it does there, and the evidence that it changes nothing.
+This page lists what comgra_decl works with and what is recorded, and presents the evidence that
+tracing changes nothing.
 {contents}
 ## A zoo of models, compared bit for bit
 
 `make neutrality` trains each program of a zoo for {steps} steps, once without tracing and once with
-full tracing: graph, values, all modules, every step, and everything that can be captured (outputs,
-inputs, their gradients, parameters, their gradients before and after clipping, updates, buffers,
-optimizer states). Both start from the same seed, and the following is compared bit for bit:
+full tracing: graph, values, all modules, every step, and all captures (outputs, inputs, their
+gradients, parameters, their gradients before and after clipping, updates, buffers, optimizer
+states). Both runs start from the same seed, and the following is compared bit for bit:
 
 - the loss, all parameters, gradients and buffers after each step;
 - optimizer states and the states of the random generators of Python, NumPy and torch;
@@ -46,12 +47,13 @@ optimizer states). Both start from the same seed, and the following is compared 
   signal handlers, and every function of torch and of the model's library that tracing could have
   replaced.
 
-The record is checked, too: it must contain each module that returned a tensor (as observed by a
-hook of torch), with the mean that a separate computation in float64 gives, and the recorded losses
-must equal those of the program.
+The record is checked as well: it must contain each module that returned a tensor (as observed by a
+torch hook), with the same mean as a separate computation in float64, and the recorded losses must
+equal those of the program.
 
-{tried} programs, {equal} of them bit-equal{close}; {compared:,} items compared, {means:,} recorded
-figures checked, {called:,} modules found. {machine}. Measured on {date}; all verdicts are in
+Of {tried} programs, {equal} are bit-equal{close}; {compared:,} items were compared, {means:,}
+recorded figures checked and {called:,} modules found. {machine}. Measured on {date}; all verdicts
+are in
 [neutrality-{date}.json](../benchmarks/results/neutrality-{date}.json).
 
 {families}
@@ -75,7 +77,7 @@ FAMILIES = {
 
 
 def main() -> None:
-    """Write the pages."""
+    """Write `judged.md` and `compatibility.md`."""
     tables = sorted(RESULTS.glob("scripts-*.json"))
     if tables:
         table = Table(**json.loads(tables[-1].read_text()))
@@ -85,18 +87,19 @@ def main() -> None:
 
 
 def newest() -> dict[str, Any]:
-    """Return the newest table of the zoo."""
+    """Return the newest table of verdicts on the zoo."""
     files = sorted(RESULTS.glob("neutrality-*.json"))
     content: dict[str, Any] = json.loads(files[-1].read_text())
     return content
 
 
 def page(table: dict[str, Any]) -> str:
-    """Return the page for this table."""
+    """Return `compatibility.md` for a table of verdicts."""
     verdicts: dict[str, Verdict] = table["verdicts"]
     counts = Counter(verdict["status"] for verdict in verdicts.values())
     close = (
-        f", {counts['close']} under `torch.compile` (see [exceptions](#exceptions))"
+        f" and {counts['close']} differ slightly under `torch.compile` "
+        "(see [exceptions](#exceptions))"
         if counts["close"]
         else ""
     )
@@ -179,7 +182,7 @@ def _exceptions(verdicts: dict[str, Verdict]) -> str:
 
 
 def _facts(verdict: Verdict) -> str:
-    """Return the facts of one exception as a sentence."""
+    """Return a sentence that describes an exception."""
     parts = [verdict["status"]]
     if verdict.get("largest"):
         loss, parameter = verdict["largest"]["loss"], verdict["largest"]["parameter"]

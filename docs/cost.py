@@ -1,4 +1,4 @@
-"""Generate `cost.md` and the costs stated in the presets from the newest measurement.
+"""Generate `cost.md`, and the costs stated in the presets, from the newest measurement.
 
 python -m benchmarks && python -m docs.cost
 """
@@ -24,49 +24,49 @@ NETS = {
     "mlp": "a 7-layer MLP whose step takes 0.3 ms",
     "tutorial": "the tutorial's recurrent net",
 }
-"""The benchmark's networks, as the presets describe them."""
+"""Descriptions of the benchmark's networks in the comments of the presets."""
 
 TEXT = """\
 # What tracing costs
 
 {machine}. Measured on {date} by `python -m benchmarks` ([how](../benchmarks/README.md), [all
-figures](../benchmarks/results/{date}.md)); this page is generated from them by `python -m
-docs.cost`. Times include the store: they run from the first measured step until everything is on
-disk.
+figures](../benchmarks/results/{date}.md)); this page is generated from these figures by `python -m
+docs.cost`. Times include storage: they run from the first measured step until all data is on disk.
 
 ## A recorded step
 
-The cost of a step recorded with each preset, compared with the same step without tracing, and the
-disk space of its record.
+The time of a step recorded with each preset, compared with the same step without tracing, and the
+disk space of the record.
 
 {steps}
 
-Between recorded steps, only a counter is attached. A step then takes {idle} times as long as a
-plain one (two measurements of plain steps differ by {noise}).
+Between recorded steps, only a counter is attached. Such a step takes {idle} times as long as an
+untraced step (two measurements of untraced steps differ by {noise}).
 
-Each run also has fixed costs: the first recorded step discovers the model ({first}), and the
-folder of a run takes {fixed} before its first record.
+Each run also has fixed costs: discovery of the model in the first recorded step ({first}), and the
+disk space of the folder before the first record ({fixed}).
 
 ## Over a whole training run
 
-Presets record every step at first and fewer later, or only occasional steps. In total:
+Presets record either every step at first and fewer later, or only occasional steps. The total cost
+is:
 
 {trainings}
 
-Share: time of all records, as measured above, divided by the time of the untraced steps. A
-`schedule.budget` limits both time and disk space. Recorded evaluations are not included.
+The share is the time of all records, as measured above, divided by the time of the untraced steps.
+A `schedule.budget` limits both time and disk space. Recorded evaluations are not included.
 
 ## Before you train
 
-`comgra-decl plan train.py` measures the same for your model on your machine: it runs seven steps
-and stops. See the [reference](reference.md#comgra-decl-plan).
+`comgra-decl plan train.py` measures the same costs for your model on your machine: it runs seven
+steps and stops. See the [reference](reference.md#comgra-decl-plan).
 
 ## On a GPU
 
-There are no figures for the current version: `python -m benchmarks --device cuda` measures every
-target below within eight minutes ([how](../benchmarks/README.md#on-a-device)); none of them has
-been measured yet. The following figures, from one H100 80GB with torch 2.11, are of **an earlier
-version** that reduced each tensor in float64 with a dozen kernels:
+The current version has not been measured on a GPU: `python -m benchmarks --device cuda` measures
+every target below within eight minutes ([how](../benchmarks/README.md#on-a-device)). The following
+figures were measured on one H100 80GB with torch 2.11, for **an earlier version** that reduced each
+tensor in float64 with a dozen kernels:
 
 | training | plain step | idle | outputs and gradients | `light` | `debug` |
 | --- | ---: | ---: | ---: | ---: | ---: |
@@ -76,10 +76,10 @@ version** that reduced each tensor in float64 with a dozen kernels:
 | MLP of 6 layers, width 64 | 5.6 to 5.8 ms | 1.0 | 2.9 to 3.1 | 2.2 to 2.5 | 3.9 |
 | GPT-2 124M under `torch.compile` | 24 ms | 1.0 | 14.5 to 15.2 | | |
 
-All columns but the plain step are ratios to it, with every step recorded; gradients are those of
-outputs and parameters. The training was bit-for-bit identical, no operation waited for the device,
-and their peak memory was the same within 0.1%; an output of 1e9 elements in 16 million
-samples raised it from 7.7 to 13.5 GiB.
+All columns except the plain step are ratios to the plain step, with every step recorded; gradients
+are those of outputs and parameters. Training was bit-identical, no operation waited for the device,
+and peak memory was the same within 0.1%; an output of 1e9 elements in 16 million samples raised
+peak memory from 7.7 to 13.5 GiB.
 
 | figure | earlier | target | now |
 | --- | ---: | ---: | --- |
@@ -94,19 +94,19 @@ samples raised it from 7.7 to 13.5 GiB.
 | `budget: {{time: "3%"}}`, reading the loss | 3.0% | 2 to 4% | in a simulation |
 | the same, never waiting | 15% | 2 to 4% | in a simulation |
 
-The report of a run states what its records have cost, by the clock of the host and by that of the
+The report of a run states the cost of its records, as measured by the clocks of the host and of the
 device ([budgets](schedule.md#budgets)).
 
-| device | how its tensors are reduced |
+| device | how tensors are reduced |
 | --- | --- |
 | CUDA, and ROCm with Triton | Triton kernels read each number once, without waiting |
 | the same without Triton, XPU | a dozen torch operations per tensor, without waiting |
 | MPS | the same in float32; each record waits for the device once; see below |
 | others | each tensor is copied to the host |
 
-All of these were tested only with the CPU in place of the device, and the kernels with Triton's
+All of these were tested only with the CPU instead of the device, and the kernels with Triton's
 interpreter. On devices without float64, tensors of float64 and of integers with 32 bits or more
-are copied to the host. The device memory that a record needs is limited: results are transferred
+are copied to the host. The device memory required for a record is limited: results are transferred
 in parts of 16 MiB, at most 32 MiB of small tensors are held until they are read, and for a tensor
 with more than 131,072 samples, only the first 4,096 have individual statistics.
 
@@ -114,17 +114,17 @@ with more than 131,072 samples, only the first 4,096 have individual statistics.
 
 - `values: true` stores whole tensors; `values.max_elements` limits the size of each.
 - `keep` captures every step, which costs as much as recording it except for the storage.
-- Statistics that read a tensor again (quantiles, singular values, your own functions) take time
-  for each tensor in each record.
-- `graph: true` follows every operation of some recorded steps: those that run in a new way, and
-  every tenth.
+- Statistics that read a tensor again (quantiles, singular values, custom functions) take time for
+  each tensor in each record.
+- `graph: true` follows every operation of some recorded steps: the first two, those that run in a
+  new way, and every tenth.
 - Under `torch.compile`, recorded steps run eagerly or, with `compile: observed`, as a second
   compiled variant, which is compiled in the first step that needs it.
 """
 
 
 def main() -> None:
-    """Write the page and the costs in the presets."""
+    """Write `cost.md` and the cost comments of the presets."""
     figures = newest()
     PAGE.write_text(page(figures))
     for name, path in presets().items():
@@ -133,14 +133,14 @@ def main() -> None:
 
 
 def newest() -> dict[str, Any]:
-    """Return the newest figures of the benchmark."""
+    """Return the figures of the newest benchmark."""
     files = sorted(RESULTS.glob("[0-9]*-[0-9]*-[0-9]*.json"))
     content: dict[str, Any] = json.loads(files[-1].read_text())
     return content
 
 
 def page(figures: dict[str, Any]) -> str:
-    """Return the page for these figures."""
+    """Return `cost.md` for the figures of a benchmark."""
     nets = _nets(figures)
     idle = [f"{_ratio(net, 'idle', 'step'):.2f}" for net in nets.values()]
     noise = max(abs(_ratio(net, "again", "step") - 1) for net in nets.values())
@@ -162,7 +162,8 @@ def price(figures: dict[str, Any], preset: str) -> list[str]:
     """Return the comment lines that state a preset's cost; empty if it was not measured."""
     nets = _nets(figures)
     measured = [
-        f"{_times(net, preset)} and {_disk(net, preset)} for {NETS[name]}"
+        f"{_ratio(net, preset, 'stored'):.2f} times a plain step and {_disk(net, preset)} "
+        f"for {NETS[name]}"
         for name in ("transformer", "mlp")
         if (net := nets.get(name)) is not None and preset in net["tools"]
     ]
@@ -170,8 +171,8 @@ def price(figures: dict[str, Any], preset: str) -> list[str]:
         return []
     idle = max(_ratio(net, "idle", "step") for net in nets.values())
     text = (
-        f"Price of a recorded step on one CPU thread: {', '.join(measured)}. "
-        f"Between recorded steps: x{idle:.2f} at most."
+        f"Cost of a recorded step on one CPU thread: {'; '.join(measured)}. "
+        f"Between recorded steps: at most {idle:.2f} times a plain step."
     )
     return _wrapped(text)
 
@@ -180,7 +181,7 @@ def priced(content: str, comment: list[str]) -> str:
     """Return a preset's text with its cost comment replaced; unchanged if `comment` is empty."""
     if not comment:
         return content
-    without = re.sub(r"# Price of a recorded step.*\n(?:# .*\n)*", "", content)
+    without = re.sub(r"# Cost of a recorded step.*\n(?:# .*\n)*", "", content)
     first = re.compile(r"^[^#\n]", re.MULTILINE)  # the first line that is not a comment
     return first.sub(lambda found: "\n".join([*comment, found[0]]), without, count=1)
 

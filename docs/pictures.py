@@ -1,10 +1,10 @@
 """Recreate the screenshots of the documentation: train, record, and capture the viewer.
 
-    .venv/bin/python docs/pictures.py                    # all of them, to docs/images
-    .venv/bin/python docs/pictures.py viewer             # one
-    .venv/bin/python docs/pictures.py --runs runs/docs   # keeps and reuses the runs
+    .venv/bin/python docs/pictures.py                    # all screenshots, to docs/images
+    .venv/bin/python docs/pictures.py viewer             # a single screenshot
+    .venv/bin/python docs/pictures.py --runs runs/docs   # keep and reuse the runs
 
-Needs a Chromium (`$CHROMIUM`, or one on the path).
+Requires Chromium (`$CHROMIUM`, or on `PATH`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = Path(__file__).with_name("images")
 SIZE = {"width": 1600, "height": 960}
 LAPTOP = {"width": 1280, "height": 800}
-COLOURS = 256  # per screenshot; keeps files small, since the viewer uses few colours
+COLOURS = 256  # per screenshot; the viewer uses few colours, and a palette keeps files small
 PATIENCE = 60_000  # milliseconds
 
 RUNS = {  # name: script and its arguments
@@ -42,7 +42,7 @@ Address = dict[str, str | int | list[str]]
 
 BUG: Address = {"run": "tutorial/with-bug", "node": "out", "iteration": 4, "stat": "min"}
 
-SECTIONS: dict[str, Address] = {  # for docs/viewer.md, in the size of a laptop screen
+SECTIONS: dict[str, Address] = {  # for docs/viewer.md, at the size of a laptop screen
     "viewer-overview": {**BUG, "section": "overview", "stat": "std"},
     "viewer-inspect": {**BUG, "section": "inspect"},
     "viewer-values": {**BUG, "section": "values"},
@@ -143,8 +143,8 @@ def photograph(page: Page, address: str, name: str) -> None:
     page.locator(".node.selected").first.wait_for(timeout=PATIENCE)
     page.wait_for_timeout(4000)  # until the graph has moved to the node and charts are drawn
     picture = Image.open(BytesIO(page.screenshot()))
-    # MAXCOVERAGE keeps colours that are far apart, so the few red pixels of a mark count as much as
-    # a large background; kmeans then gives the background its exact colour.
+    # MAXCOVERAGE selects colours that are far apart, so that the few red pixels of a mark count as
+    # much as a large background; kmeans then restores the exact colour of the background.
     method = Image.Quantize.MAXCOVERAGE
     small = picture.convert("RGB").quantize(COLOURS, method=method, kmeans=1)
     small.save(IMAGES / f"{name}.png", optimize=True)

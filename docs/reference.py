@@ -1,6 +1,6 @@
 """Generate `reference.md` from the code: `python -m docs.reference`.
 
-The page consists of docstrings. Public objects without one raise an error that names them.
+The page consists of docstrings. If a public object has no docstring, an error names the object.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ CLASSES = (
 HEAD = """\
 # Reference
 
-Everything that can be declared, called and read. This page is generated from the code by
-`python -m docs.reference`; a test fails if it is out of date.
+This page lists all keys of the spec, statistics, commands, functions and classes. It is generated
+from the code by `python -m docs.reference`; a test fails if the page is out of date.
 
 [Keys of the spec](#keys-of-the-spec) · [Statistics](#statistics) · [Presets](#presets) ·
 [Commands](#commands) · [Environment](#environment) · [Functions](#functions) ·
@@ -57,17 +57,17 @@ Everything that can be declared, called and read. This page is generated from th
 """
 
 ENVIRONMENT = """\
-- **`COMGRA`**: a preset or a YAML file; records any program that imports torch.
-- **`COMGRA_OVERRIDES`**: overrides for it, such as `schedule.every=10 run.root=/data/runs`.
+- **`COMGRA`**: a preset or a YAML file; if set, any program that imports torch is recorded.
+- **`COMGRA_OVERRIDES`**: overrides of this spec, such as `schedule.every=10 run.root=/data/runs`.
 - **`COMGRA_VIEW_AUTH`**: the value of `comgra-decl view --basic-auth`, hidden from process lists.
 
-The library that prints tables respects `COLUMNS`, `NO_COLOR` and similar variables. A spec may read
-any variable with `${oc.env:NAME}`; the run stores this expression, not the variable's value.
+Tables respect `COLUMNS`, `NO_COLOR` and similar variables. A spec may read any variable with
+`${oc.env:NAME}`; the run stores this expression, not the variable's value.
 """
 
 
 class UndocumentedError(Exception):
-    """Raised if a public object has no docstring; the message is its name."""
+    """Raised if a public object has no docstring; the message is the name of the object."""
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def _section(heading: str, parts: Any) -> Iterator[str]:
 
 
 def models() -> list[type[SpecModel]]:
-    """Return every model of the spec, in order of first use."""
+    """Return all models of the spec, in order of first use."""
     found: dict[type[SpecModel], None] = {}
 
     def visit(model: type[SpecModel]) -> None:
@@ -158,7 +158,7 @@ def _yaml(value: Any) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """Return the description of a type for authors of YAML."""
+    """Return a description of a type in terms of YAML."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _type(arguments[0])
@@ -262,7 +262,7 @@ def _classes() -> Iterator[str]:
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield the public methods and properties of a class, those of its own bases first."""
+    """Yield the public members of a class, beginning with those of its comgra_decl bases."""
     bases = [base for base in reversed(cls.__mro__) if base.__module__.startswith("comgra_decl.")]
     offered = {name: value for base in bases for name, value in vars(base).items()}
     for name, value in offered.items():

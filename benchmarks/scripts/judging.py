@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -133,6 +133,7 @@ class Oracle:
     """
 
     def __init__(self, answer: dict[str, Any], entry: Entry) -> None:
+        self._answer = answer
         self.modules: list[dict[str, Any]] = answer["modules"]
         self.parameters: dict[int, list[list[Any]]] = {
             int(k): v for k, v in answer["parameters"].items()
@@ -142,6 +143,23 @@ class Oracle:
         self.optimizers: list[str] = answer["optimizers"]
         self.segments: list[dict[str, Any]] = answer["segments"]
         self.steps, self.rest = self._grouped(entry)
+
+    def trainings(self, entry: Entry) -> list[Oracle]:
+        """Returns an oracle for each training in the process, which has its own optimizer.
+
+        Between two trainings, calls belong to the one that calls these modules in its later steps.
+        """
+        found = []
+        optimizers = [segment["optimizer"] for segment in self.segments]
+        for optimizer in dict.fromkeys(number for number in optimizers if number is not None):
+            places = [at for at, number in enumerate(optimizers) if number == optimizer]
+            own = {m for at in places[1:] or places for m in self.segments[at]["calls"]}
+            parts = [_calling(own, self.segments[at]) for at in places]
+            for after in self.segments[places[-1] + 1 :][:1]:
+                ended = {**after, "optimizer": None, "losses": [], "grads": {}, "leaves": []}
+                parts.append(_calling(own, ended))
+            found.append(Oracle({**self._answer, "segments": parts}, entry))
+        return found
 
     def follow(self, losses: Sequence[int]) -> int:
         """Use the run's steps, for a program whose steps are not defined otherwise.
@@ -221,6 +239,15 @@ class Oracle:
         found = {n for n, s in every if any(c["eval"] for c in s.calls.values())}
         without = any(call["plain"] for call in self.rest.calls.values())
         return found | ({len(self.steps)} if without else set())
+
+
+def _calling(modules: Collection[Any], segment: dict[str, Any]) -> dict[str, Any]:
+    """Returns a segment with only the calls of these modules."""
+    only = {
+        name: {key: value for key, value in segment[name].items() if key in modules}
+        for name in ("calls", "roots")
+    }
+    return {**segment, **only}
 
 
 def _add(step: _Step, segment: dict[str, Any], *, detailed: bool) -> None:
@@ -720,19 +747,36 @@ def messages(verdict: Verdict, run: Any, oracle: Oracle, traced: Started) -> Non
         )
 
 
-def _several(verdict: Verdict, runs: list[Any], oracles: list[Oracle]) -> None:
-    """Check only the steps, for several trainings in one process with separate optimizers."""
+def _several(
+    verdict: Verdict, entry: Entry, runs: list[Any], oracles: list[Oracle], traced: Started
+) -> None:
+    """For several trainings in one process, one run each: judges each run by its own training."""
+    left = [training for oracle in oracles for training in oracle.trainings(entry)]
     records = verdict.promises["records"]
-    steps = [
-        number
-        for oracle in oracles
-        for number in Counter(s["optimizer"] for s in oracle.segments[:-1]).values()
-    ]
-    wanted = sorted(scheduled(number) for number in steps)
-    seen = sorted(run.steps.tolist() for run in runs if len(run.steps))
-    records.check(seen == wanted, f"train records of all runs: {seen} instead of {wanted}")
-    slots = sum(len(run.slots) for run in runs)
-    verdict.facts |= {"steps": sum(steps), "records": sum(map(len, seen)), "series": slots}
+    records.check(len(left) == len(runs), f"{len(left)} trainings in {len(runs)} runs")
+    facts: Counter[str] = Counter()
+    for run in runs:
+        losses = _losses_of(run)
+        mine = next((training for training in left if _follows(losses, training)), None)
+        records.check(mine is not None, f"no training has the losses of {run.name}")
+        if mine is None:
+            continue
+        left.remove(mine)
+        complete(verdict, entry, run, mine)
+        messages(verdict, run, mine, traced)
+        for name in ("steps", "records", "series", "evaluations", "evaluations wanted"):
+            facts[name] += verdict.facts[name]
+    verdict.facts |= facts
+
+
+def _follows(losses: dict[int, list[float]], training: Oracle) -> bool:
+    """Whether the losses of a run are those of a training, step by step."""
+    steps = [[loss for loss in step.losses if loss is not None] for step in training.steps]
+    return all(
+        any(_equal(loss, value) for value in losses.get(number, []))
+        for number, step in enumerate(steps)
+        for loss in step
+    )
 
 
 def judge(entry: Entry, watched: Started, plain: Started, traced: Started, runs: Path) -> Verdict:
@@ -755,7 +799,7 @@ def judge(entry: Entry, watched: Started, plain: Started, traced: Started, runs:
         return verdict
     opened = [comgra.open_run(folder) for folder in folders]
     if entry.runs > 1 and len(oracles) != entry.runs:  # several trainings in one process
-        _several(verdict, opened, oracles)
+        _several(verdict, entry, opened, oracles, traced)
         return verdict
     opened.sort(key=lambda run: -len(run.records))
     oracles.sort(key=lambda oracle: -len(oracle.steps))

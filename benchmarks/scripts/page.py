@@ -57,8 +57,8 @@ def summary(table: Table) -> str:
 _PAGE = """\
 # Public scripts, judged
 
-Training scripts of {repositories} public repositories, run unmodified (`make scripts`): {tried} of
-them, of which {sound} keep every promise. None of their code is part of this repository: it is
+{tried} training scripts from {repositories} public repositories, run unmodified (`make scripts`);
+{sound} of them pass every check below. None of their code is part of this repository: it is
 fetched at the commits below. Small generated data, in memory or in the files that a script reads,
 replaces downloads. The scripts' own arguments keep runs short, or Ctrl-C ends them after the given
 number of steps. {machine}. Measured on {date}; all results are in
@@ -73,7 +73,7 @@ Each script runs three times:
    the random generators of torch, NumPy and Python.
 3. **Traced** with `COMGRA=debug` (or `+comgra=debug`), with the same digests.
 
-| column | the promise is kept if |
+| column | check |
 | --- | --- |
 | neutral | plain and traced runs have the same digests after every step, print the same lines \
 (except for times) and write the same files |
@@ -105,7 +105,7 @@ tracing{forked}. Findings and messages are quoted as emitted on that date.
 
 {table}
 
-## Broken promises
+## Failed checks
 
 {wrong}
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import machine_facts
-from benchmarks.store import handover, large, page, peers, reading
+from benchmarks.store import exports, handover, large, page, peers, reading
 from benchmarks.store.data import Size, write
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -28,7 +28,7 @@ SIZES = {
 PEERS_SIZE = Size(1_024, 100, commit=1)
 
 
-PARTS = ("handover", "large", "peers", "write", "read", "compact")
+PARTS = ("handover", "large", "exports", "peers", "write", "read", "compact")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "large" in options.parts:
             with tempfile.TemporaryDirectory(dir=root) as folder:
                 figures["large"] = large.measure(Path(folder))
+        if "exports" in options.parts:
+            with tempfile.TemporaryDirectory(dir=root) as folder:
+                figures["exports"] = exports.measure(Path(folder))
         if "peers" in options.parts:
             figures["peers_size"] = asdict(PEERS_SIZE)
             figures["peers"] = _peers(root)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.store.exports import RECORDS, SLOTS
+
 PAGE = Path(__file__).parents[2] / "docs" / "store.md"
 _QUIET = 0.5  # load
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
@@ -49,6 +51,7 @@ Reading a part of a tensor of 10 million float32 values (40 MB):
 
 {_table(_large_lines(figures["large"]))}
 
+{_exports(figures.get("exports", {}))}\
 Handing over {hand["steps"]:,} steps of {handover_slots()} slots, one every 5 ms:
 {hand["median"]:.0f} µs
 per step (median), {hand["p99"]:.0f} µs (99th percentile); {hand["files"]} files,
@@ -63,6 +66,14 @@ time (the writer thread combines fast steps into one commit, which is disabled h
 `~`: extrapolated from every fiftieth file. comgra's rows are emulated by a msgpack file per step
 with nine fields per number. HDF5 and comgra do not wait for the disk; comgra_decl and SQLite do.
 """
+
+
+def _exports(seconds: dict[str, float]) -> str:
+    """Returns a paragraph; nothing if exports were not measured."""
+    if not seconds:
+        return ""
+    times = ", ".join(f"{name} {spent:.1f} s" for name, spent in seconds.items())
+    return f"Exports of {RECORDS} records of {SLOTS} tensors with values: {times}.\n\n"
 
 
 def handover_slots() -> int:

@@ -1,8 +1,8 @@
 """Wait, in a program that has just imported torch, until training starts.
 
 A process that neither calls a model nor steps an optimizer leaves no run: a launcher, a tokenizer's
-helper, a data-loading worker, a program that trains in child processes. Only two stand-ins and two
-hooks are attached to such a process, and they are removed when recording starts.
+helper, a data-loading worker, a program that trains in child processes. Only three stand-ins and
+two hooks are attached to such a process, and they are removed when recording starts.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from comgra_decl.hooks.call_context import is_no_step, torch_variable
 from comgra_decl.hooks.direct_calls import DirectCalls
 from comgra_decl.hooks.hook_lists import Placed, after_steps
 from comgra_decl.hooks.module_tree import has_parameters
+from comgra_decl.hooks.objects import watch_freezing
 from comgra_decl.hooks.patches import Patch
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Waiting:
         self._owner = os.getpid()
         self._construction = Patch(Optimizer, "__init__", self._construct)
         self._compilation = Patch(torch, "compile", self._compile)
+        self._freezing = watch_freezing(on_fault=_give_up)
         self._direct = DirectCalls(before=self._called_directly, after=self._returned)
         self._leaves: dict[int, Callable[[Any], None]] = {}  # by module id; receive the output
         self._calls: RemovableHandle | None = None
@@ -112,6 +114,7 @@ class Waiting:
         self._session = None
         self._construction.apply()
         self._compilation.apply()
+        self._freezing.apply()
         if RECORDED_BY not in os.environ:
             self._await_call()
         self._steps = after_steps.add(lambda *_: self._start())
@@ -120,6 +123,7 @@ class Waiting:
         """Stop waiting."""
         self._construction.restore()
         self._compilation.leave()
+        self._freezing.restore()
         self._direct.remove()
         for handle in (self._calls, self._steps):
             if handle is not None:
@@ -265,6 +269,11 @@ def _launched() -> bool:
     """Return whether child processes have done notable work, as those of a launcher do."""
     times = os.times()
     return times.children_user + times.children_system > _LAUNCHED
+
+
+def _give_up(error: BaseException) -> None:
+    """Reports an error in what notes the modules of a program that freezes its objects."""
+    _say(f"names of modules may lack their paths because of an error in it: {error!r}")
 
 
 def _say(text: str) -> None:

@@ -27,7 +27,7 @@ def start_session(spec: Spec, context: RunContext) -> Session:
     session = _rehearsal(spec, context) if spec.dry_run else Session(spec, context=context)
     try:
         session.start()
-    except ComgraError as error:
+    except (ComgraError, OSError) as error:
         _log.error("nothing is recorded: %s", error)
         finish_session(session)
     except Exception as error:  # noqa: BLE001  (an internal error must not stop training)

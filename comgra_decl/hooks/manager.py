@@ -24,6 +24,7 @@ from comgra_decl.hooks.hook_lists import Placed, after_steps, tidy
 from comgra_decl.hooks.limits import Captures
 from comgra_decl.hooks.listener import Listener
 from comgra_decl.hooks.module_tree import Owners
+from comgra_decl.hooks.objects import watch_freezing
 from comgra_decl.hooks.optimizers import CalledModels, Optimizers
 from comgra_decl.hooks.patches import run_natively, watch_mode
 from comgra_decl.hooks.record_hooks import RecordHooks
@@ -102,6 +103,7 @@ class HookManager:
         # components that do not depend on the spec
         self._optimizers = reporter.optimizers = Optimizers(forget=self._forget)
         self._owners = Owners(on_fault=fault)
+        self._owners.warn = reporter.warn
         self._roots = RootCalls(self._owners, held_in=self._optimizers.held_in)
         self._called = CalledModels(on_fault=fault)
         self._graphs = Captures(reporter.warn, on_fault=fault)
@@ -243,6 +245,7 @@ class HookManager:
         self._router = router
         self._patches = (
             watch_mode(router.on_mode, on_fault=fault),
+            watch_freezing(on_fault=fault),
             watch_skips(self._steps.on_skip, before=self._steps.note_scale, on_fault=fault),
             untouched_control_flow(),
             *self._graphs.patches,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, TypeVar
@@ -22,6 +24,13 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "
 
 _WRAPPER_CLASSES = ("DistributedDataParallel", "DataParallel")
 """Wrappers that hold it as `module`, a name that other modules use for ordinary children."""
+
+_FROZEN = (
+    "gc.freeze() was called before tracing began, and Python {}.{} does not reveal which modules "
+    "contain a frozen one: if {} is part of a larger module, the names of its nodes lack the path "
+    "to it; start tracing before gc.freeze(), keep the model in a variable of the main module, or "
+    "use Python 3.13 or newer"
+)
 
 
 class _ByModule(Generic[T]):
@@ -66,6 +75,8 @@ class Owners:
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
         self.on_class: Callable[[type], None] = lambda _: None  # called with classes of new modules
+        # called with a warning if a module's parent may be hidden from the search for it
+        self.warn: Callable[[str], None] = lambda _: None
         self._parents: _ByModule[weakref.ref[nn.Module]] = _ByModule()
         self._built: _ByModule[bool] = _ByModule()
         self._scanned = False
@@ -112,7 +123,7 @@ class Owners:
     def and_above(self, module: nn.Module) -> Iterator[nn.Module]:
         """Yield a module and the modules that contain it, the outermost last."""
         if not self._scanned and module not in self._built and has_parameters(module):
-            self._scan()
+            self._scan(module)
         seen = {id(module)}
         yield module
         while (parent := self._parent(module)) is not None and id(parent) not in seen:
@@ -127,12 +138,18 @@ class Owners:
             return None
         return parent
 
-    def _scan(self) -> None:
+    def _scan(self, called: nn.Module) -> None:
         self._scanned = True
+        found = False
         for candidate in instances_of(nn.Module):
+            found = found or candidate is called
             for child in candidate.__dict__.get("_modules", {}).values():
                 if isinstance(child, nn.Module) and child not in self._parents:
                     self._parents[child] = weakref.ref(candidate)
+        if found or called in self._parents or sys.version_info >= (3, 13):
+            return
+        if gc.get_freeze_count():
+            self.warn(_FROZEN.format(*sys.version_info[:2], type(called).__name__))
 
 
 class Top:

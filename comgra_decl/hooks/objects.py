@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from itertools import chain, compress, repeat, starmap
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
+from torch import nn
+from torch.optim import Optimizer
+
 from comgra_decl.hooks.call_context import variables_in_use
 from comgra_decl.hooks.other_threads import uncollected
+from comgra_decl.hooks.patches import Patch
 
 T = TypeVar("T")
 
@@ -28,25 +33,55 @@ the program's main module."""
 _NO_WAY = (type, ModuleType, FunctionType, CodeType, FrameType, str, bytes, int, float)
 """Types not to search: they lead to no module or optimizer, or to everything ever imported."""
 
+_frozen: dict[int, weakref.ref[Any]] = {}
+"""By `id`, the modules and optimizers that existed when the program froze its objects."""
+
+
+def watch_freezing(*, on_fault: Callable[[BaseException], None]) -> Patch:
+    """Return a patch that notes all modules and optimizers just before `gc.freeze` hides them."""
+
+    def freeze(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            _note_unfrozen()
+        except Exception as error:
+            on_fault(error)
+        return original(*args, **kwargs)
+
+    return Patch(gc, "freeze", freeze)
+
+
+def _note_unfrozen() -> None:
+    kinds = _with_derived(nn.Module) | _with_derived(Optimizer)
+    alive = {number: known for number, known in _frozen.items() if known() is not None}
+    found = {id(one): weakref.ref(one) for one in _unfrozen(kinds)}
+    _frozen.clear()
+    _frozen.update(alive | found)
+
 
 def instances_of(cls: type[T]) -> Iterator[T]:
     """Yield the living instances of a class and its subclasses; some may be yielded twice.
 
     Instances are recognised by `type`, because `isinstance` triggers lazy proxies. The collector
-    does not list frozen objects (`gc.freeze`, called before forking workers). Of those, the ones
-    reachable from variables of the main module are found, and from Python 3.13 on, also those
-    reachable from variables of running functions.
+    does not list frozen objects (`gc.freeze`, called before forking workers). Of those, the modules
+    and optimizers that existed when a watched `gc.freeze` was called are found, the ones reachable
+    from variables of the main module, and from Python 3.13 on, also those reachable from variables
+    of running functions.
     """
     kinds = _with_derived(cls)
-    yield from _among(gc.get_objects, kinds=kinds)
+    yield from _unfrozen(kinds)
     if gc.get_freeze_count():
-        yield from (found for found in _reached() if id(type(found)) in kinds)
+        noted = (known() for known in list(_frozen.values()))
+        yield from (found for found in chain(noted, _reached()) if id(type(found)) in kinds)
 
 
 def functions_with(code: CodeType) -> list[FunctionType]:
     """Return the functions with the given code object, except frozen ones (`gc.freeze`)."""
     functions = _among(gc.get_referrers, code, kinds={id(FunctionType)})
     return [function for function in functions if function.__code__ is code]
+
+
+def _unfrozen(kinds: Collection[int]) -> list[Any]:
+    return _among(gc.get_objects, kinds=kinds)
 
 
 def _among(found: Callable[..., list[Any]], *about: Any, kinds: Collection[int]) -> list[Any]:

@@ -7,6 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -129,11 +130,36 @@ def check_version(document: Mapping[str, Any], *, where: str) -> None:
         )
 
 
-def writer_identity() -> dict[str, Any]:
-    """Returns the identity of this process, by which a reader can check whether it is alive."""
+class FolderHandle:
+    """An open handle of a run's folder, which shows other processes that the run is being written.
+
+    A writer that gives up may be unable to store that in the run (its disk fails). It closes the
+    handle, so `holds_folder` returns False although the writer's process lives.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.number: int | None = None
+        with suppress(OSError):  # systems on which a folder cannot be opened
+            self.number = os.open(folder, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+
+    def close(self) -> None:
+        """Closes the handle. Idempotent."""
+        number, self.number = self.number, None
+        if number is not None:
+            with suppress(OSError):  # the program has closed all files
+                os.close(number)
+
+
+def writer_identity(handle: FolderHandle | None = None) -> dict[str, Any]:
+    """Returns the identity of this process, with which a reader can tell whether it is alive.
+
+    Args:
+        handle: shows that it writes; None in a bucket.
+    """
     pid = os.getpid()
     return {
         "pid": pid,
+        **({} if handle is None or handle.number is None else {"handle": handle.number}),
         "process_start": _process_start(pid),
         "machine": _machine(),
         "host": socket.gethostname(),
@@ -154,6 +180,27 @@ def writer_alive(writer: Mapping[str, Any], *, last_commit: float, patience: flo
         return False
     started = _process_start(pid)
     return started is None or started == writer.get("process_start")
+
+
+def holds_folder(writer: Mapping[str, Any], folder: Path) -> bool:
+    """Returns whether a living writer on this machine still has its run's folder open.
+
+    Returns True if that is unknown: the writer has no handle, or belongs to another user.
+    """
+    pid, number = writer.get("pid"), writer.get("handle")
+    if writer.get("machine") != _machine() or type(pid) is not int or type(number) is not int:
+        return True
+    handles = Path(f"/proc/{pid}/fd")
+    try:
+        if not os.access(handles, os.R_OK | os.X_OK):
+            return True
+        own = folder.stat()
+        try:
+            return os.path.samestat((handles / str(number)).stat(), own)
+        except FileNotFoundError:
+            return False
+    except OSError:
+        return True
 
 
 def _exists(pid: int) -> bool:

@@ -9,12 +9,12 @@ from typing import Any
 
 import tensorstore as ts
 
-from comgra_decl.errors import DamagedRunError, RunNotFoundError, UnwrittenRunError
+from comgra_decl.errors import ComgraError, DamagedRunError, RunNotFoundError, UnwrittenRunError
 
 from .database import Database, database_exists, is_bound, new_context, newest_version
 from .layout import HEAD_KEY, LOGS, RUN_KEY, log_key
 from .location import Remote, Where, location
-from .meta import RunMeta, check_version, writer_alive
+from .meta import RunMeta, check_version, holds_folder, writer_alive
 from .plausible import check_forms, check_head
 from .scalars import ScalarReader
 from .sums import SumsReader
@@ -147,6 +147,9 @@ class Reader:
             return "stopped" if head.get("error") else "finished"
         if not writer_alive(self.writer, last_commit=float(head["time"])):
             return "stopped"
+        held = isinstance(self.path, Remote) or holds_folder(self.writer, self.path)
+        if not held and not self._has_news():
+            return "stopped"
         return "live" if head["n"] else "waiting"
 
     @property
@@ -164,6 +167,13 @@ class Reader:
                 return False
             self._view = None
             return True
+
+    def _has_news(self) -> bool:
+        """Returns whether the next poll finds a newer head, such as that of a closed run."""
+        try:
+            return self._db.read_bytes(HEAD_KEY, most=_MOST_META) != self._head_bytes
+        except ComgraError:
+            return False
 
     # -- under the lock
 

@@ -88,6 +88,7 @@ class WriterThread:
         self._failed = False
         self._reported_end = False  # the thread has ended and has reported any error
         self._lacks: str | None = None
+        self._writer: RunWriter | None = None
         self._usage = Usage()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="comgra-writer", daemon=True)
@@ -172,6 +173,8 @@ class WriterThread:
         a profiler or debugger that traces all threads.
         """
         if not (self._reported_end or self._thread.is_alive()):
+            if self._writer is not None:
+                self._writer.release()
             self.fail(StoreError("the writer thread has died"))
 
     def _has_room(self, size: int) -> bool:
@@ -199,7 +202,7 @@ class WriterThread:
         writer: RunWriter | None = None
         try:
             self._usage.start()
-            writer = self._patiently(self._factory)
+            writer = self._writer = self._patiently(self._factory)
             while self._gather(writer):
                 self._commit(writer)
             if not self._failed:
@@ -213,7 +216,10 @@ class WriterThread:
                 if not isinstance(error, MemoryError):  # writing needs memory
                     _close_after(writer, error)
         finally:
+            if writer is not None:
+                writer.release()
             self._reported_end = True
+            self._writer = None
             self._batches, self._scalars = [], []  # free memory for the training
             self._flush = self._last = None
 

@@ -19,7 +19,7 @@ from .contents import Contents
 from .database import Database, TransientStoreError, new_context, newest_version
 from .layout import HEAD_KEY, LOGS, RUN_KEY, SESSION_KEY
 from .location import Remote, Where, location
-from .meta import RunMeta, versions, writer_identity
+from .meta import FolderHandle, RunMeta, versions, writer_identity
 from .reader import Reader
 from .remote import Objects
 
@@ -40,6 +40,7 @@ class RunWriter:
         self._head: dict[str, Any] = {}
         self._head_bytes: bytes | None = None
         self._closed = False
+        self._handle: FolderHandle | None = None
         self._generation = 1
         self.usage: dict[str, float] = {}
         """Cost of writing so far; stored in `head` with the next commit."""
@@ -51,15 +52,18 @@ class RunWriter:
         Raises:
             StoreError: A run exists, or the folder is not writable.
         """
-        meta.writer = writer_identity()
         place = location(path)
+        handle = None
         if isinstance(place, Remote):
             Objects(place).try_writing()
         else:
             _make_folder(place)
+            handle = FolderHandle(place)
+        meta.writer = writer_identity(handle)
         database = Database(place, new_context(cache_bytes=_NODE_CACHE))
         database.bound = meta.bound
         writer = cls(database, meta)
+        writer._handle = handle
         writer._generation = newest_version(place) or 1  # TensorStore starts with an empty version
         try:
             writer._create()
@@ -89,7 +93,9 @@ class RunWriter:
             commit = Commit(database)
             if commit.read(HEAD_KEY) != database.encode(HEAD_KEY, dict(reader.head)):
                 raise StoreError(f"{database.path}: another writer has changed this run.")
-            meta.writer = writer_identity()
+            if isinstance(reader.path, Path):
+                writer._handle = FolderHandle(reader.path)
+            meta.writer = writer_identity(writer._handle)
             head = resumed_head(reader.head, meta)
             key = SESSION_KEY.format(len(head["sessions"]) + 1)
             commit.put_json(key, meta.to_json())
@@ -134,6 +140,12 @@ class RunWriter:
         with self._db.writing("the end of the run"):
             self._finish(self._begin(), {**self._head, "closed": True, "error": error})
         self._closed = True
+        self.release()
+
+    def release(self) -> None:
+        """Lets readers see that nothing more will be written, even if `close` has failed."""
+        if self._handle is not None and os.getpid() == self._pid:
+            self._handle.close()
 
     def _create(self) -> None:
         with self._db.writing("a new run"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import against
 from benchmarks.nets import SCENARIOS, Training, build_mlp
 from benchmarks.results import ScenarioResult, recording_cost, summarise
 from benchmarks.run import measure, selected
@@ -170,3 +171,35 @@ def test_a_scenario_is_measured_from_probe_to_summary(tmp_path: Path) -> None:
     assert result.tools["diary"].size.per_step == 10.0
     assert all(summary.same_losses for summary in result.tools.values())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ratios_to_an_older_checkout_are_those_of_adjacent_blocks() -> None:
+    pairs = [(1.0, 2.0), (10.0, 10.0), (1.0, 3.0)]  # a machine that was slower for a while
+    blocks = [({"step": a, "cpu": 2 * a}, {"step": b, "cpu": 2 * b}) for a, b in pairs]
+    found = against.compared("mlp", "debug", blocks)
+    assert found.steps == (1.0, 3.0)
+    assert (found.step.value, found.step.low, found.step.high) == (3.0, 1.5, 2.5)
+    assert found.cpu == found.step
+    lines = against.to_markdown([found], rounds=3).splitlines()
+    assert lines[-1].split("|")[1:6] == [
+        " mlp ",
+        " debug ",
+        " 1000.000 ",
+        " 3000.000 ",
+        " 3.000 (1.500 to 2.500) ",
+    ]
+
+
+@pytest.mark.slow
+def test_a_checkout_is_compared_with_another_in_processes_of_their_own(tmp_path: Path) -> None:
+    scenarios, tools = selected(["mlp"], ["record"])
+    short = [replace(scenario, block_seconds=0.01) for scenario in scenarios]
+    (tmp_path / "comgra_decl").symlink_to(against.ROOT / "comgra_decl")
+    found = against.compare(tmp_path, short, tools, rounds=2)
+    assert [comparison.tool for comparison in found] == ["nothing", "record"]
+    assert all(seconds > 0 for comparison in found for seconds in comparison.steps)
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="is not a checkout"):
+        against.Checkout(tmp_path, tmp_path)

@@ -18,7 +18,7 @@ def test_a_preset_states_the_price_that_was_measured(name: str) -> None:
     content = presets()[name].read_text()
     price = cost.price(cost.newest(), name)
     assert cost.priced(content, price) == content
-    assert content.count("# Price of a recorded step") == bool(price)
+    assert content.count("# Cost of a recorded step") == bool(price)
 
 
 def test_every_preset_is_on_the_page() -> None:
@@ -28,7 +28,7 @@ def test_every_preset_is_on_the_page() -> None:
 
 @pytest.mark.parametrize("key", ["_target_: a", "defaults: [debug]"])
 def test_a_price_replaces_the_one_before(key: str) -> None:
-    before = f"# @package x\n# For looking.\n# Price of a recorded step: x9\n# more.\n{key}\n"
-    after = f"# @package x\n# For looking.\n# Price: new\n{key}\n"
-    assert cost.priced(before, ["# Price: new"]) == after
+    before = f"# @package x\n# For looking.\n# Cost of a recorded step: x9\n# more.\n{key}\n"
+    after = f"# @package x\n# For looking.\n# Cost: new\n{key}\n"
+    assert cost.priced(before, ["# Cost: new"]) == after
     assert cost.priced(before, []) == before

@@ -71,6 +71,32 @@ for _ in range(3):
     optimizer.step()
 """
 
+FREEZING = """
+import gc
+import torch
+from torch import nn
+
+
+class Task(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.ModuleDict({"encoder": nn.Linear(6, 4), "decoder": nn.Linear(4, 6)})
+
+
+def main():
+    task = Task()
+    optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
+    gc.freeze()
+    for _ in range(3):
+        optimizer.zero_grad()
+        task.net["decoder"](task.net["encoder"](torch.randn(8, 6))).square().mean().backward()
+        optimizer.step()
+
+
+main()
+"""
+"""A program that freezes its objects, as one that forks workers does; the model is a local."""
+
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
@@ -292,3 +318,15 @@ def test_children_know_of_a_recording_only_as_long_as_it_lasts(
     with comgra_decl.trace("debug", root=tmp_path):
         assert "COMGRA_RECORDED_BY" in os.environ
     assert "COMGRA_RECORDED_BY" not in os.environ
+
+
+@pytest.mark.parametrize("command", [["-m", "comgra_decl"], []])
+def test_a_model_that_is_frozen_before_the_first_step_keeps_its_names(
+    tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "freezing.py").write_text(FREEZING)
+    environment = {} if command else {"COMGRA": "debug"}
+    done = forked(tmp_path, *command, "freezing.py", env=environment)
+    assert done.returncode == 0, done.stderr
+    (run,) = list_runs(tmp_path / "runs")
+    assert {"net.encoder", "net.decoder"} <= set(open_run(run.path).nodes)

@@ -4,17 +4,21 @@ Each is a program of its own and is ended by SIGKILL: trainings as soon as a rea
 of their records, all others at a moment within the time that they take. Nothing that a reader has
 seen may be lost afterwards, every number must be that of the same training left alone, and `verify`
 must find no damage; what a killed copy or export has begun, the next one finishes.
+
+A kill counts only in mid-work: SIGKILL ended the program (each rank of it), and a training had not
+closed its run. One that came too late is checked as well, and another is tried in its place.
 """
 
 from __future__ import annotations
 
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -183,9 +187,24 @@ def _run_of(folder: Path) -> Path:
     return next(path for path in found if not path.name.startswith("."))
 
 
-def kill_training(kind: str, folder: Path, truth: Truth, chance: random.Random) -> list[str]:
-    """Kills a training; one that is resumed several times, until it ends."""
+class Kill(NamedTuple):
+    """How one kill went."""
+
+    problems: list[str]
+    is_in_work: bool
+
+
+def _ends(programs: Sequence[Program]) -> bool:
+    """Kills programs; returns whether it was this that ended each of them."""
+    for program in programs:
+        program.kill()
+    return all(program.process.exitcode == -signal.SIGKILL for program in programs)
+
+
+def kill_training(kind: str, folder: Path, truth: Truth, chance: random.Random) -> Kill:
+    """Kills a training; one that is resumed three times, each in mid-work."""
     problems: list[str] = []
+    in_work = True
     for _ in range(3 if kind == "resume" else 1):
         wanted = seen(folder) + chance.randrange(
             1, STEPS // (4 if kind in ("resume", "ring") else 1)
@@ -196,10 +215,11 @@ def kill_training(kind: str, folder: Path, truth: Truth, chance: random.Random) 
         while acknowledged < wanted and any(p.process.is_alive() for p in programs):
             acknowledged = seen(folder)  # where it goes on, later steps give way to new ones
             assert time.monotonic() < ended, f"{kind}: {acknowledged} of {wanted} records"
-        for program in programs:
-            program.kill()
+        killed = _ends(programs)
+        members = _members(comgra.open_run(_run_of(folder)))
+        in_work = in_work and killed and all(run.state == "stopped" for run in members)
         problems += _looked_at(folder, kind, truth, acknowledged)
-    return problems
+    return Kill(problems, in_work)
 
 
 def _looked_at(folder: Path, kind: str, truth: Truth, acknowledged: int) -> list[str]:
@@ -223,16 +243,15 @@ def _damages(run: Path) -> list[str]:
 
 def kill_work(
     how: str, folder: Path, whole: Path, truth: Truth, chance: random.Random, seconds: float
-) -> list[str]:
+) -> Kill:
     """Kills what works on a finished run; what it has begun is finished by another one."""
     run = Path(shutil.copytree(whole, folder / "run"))
     target = folder / "target"
     program = working(run, target, how)
     time.sleep(chance.uniform(0, seconds))  # any moment will do
-    alive = program.process.is_alive()
-    program.kill()
+    in_work = _ends([program])
     problems = differences(comgra.open_run(run), truth) + _damages(run)
-    if how != "compact" and target.exists() and alive and how == "copy":
+    if how != "compact" and target.exists() and in_work and how == "copy":
         problems += differences(comgra.open_run(target), truth)  # whole, or not there
     if how != "compact" and target.exists():
         (shutil.rmtree if target.is_dir() else Path.unlink)(target)
@@ -243,7 +262,7 @@ def kill_work(
     left = [path.name for path in folder.iterdir() if path.name.startswith(".")]
     problems += [f"left behind: {name}" for name in left]
     problems += differences(comgra.open_run(target if how == "copy" else run), truth)
-    return problems + (["not in mid-work"] if not alive else [])
+    return Kill(problems, in_work)
 
 
 def _until(condition: Callable[[], bool]) -> None:
@@ -254,9 +273,9 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def main(count: int, seed: int, kinds: tuple[str, ...] = KINDS) -> int:
-    """Kills so many times; prints how it went and returns how often something was wrong."""
+    """Kills so many times in mid-work; prints how it went and returns how often it went wrong."""
     chance = random.Random(seed)
-    wrong, late, tried = 0, Counter[str](), Counter[str]()
+    wrong, late, killed = 0, Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (code,) = [p.ended().returncode for p in training(folder / "alone", "training")]
@@ -266,24 +285,25 @@ def main(count: int, seed: int, kinds: tuple[str, ...] = KINDS) -> int:
         seconds = {
             how: _seconds(how, whole, folder / f"timed-{how}") for how in WORK if how in kinds
         }
-        for number in range(count):
+        while (number := killed.total()) < count:
             kind = kinds[number % len(kinds)]
-            place = folder / f"{number}"
+            place = folder / f"{number}-{late[kind]}"
             place.mkdir()
             if kind in TRAININGS:
-                problems = kill_training(kind, place, truth, chance)
+                kill = kill_training(kind, place, truth, chance)
             else:
-                problems = kill_work(kind, place, whole, truth, chance, seconds[kind])
-            late[kind] += "not in mid-work" in problems
-            problems = [problem for problem in problems if problem != "not in mid-work"]
-            tried[kind] += 1
-            if problems:
+                kill = kill_work(kind, place, whole, truth, chance, seconds[kind])
+            (killed if kill.is_in_work else late)[kind] += 1
+            assert late.total() < count + 10, f"most kills come too late: {late}"
+            if kill.problems:
                 wrong += 1
-                sys.stdout.write(f"{number} {kind}: {problems[:5]}\n")
+                sys.stdout.write(f"{number} {kind}: {kill.problems[:5]}\n")
             shutil.rmtree(place)
-    for kind, times in tried.items():
-        sys.stdout.write(f"{kind}: {times} killed, {times - late[kind]} of them in mid-work\n")
-    sys.stdout.write(f"{sum(tried.values())} killed, {wrong} with something lost or wrong\n")
+            sys.stdout.flush()
+    for kind, times in killed.items():
+        sys.stdout.write(f"{kind}: {times} killed in mid-work, {late[kind]} more too late\n")
+    sys.stdout.write(f"{number} killed in mid-work, {late.total()} more too late, ")
+    sys.stdout.write(f"{wrong} with something lost or wrong\n")
     return wrong
 
 

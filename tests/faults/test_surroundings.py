@@ -6,6 +6,7 @@ import itertools
 import os
 import stat
 import time
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ import torch
 from torch import nn
 
 import comgra_decl as comgra
+from comgra_decl.export import export_run
 from comgra_decl.query import Run
 from comgra_decl.store.verify import verify
-from tests.support.forked import Program
+from tests.support.forked import Program, forked
 
 SPEC = {"nodes": {"all": {"select": "**", "capture": ["output"]}}, "schedule": {"first": 1000}}
 
@@ -68,6 +70,8 @@ def test_what_is_written_is_for_whom_the_mask_of_the_process_lets_in(tmp_path: P
     assert not any(stat.S_IMODE(mode) & 0o077 for mode in modes)
 
 
+SHOW = "from comgra_decl.cli.main import main; main(['show', *__import__('sys').argv[1:]])"
+
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -84,6 +88,80 @@ def test_programs_that_begin_at_once_under_one_name_are_runs_of_their_own(tmp_pa
     assert [done.returncode for done in ended] == [0, 0]
     names = [done.stdout.strip() for done in ended]
     assert sorted(names) == ["r", "r-2"]
+
+
+ZONED = """
+import time
+from datetime import datetime
+from pathlib import Path
+import torch
+from torch import nn
+import comgra_decl as comgra
+
+time.tzset()
+model = nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+losses = []
+with comgra.trace("debug", root="runs", group="g") as session:
+    begun = datetime.now()
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 3)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    comgra.note("noted")
+print(session.path.name, begun.isoformat(), *losses)
+"""
+
+
+@pytest.mark.parametrize(("zone", "hours"), [("EAST-14", 14), ("WEST+12", -12)])
+def test_a_time_zone_shifts_the_name_of_a_run_and_nothing_else(
+    tmp_path: Path, zone: str, hours: int
+) -> None:
+    before = time.time()
+    done = forked(tmp_path, "-c", ZONED, env={"TZ": zone})
+    assert done.returncode == 0, done.stderr
+    name, begun, *losses = done.stdout.split()
+    run = comgra.open_run(tmp_path / "runs" / "g" / name)
+    assert told(run) == [float(loss) for loss in losses]
+    assert run.steps.tolist() == [*range(5)]
+    assert before <= run.started <= time.time()
+    there = timezone(timedelta(hours=hours))
+    named = datetime.strptime(name, "%Y-%m-%d_%H-%M-%S").replace(tzinfo=there)
+    assert abs(named - datetime.fromisoformat(begun).replace(tzinfo=there)) < timedelta(minutes=1)
+    assert abs(named.timestamp() - run.started) < 60
+    for elsewhere in ("EAST-14", "WEST+12"):
+        shown = forked(tmp_path, "-c", SHOW, str(run.path), env={"TZ": elsewhere})
+        assert shown.returncode == 0, shown.stderr
+        assert name in shown.stdout
+
+
+@pytest.mark.parametrize("length", [256, 400])
+def test_a_name_longer_than_file_names_may_be_is_recorded_read_and_exported(
+    tmp_path: Path, length: int
+) -> None:
+    name = "n" * length
+    model = nn.ModuleDict({name: nn.Linear(3, 2)})
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    expected = []
+    with comgra.trace("debug", root=tmp_path, group="g", name="r") as session:
+        for _ in range(3):
+            optimizer.zero_grad()
+            output = model[name](torch.randn(4, 3))
+            output.square().mean().backward()
+            optimizer.step()
+            expected.append(output.mean().item())
+    assert session.path is not None
+    assert verify(session.path).whole
+    run = comgra.open_run(session.path)
+    assert name in run.nodes
+    assert run.series(name, "mean").tolist() == pytest.approx(expected, rel=1e-5)
+    for how in ("csv", "npz", "zarr"):
+        made = export_run(run, tmp_path / how, how)
+        assert made.exists()
+    shown = forked(tmp_path, "-c", SHOW, str(run.path))
+    assert shown.returncode == 0, shown.stderr
 
 
 @pytest.mark.slow

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import comgra_decl
 from benchmarks.neutrality.surroundings import functions
+from comgra_decl.experiments.overfit_one_batch import Seen, held
 from comgra_decl.hooks import patches
 from comgra_decl.hooks.patches import Patch
 from tests.hooks.tiny import net, step
+from tests.support.freezing import frozen
 from tests.support.recording import EVERYTHING, recording
 
 
@@ -254,6 +259,7 @@ def test_a_program_keeps_working_with_whatever_it_kept_of_torch() -> None:
     def kept() -> dict[str, Any]:
         return {
             "compile": torch.compile,
+            "freeze": gc.freeze,
             "backward": torch.autograd.backward,
             "call": nn.Module.__call__,
             "train": nn.Module.train,
@@ -279,6 +285,10 @@ def test_a_program_keeps_working_with_whatever_it_kept_of_torch() -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
         inside["backward"](inside["scale"](scaler, loss))
         inside["skip"](scaler, optimizer)
+    with mock.patch.object(gc, "get_freeze_count", frozen):
+        before = gc.get_freeze_count()
+        inside["freeze"]()
+        assert gc.get_freeze_count() > before
     graphs: list[Any] = []
 
     def backend(graph: Any, _inputs: Any) -> Any:
@@ -289,6 +299,20 @@ def test_a_program_keeps_working_with_whatever_it_kept_of_torch() -> None:
     assert len(graphs) == 1
     assert inside["compile"] is plain["compile"]
     assert len(run.steps) == recorded
+
+
+def test_a_program_keeps_working_with_what_it_kept_of_a_data_loader() -> None:
+    """Only the experiment that holds one batch replaces anything of data loaders."""
+    plain = DataLoader.__iter__
+    loader = DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2)
+    expected = [batch.tolist() for (batch,) in loader]
+    with held(Seen([], []), 100, KeyboardInterrupt):
+        kept, bound = DataLoader.__iter__, loader.__iter__
+        assert kept is not plain
+        assert [batch.tolist() for (batch,) in kept(loader)] == expected[:1] * 3
+    assert DataLoader.__iter__ is plain
+    for iterator in (kept(loader), bound(), iter(loader)):
+        assert [batch.tolist() for (batch,) in iterator] == expected
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

@@ -14,7 +14,7 @@ from comgra_decl.keep import StepView
 from comgra_decl.keep.triggers import Function, Nonfinite, Quantile, Spike, Trigger
 from comgra_decl.spec.keep import MeasureSpec, QuantileTrigger, SpikeTrigger
 
-from .looks import look_of, looks_of
+from .trigger_steps import look_of, looks_of
 
 Numbers = st.lists(st.floats(-1e3, 1e3, width=32), max_size=120)
 Cuts = st.lists(st.integers(0, 120), max_size=4)

@@ -95,5 +95,12 @@ def test_many_threads_share_a_reader(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 9])
 def test_nothing_is_lost_or_half_when_the_writer_is_killed(tmp_path: Path, seed: int) -> None:
-    """The long form: `python -m tests.store.kills`."""
     kills.kill_once(tmp_path / "a run", seed)
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_half_when_fifty_writers_are_killed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert kills.main(kills.LONG) == 0
+    assert "tried 50, survived 50" in capsys.readouterr().out

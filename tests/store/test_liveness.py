@@ -6,9 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
-from comgra_decl.store import meta
-from comgra_decl.store.meta import writer_alive, writer_identity
+import pytest
+
+from comgra_decl.store import Reader, RunWriter, meta
+from comgra_decl.store.meta import FolderHandle, holds_folder, writer_alive, writer_identity
+from tests.store.truth import meta_of
 
 
 def test_this_process_lives_however_long_ago_it_committed() -> None:
@@ -47,3 +52,39 @@ def test_a_writer_elsewhere_is_judged_by_its_last_commit() -> None:
 def test_a_writer_that_says_nothing_of_itself_is_judged_by_its_last_commit() -> None:
     assert writer_alive({}, last_commit=time.time())
     assert not writer_alive({}, last_commit=0.0)
+
+
+def test_a_writer_that_has_given_up_is_known_though_its_process_lives(tmp_path: Path) -> None:
+    """It closes its handle of the folder, which needs no disk."""
+    handle = FolderHandle(tmp_path)
+    identity = writer_identity(handle)
+    assert holds_folder(identity, tmp_path)
+    (tmp_path / "copy").mkdir()
+    assert not holds_folder(identity, tmp_path / "copy")
+    handle.close()
+    assert not holds_folder(identity, tmp_path)
+    handle.close()
+    other = FolderHandle(tmp_path / "copy")  # the number may be another file's by now
+    assert not holds_folder(identity, tmp_path)
+    other.close()
+
+
+@pytest.mark.parametrize("changes", [{"handle": "x"}, {"handle": True}, {"machine": "another one"}])
+def test_a_writer_whose_handle_cannot_be_asked_for_is_believed(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    assert holds_folder({**writer_identity(), "handle": 10**6, **changes}, tmp_path)
+    assert holds_folder(writer_identity(), tmp_path)
+
+
+def test_a_run_is_stopped_once_its_writer_gives_up_and_finished_once_it_has_closed(
+    tmp_path: Path,
+) -> None:
+    writers = [RunWriter.create(tmp_path / name, meta_of()) for name in ("failed", "closed")]
+    readers = [Reader(tmp_path / name) for name in ("failed", "closed")]
+    assert [reader.state for reader in readers] == ["waiting", "waiting"]
+    writers[0].release()
+    writers[1].close()
+    assert [reader.state for reader in readers] == ["stopped", "waiting"]
+    assert [reader.poll() for reader in readers] == [False, True]
+    assert [reader.state for reader in readers] == ["stopped", "finished"]

@@ -79,6 +79,9 @@ class FakeWriter:
     def close(self, *, error: str | None = None) -> None:
         self.closed.append(error)
 
+    def release(self) -> None:
+        """Has no handle of a folder."""
+
 
 def thread_of(writer: Any, **options: Any) -> tuple[WriterThread, list[BaseException]]:
     errors: list[BaseException] = []

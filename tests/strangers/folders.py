@@ -119,6 +119,11 @@ def meta_text(value: bytes) -> Attack:
     return apply
 
 
+def long_text(size: int) -> Attack:
+    """Like `meta_text`, but takes no memory before it is used."""
+    return lambda run: meta_text(b'"' + b"x" * size + b'"')(run)
+
+
 def arrays(**changes: Any) -> Attack:
     def apply(run: Path) -> None:
         key = keys(run, "arrays/")[0]
@@ -233,7 +238,7 @@ ATTACKS: dict[str, Attack] = {
     ),
     "a config 900 deep": meta_text(b"[" * 900 + b"]" * 900),
     "a config 100,000 deep": meta_text(b"[" * 100_000 + b"]" * 100_000),
-    "a config of 200 MB": meta_text(b'"' + b"x" * (200 << 20) + b'"'),
+    "a config of 500 MB": long_text(500 << 20),
     "a config of 30 million lists": meta_text(b"[" + b"[]," * 30_000_000 + b"1]"),
     "a config that is no mapping": meta(config=[1, 2]),
     "a time that is not": meta(started=float("nan")),

@@ -6,6 +6,7 @@ import copy
 import gc
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
 import comgra_decl as comgra
+from tests.support import freezing
 from tests.support.recording import recording
 from tests.ways.models import Net, batches
 from tests.ways.proof import FULL, Outcome, Told, known, outcome, prove
@@ -251,26 +253,69 @@ def test_a_model_that_the_garbage_collector_must_not_touch_is_known() -> None:
     assert {("0.norm", "0.drop"), ("0.drop", "0.head")} <= run.edges()
 
 
+class Task(nn.Module):
+    """Never called itself, so only its owner knows the names of its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.ModuleDict({"encoder": nn.Linear(6, 4), "decoder": nn.Linear(4, 6)})
+
+    def use(self) -> None:
+        self.net["decoder"](self.net["encoder"](torch.randn(4, 6))).sum().backward()
+        comgra.step()
+
+
+NAMED = {"net.encoder", "net.decoder"}
+UNNAMED = {"Linear", "Linear#2"}
+
+
 @pytest.mark.parametrize("where", ["not frozen", "main module", "function"])
-def test_parts_of_a_frozen_model_keep_its_names(
+def test_parts_of_a_model_frozen_before_tracing_keep_its_names_or_are_reported(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model itself is never called, so nobody but its owner says what its parts are called."""
-    if where == "function" and sys.version_info < (3, 13):
-        pytest.skip("asking for a function's variables would change what `locals()` has returned")
-
-    class Task(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.ModuleDict({"encoder": nn.Linear(6, 4), "decoder": nn.Linear(4, 6)})
-
     holder = {"tasks": [Task()]}
     if where == "main module":
         monkeypatch.setattr(sys.modules["__main__"], "holder", holder, raising=False)
     if where != "not frozen":
         gc.freeze()
     with recording(FULL) as run:
-        parts = holder["tasks"][0].net
-        parts["decoder"](parts["encoder"](torch.randn(4, 6))).sum().backward()
-        comgra.step()
-    assert {"net.encoder", "net.decoder"} <= run.nodes()
+        holder["tasks"][0].use()
+    hidden = where == "function" and sys.version_info < (3, 13)
+    assert (UNNAMED if hidden else NAMED) <= run.nodes()
+    warned = [line for line in run.report["warnings"] if "gc.freeze()" in line]
+    assert len(warned) == hidden
+    if hidden:
+        assert "if Linear is part of a larger module, the names of its nodes lack" in warned[0]
+        assert "start tracing before gc.freeze()" in warned[0]
+
+
+@pytest.mark.parametrize("built", ["constructed", "copied"])
+@pytest.mark.parametrize("earlier", [True, False])
+def test_parts_of_a_model_frozen_during_tracing_keep_its_names(built: str, earlier: bool) -> None:
+    tasks: list[Task] = []
+
+    def build() -> None:
+        tasks.append(Task() if built == "constructed" else copy.deepcopy(Task()))
+
+    if earlier:
+        build()
+    with recording(FULL) as run:
+        if not earlier:
+            build()
+        gc.freeze()
+        tasks[0].use()
+    assert run.nodes() >= NAMED
+    assert not [line for line in run.report["warnings"] if "gc.freeze()" in line]
+
+
+def test_what_was_noted_of_a_frozen_model_does_not_keep_it_alive() -> None:
+    task = Task()
+    reference = weakref.ref(task)
+    with recording(FULL):
+        gc.freeze()
+        task.use()
+        del task
+    gc.unfreeze()
+    gc.collect()
+    freezing.freeze()
+    assert reference() is None

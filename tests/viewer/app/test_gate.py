@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import re
@@ -380,6 +381,30 @@ def test_passwords_are_one_word_or_a_file_of_them(tmp_path: Path) -> None:
         file.write_text(wrong)
         with pytest.raises(ComgraError, match="--basic-auth"):
             Passwords(str(file))
+
+
+@pytest.mark.parametrize("name", ["me", "nobody", ""])
+@pytest.mark.parametrize("guess", ["secret", "s", "secreu", "", "x" * 100_000, "caf\u00e9"])
+def test_a_password_is_compared_in_constant_time_and_in_no_other_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, guess: str
+) -> None:
+    """Each guess is one comparison of two digests of equal length, whose answer alone decides."""
+    compared: list[tuple[bytes, bytes]] = []
+    answers = iter([True, False])
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return next(answers)
+
+    file = tmp_path / "users.json"
+    file.write_text(json.dumps({"me": "secret"}))
+    passwords = Passwords(str(file))
+    monkeypatch.setattr("comgra_decl.viewer.login.hmac.compare_digest", compare)
+    assert passwords.right(name, guess) == (name == "me")
+    assert not passwords.right(name, guess)
+    assert [(len(one), len(other)) for one, other in compared] == [(32, 32)] * 2
+    digest = hashlib.sha256(guess.encode()).digest()
+    assert all(digest in pair for pair in compared)
 
 
 def test_a_client_that_says_nothing_holds_nobody_up(plain: Viewed) -> None:

@@ -102,6 +102,34 @@ def test_two_hundred_sessions_at_once(viewed: Viewed) -> None:
     assert _sessions(viewed, 200) < 8
 
 
+def _openings(viewed: Viewed, count: int) -> float:
+    """Opens and closes the page so many times, a few at once; returns the MB that stay."""
+
+    async def run() -> float:
+        few = asyncio.Semaphore(4)
+
+        async def one() -> None:
+            async with few:
+                await _opened_and_closed(viewed.url)
+
+        await asyncio.gather(*(one() for _ in range(20)))  # what is imported and cached once
+        before = _memory(viewed)
+        await asyncio.gather(*(one() for _ in range(count)))
+        return _memory(viewed) - before
+
+    return _finished(run())
+
+
+def test_some_openings_of_the_page_leave_little_behind(viewed: Viewed) -> None:
+    assert _openings(viewed, 10) < 80
+
+
+@pytest.mark.slow
+def test_two_thousand_openings_of_the_page_leave_little_behind(viewed: Viewed) -> None:
+    assert _openings(viewed, 2_000) < 400
+    _finished(_opened_and_closed(viewed.url))
+
+
 def test_clients_that_do_not_read_hold_nobody_up(viewed: Viewed) -> None:
     place = urlsplit(viewed.url)
     slow = []

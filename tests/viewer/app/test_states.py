@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,10 @@ from tornado.websocket import WebSocketClosedError
 
 from comgra_decl.viewer.closed_tabs import forgive_hangups
 from comgra_decl.viewer.page import create_page
+from tests.faults.failing import FailingDisk
 from tests.store.test_damage import change_json
 from tests.support.shortened import shortened
-from tests.viewer.app.served import REPOSITORY, Gallery
+from tests.viewer.app.served import CODE, REPOSITORY, Gallery
 
 pytestmark = pytest.mark.browser
 
@@ -120,6 +123,39 @@ def test_a_disk_that_fails_is_said_in_the_page_and_not_the_end(
     (tmp_path / "aside").rename(data)
     page.reload()
     page.locator('.node[data-id="head"]').wait_for()
+
+
+def test_a_viewer_outlives_read_errors_of_its_disk(
+    runs: Path, tmp_path: Path, open_page: Callable[..., Any]
+) -> None:
+    disk = FailingDisk(tmp_path / "disk", under=runs)
+    command = [sys.executable, "-c", CODE, "view", str(runs), "--port", "0", "--no-show"]
+    with (tmp_path / "said").open("w") as said:
+        viewer = subprocess.Popen(
+            command, cwd=REPOSITORY, env=disk.environment, stdout=said, stderr=said
+        )
+    try:
+        url = _address(tmp_path / "said", viewer)
+        disk.fail("read")
+        page = open_page()
+        page.goto(f"{url}?node=head&section=inspect")
+        page.locator(".notice", has_text="Input/output error").first.wait_for()
+        disk.recover()
+        page.reload()
+        page.locator('.node[data-id="head"]').wait_for()
+        assert viewer.poll() is None
+    finally:
+        viewer.send_signal(signal.SIGINT)
+        viewer.wait()
+    assert "Traceback" not in (tmp_path / "said").read_text()
+
+
+def _address(said: Path, viewer: subprocess.Popen[bytes]) -> str:
+    while viewer.poll() is None:
+        if found := re.search(r"(http://\S+)\s", said.read_text()):
+            return found[1]
+        time.sleep(0.05)
+    raise AssertionError(said.read_text())
 
 
 def test_among_many_runs_one_is_found_by_typing(runs: Path, show: Show) -> None:
