@@ -41,12 +41,9 @@ from comgra_decl.rules.calls import (
     BINARY_LOGITS,
     CLASSIFICATION,
     ELEMENTWISE,
-    LOG_PROBABILITIES,
     LOGITS_OF_CLASSES,
     PROBABILITIES,
     LossCall,
-    Operand,
-    loss_calls,
 )
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity
 from comgra_decl.rules.graph import (
@@ -60,7 +57,6 @@ from comgra_decl.rules.graph import (
     same_shape_edges,
     single_sources,
     sources_of,
-    target_of,
     target_pairs,
 )
 from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, CurveRule, LossRule, is_validation
@@ -88,7 +84,6 @@ __all__ = [
     "EVALUATION_TYPES",
     "GRAD_SCALE",
     "LOGITS_OF_CLASSES",
-    "LOG_PROBABILITIES",
     "MODES",
     "MOST_OTHERS",
     "NO_SLOTS",
@@ -114,7 +109,6 @@ __all__ = [
     "Measured",
     "Number",
     "Numbers",
-    "Operand",
     "Patient",
     "Place",
     "Positive",
@@ -141,7 +135,6 @@ __all__ = [
     "grown",
     "is_gradient",
     "is_validation",
-    "loss_calls",
     "per_run",
     "place_of",
     "prediction_of",
@@ -151,6 +144,5 @@ __all__ = [
     "same_shape_edges",
     "single_sources",
     "sources_of",
-    "target_of",
     "target_pairs",
 ]
