@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch.nn.functional as F
+from torch import nn
 
 from comgra_decl.records import MODES
 from comgra_decl.rules.data.evaluation import EvaluationGap
 from comgra_decl.rules.structure.evaluation_mode import TrainingInEvaluationMode
 from tests.rules.tape import Tape
+from tests.rules.trainings import fit, found, regression
 
 RNG = np.random.default_rng(5)
 WAVE = RNG.normal(size=(4, 10))
@@ -109,3 +114,27 @@ def test_evaluation_mode_counts_where_something_is_trained_and_differs(
 ) -> None:
     tape = modes("tteeeee", class_=class_, optimized=optimized)
     assert len(tape.findings(TrainingInEvaluationMode())) == found
+
+
+def normalized() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+
+
+@pytest.mark.parametrize(("left_at", "severity"), [(0, "warning"), (6, "error"), (None, None)])
+def test_a_real_training_in_evaluation_mode(
+    left_at: int | None, severity: str | None, tmp_path: Path
+) -> None:
+    """From the start, from some step on, or of a single frozen BatchNorm, which is common."""
+
+    def training() -> None:
+        model, done = normalized(), itertools.count(1)
+        if left_at == 0:
+            model.eval()
+        if left_at is None:
+            model[1].eval()
+        loss_of = regression(lambda p, y: F.mse_loss(p[:, 0], y))
+        fit(model, loss_of, steps=14, after=lambda: next(done) == left_at and model.eval())
+
+    found_ = found(tmp_path, training)
+    expected = [] if severity is None else [("training_in_evaluation_mode", severity, left_at)]
+    assert [(f.rule, f.severity, f.first_step) for f in found_] == expected
