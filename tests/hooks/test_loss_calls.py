@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -136,18 +135,23 @@ def test_a_loss_call_tells_what_it_gets(case: str) -> None:
     assert call["target"]["slot"] == 0
 
 
-@pytest.mark.parametrize("select", ["gather", "index"])
-def test_values_that_are_chosen_by_class_are_compared_by_two_calls(select: str) -> None:
-    def loss_of(out: torch.Tensor) -> torch.Tensor:
-        if select == "gather":
-            chosen = out.gather(1, LABELS[:, None])
-            return F.smooth_l1_loss(chosen, COLUMN)  # [4, 1] against [4]
-        return F.smooth_l1_loss(out[torch.arange(4), LABELS], COLUMN)
+def chosen_by_gather(out: torch.Tensor) -> torch.Tensor:
+    return out.gather(1, LABELS[:, None])  # [4, 1]
 
-    with pytest.warns(UserWarning, match="target size") if select == "gather" else contextlib.nullcontext():
-        choice, loss = calls(traced(loss_of))
-    shape = [4, 1] if select == "gather" else [4]
-    function = "gather" if select == "gather" else "__getitem__"
+
+def chosen_by_index(out: torch.Tensor) -> torch.Tensor:
+    return out[torch.arange(4), LABELS]  # [4]
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(
+    ("choose", "function", "shape"),
+    [(chosen_by_gather, "gather", [4, 1]), (chosen_by_index, "__getitem__", [4])],
+)
+def test_values_that_are_chosen_by_class_are_compared_by_two_calls(
+    choose: Loss, function: str, shape: list[int]
+) -> None:
+    choice, loss = calls(traced(lambda out: F.smooth_l1_loss(choose(out), COLUMN)))
     assert summary(choice) == (function, [4, 2], "Addmm", None, shape, "int64")
     assert summary(loss) == ("smooth_l1_loss", shape, "Addmm", None, [4], "float32")
     assert [call["target"]["slot"] for call in (choice, loss)] == [0, 1]
@@ -225,9 +229,7 @@ def test_each_record_has_its_own_calls() -> None:
         (lambda out: out.t().reshape(-1), lambda p: F.mse_loss(p, NUMBERS.view(-1))),
     ],
 )
-def test_a_prediction_that_no_module_returned_is_recorded(
-    prediction_of: Loss, loss: Loss
-) -> None:
+def test_a_prediction_that_no_module_returned_is_recorded(prediction_of: Loss, loss: Loss) -> None:
     model = net()
     with torch.no_grad():
         expected = prediction_of(copy.deepcopy(model)(X)).numpy()

@@ -59,7 +59,7 @@ def held(run: Recording) -> dict[str, bool]:
 
 def test_each_group_tells_what_it_is_set_to() -> None:
     model = Net()
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": model.body.parameters(), "lr": 0.1, "weight_decay": 0.5},
         {"params": [model.head.weight], "betas": (0.8, 0.95)},
     ]

@@ -11,7 +11,10 @@ from comgra_decl.rules.data.targets import ClassImbalance, SingleClass, Unshuffl
 from comgra_decl.rules.structure.branches import BranchIgnored, GradientImbalance
 from comgra_decl.rules.structure.broadcasting import SilentBroadcasting
 from comgra_decl.rules.structure.detached import Detached
-from comgra_decl.rules.structure.probabilities import LogitsAsLogProbabilities, ProbabilitiesAsLogits
+from comgra_decl.rules.structure.probabilities import (
+    LogitsAsLogProbabilities,
+    ProbabilitiesAsLogits,
+)
 from comgra_decl.rules.structure.rectified import RectifiedAnswer
 from tests.rules.tape import Tape
 

@@ -11,7 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.rules.trainings import BATCH, alarms, by_rule, classification, fit, found, mlp, regression
+from tests.rules.trainings import (
+    BATCH,
+    alarms,
+    by_rule,
+    classification,
+    fit,
+    found,
+    mlp,
+    regression,
+)
 
 Form = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

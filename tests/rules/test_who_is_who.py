@@ -87,9 +87,7 @@ def adversaries() -> None:
     generator = nn.Sequential(
         nn.Linear(4, 16), nn.BatchNorm1d(16), nn.LeakyReLU(0.2), nn.Linear(16, 4), nn.Tanh()
     )
-    critic = nn.Sequential(
-        nn.Linear(4, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1), nn.Sigmoid()
-    )
+    critic = nn.Sequential(nn.Linear(4, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1), nn.Sigmoid())
     first = torch.optim.Adam(generator.parameters(), 2e-3)
     second = torch.optim.Adam(critic.parameters(), 2e-3)
     with torch.no_grad():  # as a summary of the models does
@@ -133,9 +131,7 @@ def adversaries() -> None:
         "adversaries that take turns",
     ],
 )
-def test_a_healthy_training_raises_no_alarm(
-    training: Callable[[], None], tmp_path: Path
-) -> None:
+def test_a_healthy_training_raises_no_alarm(training: Callable[[], None], tmp_path: Path) -> None:
     findings = found(tmp_path, training)
     assert alarms(findings) == []
     assert "frozen_parameters" not in by_rule(findings)
