@@ -233,7 +233,8 @@ Each is a dict: "function" (its name; of a hand-written loss that of an operator
 "target" (each with "shape", "dtype" and "slot"). A slot is the iteration of the node `target`, or
 of the node `prediction`; None for a prediction that is what a model returned, in whatever shape,
 and for a target that was not recorded. "made_by" of a prediction is the function that computed its
-values, as autograd names it ("Softmax", "Addmm"), and "dim" the dimension of a softmax.
+values, as autograd names it ("Softmax", "Addmm"), and "dim" the dimension of a softmax whose result
+the call gets as it is.
 """
 
 BATCH_SOFTMAXES = "batch_softmaxes"

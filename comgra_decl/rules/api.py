@@ -41,12 +41,9 @@ from comgra_decl.rules.calls import (
     BINARY_LOGITS,
     CLASSIFICATION,
     ELEMENTWISE,
-    LOG_PROBABILITIES,
     LOGITS_OF_CLASSES,
     PROBABILITIES,
     LossCall,
-    Operand,
-    loss_calls,
 )
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity
 from comgra_decl.rules.graph import (
@@ -61,7 +58,6 @@ from comgra_decl.rules.graph import (
     same_shape_edges,
     single_sources,
     sources_of,
-    target_of,
     target_pairs,
 )
 from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, CurveRule, LossRule, is_validation
@@ -97,7 +93,6 @@ __all__ = [
     "EVALUATION_TYPES",
     "GRAD_SCALE",
     "LOGITS_OF_CLASSES",
-    "LOG_PROBABILITIES",
     "MODES",
     "MOST_OTHERS",
     "NO_SLOTS",
@@ -124,7 +119,6 @@ __all__ = [
     "Measured",
     "Number",
     "Numbers",
-    "Operand",
     "Patient",
     "Place",
     "Positive",
@@ -152,7 +146,6 @@ __all__ = [
     "grown",
     "is_gradient",
     "is_validation",
-    "loss_calls",
     "lower_decay",
     "lower_rate",
     "normalises",
@@ -167,6 +160,5 @@ __all__ = [
     "same_shape_edges",
     "single_sources",
     "sources_of",
-    "target_of",
     "target_pairs",
 ]

@@ -12,8 +12,6 @@ from comgra_decl.records import LOSS_CALLS, SlotKey
 LOGITS_OF_CLASSES = frozenset({"cross_entropy", "cross_entropy_loss", "multi_margin_loss"})
 """Functions of logits, one per class, and of integer targets."""
 
-LOG_PROBABILITIES = frozenset({"nll_loss", "nll_loss_nd", "nll_loss2d", "gaussian_nll_loss"})
-
 BINARY_LOGITS = frozenset(
     {"binary_cross_entropy_with_logits", "multilabel_soft_margin_loss", "soft_margin_loss"}
 )

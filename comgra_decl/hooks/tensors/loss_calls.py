@@ -34,16 +34,17 @@ def origin_of(tensor: torch.Tensor) -> dict[str, Any]:
     Functions that only move or choose elements are passed over.
 
     Returns:
-        `{"made_by": "Softmax", "dim": 1}`, without "dim" where the function has none; empty where
-        autograd does not tell.
+        `{"made_by": "Softmax", "dim": 1}`, without "dim" where the function has none, or where
+        elements have been moved since and dimensions may be others; empty where autograd does not
+        tell.
     """
     node = gradient_function(tensor)
-    for _ in range(_MOST_HOPS):
+    for hops in range(_MOST_HOPS):
         if node is None:
             return {}
         name = _function_name(node)
         if name not in _RESHAPING:
-            return {"made_by": name, **_dimension(node)}
+            return {"made_by": name, **({} if hops else _dimension(node))}
         following = node.next_functions
         node = following[0][0] if following else None
     return {}

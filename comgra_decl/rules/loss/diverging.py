@@ -36,7 +36,7 @@ class DivergingParameters(RuleParameters):
     """The number of losses needed to compare tenths."""
 
     explosion: Factor = 1000.0
-    """How many times its first value a loss may reach, however few losses there are."""
+    """How many times its start a loss may reach, however few losses there are."""
 
 
 class LossDiverges(CurveRule):
@@ -48,8 +48,8 @@ class LossDiverges(CurveRule):
     definition = (
         "The mean of the last tenth of all losses is above `growth` times the lowest mean of any "
         "earlier tenth, and above that of the first tenth by three standard errors; or a loss is "
-        "not finite; or a loss reaches `explosion` times the largest of the first three (a warning "
-        "if the last loss is back below that of the start)."
+        f"not finite; or a loss reaches `explosion` times the smallest of the first {_STARTS}, or "
+        f"{_LEAST_START:g} if that is larger (a warning if the last loss is back at the first one)."
     )
     source = (
         "TheDeepChecker (twice the minimum); the comparison with the first tenth excludes noise "
@@ -103,7 +103,7 @@ class LossDiverges(CurveRule):
         if type_ not in self._top:
             return None
         (step, highest), start = self._top[type_], self._start[type_][0]
-        recovered = self._last[type_] <= max(self._start[type_])
+        recovered = self._last[type_] <= start
         return self.finding(
             scene,
             first_step=step,

@@ -138,6 +138,7 @@ def _untrained(scene: Scene, structure: Structure, trained: set[int]) -> set[int
         if structure.kinds[i] == "parameter"
         and i not in trained
         and parameters.get((key.node, key.role), {}).get("trainable")
+        and parameters[key.node, key.role].get("optimized", True)  # not a teacher's
         and key._replace(pass_="grad") not in table.by_key
         and table.parameter_gradients.any()
     }

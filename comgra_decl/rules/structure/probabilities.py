@@ -220,8 +220,11 @@ class SigmoidTwice(SlotRule):
         return inside & (low < 0.05) & (high > 0.95), high
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out predictions that were outside 0 .. 1 in any record."""
-        return fired[~np.isin(fired, list(self._outside))]
+        """Leaves out predictions that were outside 0 .. 1 in any record and call of their model."""
+        infos = scene.table.infos
+        outside = {infos[slot].key.node for slot in self._outside}
+        known = [infos[slot].key.node in outside for slot in fired.tolist()]
+        return fired[~np.array(known, np.bool_)]
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first call that gets probabilities."""
