@@ -260,7 +260,7 @@ def _classes(table: SlotTable) -> Slots:
     """Returns the slots of targets that may be classes."""
     integers = table.targets & table.where(lambda i: "int" in i.dtype and bool(i.shape))
     binary = table.where(lambda i: "float" in i.dtype and len(i.shape) in (1, 2))
-    single = table.where(lambda i: len(i.shape) == 1 or i.shape[-1] == 1)
+    single = table.where(lambda i: len(i.shape) == 1 or i.shape[-1:] == (1,))
     return np.flatnonzero(integers | (table.targets & binary & single))
 
 
