@@ -31,6 +31,9 @@ class DivergingParameters(RuleParameters):
     least: Annotated[Int, Field(ge=10)] = 20
     """The number of losses needed."""
 
+    least_of_ended: Annotated[Int, Field(ge=10)] = 10
+    """The number of losses needed once the run has ended."""
+
 
 class LossDiverges(CurveRule):
     """A loss that keeps rising."""
@@ -41,7 +44,8 @@ class LossDiverges(CurveRule):
     definition = (
         "The mean of the last tenth of all losses is above `growth` times the lowest mean of any "
         "earlier tenth, and above that of the first tenth by three standard errors; or a loss is "
-        "not finite."
+        "not finite. A run that has ended with fewer losses, but at least `least_of_ended`, must "
+        "reach the square of `growth`: a tenth is then a single loss."
     )
     source = (
         "TheDeepChecker (twice the minimum); the comparison with the first tenth excludes noise "
@@ -77,7 +81,8 @@ class LossDiverges(CurveRule):
         best = int(means[:-1].argmin())
         (last, last_error), (first, first_error) = tenths[-1], tenths[0]
         above = last - first > 3 * float(np.hypot(last_error, first_error))
-        if not above or means[best] <= 0 or last <= self.parameters.growth * means[best]:
+        growth = self.parameters.growth ** (1 if self._losses[type_] >= self.least else 2)
+        if not above or means[best] <= 0 or last <= growth * means[best]:
             return None
         at = curve.steps[min(len(curve.steps) - 1, (best + 1) * len(curve.steps) // 10)]
         return self.finding(
