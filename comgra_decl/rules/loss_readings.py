@@ -67,7 +67,8 @@ class LossReadings:
         """Takes the next numbers of one metric and type of execution."""
         self._several = self._several or numbers.name.startswith("loss[")
         if is_validation(numbers):
-            known = self._validation.setdefault(numbers.name, [])
+            name = "validation loss" if numbers.name == "loss" else numbers.name
+            known = self._validation.setdefault(name, [])
             known += zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True)
         elif numbers.name == "loss" and numbers.type not in EVALUATION_TYPES:
             self._take(numbers.type, numbers.steps, numbers.values)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from comgra_decl.rules import Reading
+from comgra_decl.rules.data.targets import ClassImbalance
 from comgra_decl.rules.loss.diverging import LossDiverges
 from comgra_decl.rules.loss.flat import LossNotFalling
 from comgra_decl.rules.loss.oscillating import LossOscillates
@@ -149,6 +150,29 @@ def test_a_short_run_is_judged_once_it_has_ended_and_by_wider_limits(window: int
         engine.end()
         assert [f.severity for f in engine.findings()] == ["hint"] * ended
         assert not engine.unchecked()
+
+
+def test_classes_of_a_short_run_are_counted_once_it_has_ended() -> None:
+    """Of 20 batches of 10, one holds a single target of class 1: 199 to 1 is above 2 * 10."""
+    tape = Tape()
+    target = tape.slot("target", (10,), role="target", kind="target", dtype="int64")
+    for step in range(20):
+        tape.record({target: np.array([0] * 9 + [int(step == 3)])})
+    engine = tape.play(ClassImbalance())
+    assert (engine.findings(), engine.unchecked()[0].rule) == ([], "class_imbalance")
+    assert engine.unchecked()[0].reason == "it needs 500 targets; the run has 200"
+    engine.end()
+    assert [f.evidence["ratio"] for f in engine.findings()] == [199]
+    assert not engine.unchecked()
+
+
+def test_small_batches_of_classes_are_named_as_the_reason() -> None:
+    tape = Tape()
+    target = tape.slot("target", (4,), role="target", kind="target", dtype="int64")
+    for _ in range(3):
+        tape.record({target: np.array([0, 1, 2, 3])})
+    (unchecked,) = tape.play(ClassImbalance()).unchecked()
+    assert "no batch of at least 8 targets that are classes" in unchecked.reason
 
 
 def test_a_very_short_run_must_diverge_further() -> None:
