@@ -58,7 +58,7 @@ Plant = Callable[[Batch, torch.Generator], None]
 
 
 def trained(
-    path: Path, plant: Plant, *, seed: int, by_sample: bool = False, steps: int = STEPS
+    path: Path, plant: Plant, *, seed: int, by_sample: bool = False, by_category: bool = False
 ) -> list[Correlation]:
     """Trains on data that a plant has changed, and returns what is found to go together."""
     torch.manual_seed(seed)
@@ -67,10 +67,10 @@ def trained(
     net = Network(by_sample=by_sample)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     overrides = ["schedule.first=1000"]
-    if by_sample:
+    if by_sample or by_category:
         overrides += ["samples.by={input: 1}", "samples.count=16"]
     with comgra_decl.trace("debug", root=path, overrides=overrides) as session:
-        for _ in range(steps):
+        for _ in range(STEPS):
             batch = Batch(
                 torch.randn(BATCH, INPUTS, generator=generator),
                 torch.randint(0, CATEGORIES, (BATCH,), generator=generator),
@@ -164,6 +164,16 @@ def test_a_category_with_another_loss_comes_first(
 
 
 @SEEDS
+def test_gradients_at_the_prediction_stand_for_losses_that_are_averaged(
+    tmp_path: Path, seed: int
+) -> None:
+    (found,) = trained(tmp_path, noisy_category(3), seed=seed, by_category=True)
+    assert found.sentence.startswith(
+        "Samples of category 3 have a larger gradient of the loss at Network ("
+    )
+
+
+@SEEDS
 @pytest.mark.parametrize("plant", [spoilt_source, spoilt_source_second])
 def test_a_tag_with_another_loss_comes_first(tmp_path: Path, plant: Plant, seed: int) -> None:
     found = trained(tmp_path, plant, seed=seed)
@@ -200,13 +210,17 @@ def test_a_metric_that_drives_the_loss_comes_first(tmp_path: Path, seed: int) ->
 
 @SEEDS
 @pytest.mark.parametrize(
-    ("plant", "by_sample"),
-    [(nothing_with_tags_and_metrics, False), (nothing, False), (nothing, True)],
+    ("plant", "how"),
+    [
+        (nothing_with_tags_and_metrics, {}),
+        (nothing, {"by_sample": True}),
+        (nothing, {"by_category": True}),
+    ],
 )
 def test_nothing_is_reported_where_nothing_was_planted(
-    tmp_path: Path, plant: Plant, by_sample: bool, seed: int
+    tmp_path: Path, plant: Plant, how: dict[str, bool], seed: int
 ) -> None:
-    found = trained(tmp_path, plant, seed=seed, by_sample=by_sample)
+    found = trained(tmp_path, plant, seed=seed, **how)
     assert [c.sentence for c in found] == []
 
 

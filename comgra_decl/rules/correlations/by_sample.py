@@ -16,6 +16,7 @@ from comgra_decl.rules.correlations.candidate import Candidate
 from comgra_decl.rules.correlations.correlation import Correlation, Side
 from comgra_decl.rules.correlations.origin import Origin, Origins, is_loss
 from comgra_decl.rules.finding import Place
+from comgra_decl.rules.graph import predictions
 
 if TYPE_CHECKING:
     from comgra_decl.query import Run
@@ -47,7 +48,8 @@ def sampling(run: Run, scene: Scene) -> list[Candidate]:
     origins = Origins(scene)
     losses = _losses(cube, infos, names=statistics, origins=origins)
     categories = _categories(run, steps)
-    found = _differing(losses, categories, steps)
+    graded = losses or _graded(cube, infos, names=statistics, scene=scene)
+    found = _differing(graded, categories, steps)
     slots = [at for at, info in enumerate(infos) if _candidate(info, origins)]
     targets = losses | categories
     if not slots or not targets:
@@ -56,20 +58,22 @@ def sampling(run: Run, scene: Scene) -> list[Candidate]:
     stands = [origins.of(infos[slot]) for slot in slots for _ in statistics]
     flat = _within(cube[:, slots].transpose(0, 2, 1, 3).reshape(len(steps), run.sample_count, -1))
     goals = _within(np.stack(list(targets.values()), axis=2))
-    skip = _known(flat, goals, len(losses), stands)
+    skip = _known(flat, goals, losses=len(losses), graded=bool(graded), origins=stands)
     return found + _clear(
         flat, goals, sides, targets=list(targets), steps=steps, skip=skip, origins=stands
     )
 
 
-def _known(flat: n.Floats, goals: n.Floats, losses: int, origins: list[Origin]) -> n.Bools:
+def _known(
+    flat: n.Floats, goals: n.Floats, *, losses: int, graded: bool, origins: list[Origin]
+) -> n.Bools:
     """Returns the pairs that say nothing new, [candidates, targets].
 
-    Gradients follow from the loss; with the loss of each sample known, they say nothing more of a
-    category, either. A tensor that is the same for all samples of a category is the category.
+    Gradients follow from the loss, and say no more of a category than its losses, or the gradients
+    that stand for these. A tensor that is the same for all samples of a category is the category.
     """
     skip = np.zeros((flat.shape[1], goals.shape[1]), np.bool_)
-    if losses:
+    if graded:
         skip |= np.array([origin == Origin.BACKWARD for origin in origins])[:, None]
     labels = goals[:, losses:]
     if labels.shape[1]:
@@ -183,6 +187,29 @@ def _losses(
         Side(str(_place(info)), _place(info), "mean"): cube[:, at, :, names.index("mean")]
         for at, info in chosen
     }
+
+
+def _graded(
+    cube: n.Floats, infos: list[SlotInfo], *, names: list[str], scene: Scene
+) -> dict[Side, n.Floats]:
+    """Returns the size of the gradient at the prediction, which stands for a loss per sample.
+
+    It grows with the loss of a sample where that is a squared error or a cross-entropy.
+    """
+    known = {scene.table.infos[slot].key for slot in predictions(scene)}
+    chosen = [
+        (at, info)
+        for at, info in enumerate(infos)
+        if info.key.pass_ == "grad"
+        and info.batch_dim is not None
+        and info.key._replace(pass_="forward") in known
+    ]
+    if not chosen or "l2" not in names:
+        return {}
+    at, info = min(chosen, key=lambda pair: pair[0])  # a backward pass comes to it first
+    place = _place(info)
+    side = Side(f"gradient of the loss at {info.key.node}", place, "l2")
+    return {side: cube[:, at, :, names.index("l2")]}
 
 
 def _categories(run: Run, steps: NDArray[np.int64]) -> dict[Side, n.Floats]:

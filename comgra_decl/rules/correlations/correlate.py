@@ -111,8 +111,15 @@ def grouped(found: Sequence[Candidate], most: int) -> list[Correlation]:
 
 
 def _named(leader: Correlation, group: list[Correlation]) -> tuple[Side, ...]:
-    """Returns the others that move with a correlation, each once; without complements."""
-    names = (m.first for m in group if m.first != leader.first and m.kind != "differs")
+    """Returns the others that move with a correlation, each once.
+
+    Without the complements of a group: that the rest has less follows from its having more.
+    """
+    names = (
+        m.first
+        for m in group
+        if m.first != leader.first and not (m.kind == "differs" and m.effect * leader.effect < 0)
+    )
     return tuple(dict.fromkeys(names))[:MOST_ALSO]
 
 
