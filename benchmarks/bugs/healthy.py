@@ -33,6 +33,7 @@ _BATCH = 16
 _LEARNED = 0.7
 """A loss that falls below this share of its start has been learned."""
 
+
 @dataclass
 class Outcome:
     """What the rules found in a healthy training.

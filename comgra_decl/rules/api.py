@@ -58,6 +58,7 @@ from comgra_decl.rules.graph import (
     same_shape_edges,
     single_sources,
     sources_of,
+    target_of,
     target_pairs,
 )
 from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, CurveRule, LossRule, is_validation
@@ -160,5 +161,6 @@ __all__ = [
     "same_shape_edges",
     "single_sources",
     "sources_of",
+    "target_of",
     "target_pairs",
 ]

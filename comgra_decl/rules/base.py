@@ -117,6 +117,7 @@ class Scene:
         evaluations: number of evaluation records so far.
         last_step: step of the newest record or number; -1 before the first.
         has_histograms: whether records hold histograms.
+        ended: whether the run has ended, so that nothing more will come.
     """
 
     table: SlotTable = field(default_factory=SlotTable)
@@ -134,6 +135,7 @@ class Scene:
     evaluations: int = 0
     last_step: int = -1
     has_histograms: bool = False
+    ended: bool = False
 
     @property
     def parameters(self) -> dict[tuple[str, str], Mapping[str, Any]]:

@@ -15,6 +15,7 @@ from comgra_decl.rules.base import Rule, Scene, Seen, SlotRule
 from comgra_decl.rules.calls import loss_calls
 from comgra_decl.rules.causes import Causes, Unusual
 from comgra_decl.rules.finding import Finding, best_first
+from comgra_decl.rules.readings import Reading, Readings
 from comgra_decl.rules.window import Numbers, Window
 
 _log = logging.getLogger("comgra_decl")
@@ -46,6 +47,7 @@ class Engine:
         self._rules = list(rules)
         self._failed: dict[str, str] = {}
         self._unusual = Unusual()
+        self._readings: Readings | None = Readings()  # None once it has failed
         self._structures: dict[str, Structure] = {}
         for rule in self._rules:
             rule.scene = self.scene
@@ -115,6 +117,7 @@ class Engine:
                 self.scene.clipping.look(part.read("l2", gradients))
             self._each("look", part, [rule for rule in self._rules if not _sees_evaluations(rule)])
             self._unusual.look(part)
+            self._read("look", part)
         comparing = [rule for rule in self._rules if _sees_evaluations(rule)]
         for method, part in _in_turn(window, first, first_evaluation) if comparing else ():
             self._each(method, part, comparing)
@@ -139,6 +142,19 @@ class Engine:
         if len(numbers.steps):
             self.scene.last_step = max(self.scene.last_step, int(numbers.steps.max()))
             self._each("look_at_numbers", numbers, self._rules)
+            self._read("look_at_numbers", numbers)
+
+    def _read(self, method: str, seen: Window | Numbers) -> None:
+        """Shows something to the readings, whose failure is not that of the rules."""
+        try:
+            if self._readings is not None:
+                getattr(self._readings, method)(seen)
+        except Exception as error:  # noqa: BLE001
+            self._give_up_reading(error)
+
+    def _give_up_reading(self, error: Exception) -> None:
+        self._readings = None
+        _log.warning("the numbers of the checklist are switched off", exc_info=error)
 
     def _each(self, method: str, seen: Window | Numbers, rules: Sequence[Rule]) -> None:
         for rule in rules:
@@ -180,6 +196,22 @@ class Engine:
         by_name = {rule.name: rule for rule in self._rules}
         found = [by_name[f.rule].narrowed(causes.with_chain(f)) for f in found]
         return best_first(_explained(found, by_name))
+
+    def readings(self) -> dict[str, Reading]:
+        """Returns what the run shows about the questions of the checklist, by their names."""
+        try:
+            return {} if self._readings is None else self._readings.readings(self.scene)
+        except Exception as error:  # noqa: BLE001
+            self._give_up_reading(error)
+            return {}
+
+    def caveats(self) -> list[str]:
+        """Returns what the losses may hide and no rule can see, one sentence each."""
+        return [] if self._readings is None else self._readings.losses.caveats()
+
+    def end(self) -> None:
+        """Notes that the run has ended: rules now judge by less than they would wait for."""
+        self.scene.ended = True
 
     def unchecked(self) -> list[Unchecked]:
         """Returns the rules that could not check the run, with the reason, by name."""

@@ -115,6 +115,11 @@ def prediction_of(scene: Scene, call: LossCall) -> int | None:
     return None
 
 
+def target_of(scene: Scene, call: LossCall) -> int | None:
+    """Returns the slot that records the target of a call; None if none does."""
+    return None if call.target_key is None else scene.table.by_key.get(call.target_key)
+
+
 def place_of(scene: Scene, call: LossCall) -> Place:
     """Returns where a call's prediction comes from; the call itself if that is not recorded."""
     slot = prediction_of(scene, call)

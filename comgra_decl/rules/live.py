@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -31,6 +32,12 @@ DOCUMENT = "findings"
 
 _INTERVAL = 1.0
 """The least number of seconds between two evaluations of the findings."""
+
+_REFRESH = 10.0
+"""The number of seconds after which the numbers of the checklist are stored again.
+
+They change with every step, so they would otherwise make a document each second.
+"""
 
 _SHARE = 0.02
 """The largest share of time that evaluating the findings may take."""
@@ -68,6 +75,8 @@ class LiveRules:
         self._standing: dict[str, Finding] = {}  # those that were reported, by rule
         self._withdrawn: Counter[str] = Counter()  # how often, by rule
         self._document: dict[str, Any] | None = None
+        self._found: dict[str, Any] | None = None  # its part that findings are, without readings
+        self._refreshed = -math.inf
         self._past: Callable[[], Run] | None = None
         self._resumes: int | None = None  # the step at which a resumed training continues
         self._unpublished: dict[str, Any] = {}
@@ -140,6 +149,7 @@ class LiveRules:
         return last
 
     def _last(self) -> list[StepBatch]:
+        self._engine.end()
         documents = {**self._unpublished, **self._conclude()}
         return [StepBatch.of_documents(documents)] if documents else []
 
@@ -231,12 +241,19 @@ class LiveRules:
             "findings": [finding.to_json() for finding in findings],
             "unchecked": {entry.rule: entry.reason for entry in self._engine.unchecked()},
         }
+        now = time.monotonic()
+        ended = self._engine.scene.ended
+        if document != self._found or ended or now >= self._refreshed + _REFRESH:
+            self._found, self._refreshed = document, now
+            readings = {name: r.to_json() for name, r in self._engine.readings().items()}
+            document = {**document, "readings": readings, "caveats": self._engine.caveats()}
+            changed = document != self._document
+            self._document = document
+        else:
+            changed = False
         took = time.perf_counter() - began
         self._due = time.monotonic() + max(_INTERVAL, took / _SHARE)
-        if document == self._document:
-            return {}
-        self._document = document
-        return {DOCUMENT: document}
+        return {DOCUMENT: document} if changed else {}
 
 
 def _key(finding: Finding) -> tuple[str, object]:

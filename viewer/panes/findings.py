@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import panel as pn
 
-from comgra_decl.rules import Check, Correlation, Diagnosis, Finding, health
+from comgra_decl.rules import Check, Correlation, Diagnosis, Finding, health, unseen
 from comgra_decl.rules.finding import consequences_of, roots_of
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
@@ -77,6 +77,7 @@ def page_of(known: Found, shown: Shown) -> str:
     parts = [_bar(known)]
     if diagnosis is not None:
         parts.append(_health(health(diagnosis)))
+        parts.append(_unseen(diagnosis))
         parts.append(_list(diagnosis.findings, shown) if diagnosis.findings else _NOTHING)
     if known.correlations is not None:
         parts.append(_together(known.correlations))
@@ -121,11 +122,13 @@ def _health(checks: Iterable[Check]) -> str:
 
 
 def _check(check: Check) -> str:
-    state = "not checked" if check.colour == "unchecked" else check.colour
-    title = f"{state}: {check.evidence}"
+    title = f"{check.state}: {check.evidence}"
+    said = check.state if check.colour == "partly" else ""
+    shown = "; ".join(part for part in (said, check.numbers) if part)
     inside = (
         f'<span class="dot {check.colour}" aria-hidden="true"></span>{_e(check.question.text)}'
-        f'<span class="unseen"> {_e(state)}</span>'
+        f'<span class="unseen"> {_e(check.state)}</span>'
+        + (f'<span class="numbers">{_e(shown)}</span>' if shown else "")
     )
     worst = check.findings[0] if check.findings else None
     if worst is None:
@@ -135,6 +138,12 @@ def _check(check: Check) -> str:
         f'<li class="{check.colour}" title="{_e(title)}"><div tabindex="0" role="button" '
         f'data-send="{_raw(send)}">{inside}</div></li>'
     )
+
+
+def _unseen(diagnosis: Diagnosis) -> str:
+    """Returns what the checklist cannot see, so that it never stands alone."""
+    lines = "".join(f"<p>{_e(sentence)}</p>" for sentence in unseen(diagnosis))
+    return f'<div class="caveats">{lines}</div>'
 
 
 def _list(findings: Sequence[Finding], shown: Shown) -> str:

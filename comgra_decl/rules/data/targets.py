@@ -153,6 +153,10 @@ class ImbalanceParameters(Patient):
     least: Annotated[Int, Field(ge=10)] = 500
     """The number of targets needed."""
 
+    least_of_ended: Annotated[Int, Field(ge=10)] = 100
+    """The number of targets needed once the run has ended; with fewer than `least`, classes must
+    differ by twice `ratio`."""
+
 
 class ClassImbalance(Rule):
     """Classes of very different frequency."""
@@ -162,7 +166,8 @@ class ClassImbalance(Rule):
     certainty = 0.5
     definition = (
         "Over all recorded targets (integers, one per sample; at least `least` of them), the most "
-        "frequent class is more than `ratio` times as frequent as the rarest class that occurs."
+        "frequent class is more than `ratio` times as frequent as the rarest class that occurs. A "
+        "run that has ended is judged by `least_of_ended` of them, and by twice the ratio."
     )
     source = "SageMaker Debugger (10, after 500 labels)."
     advice = "Weight the loss by class, or sample rare classes more often; do not rely on accuracy."
@@ -178,11 +183,13 @@ class ClassImbalance(Rule):
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first target that is out of balance."""
         for slot, known in self._counts.by_slot.items():
-            if sum(known.values()) < self.parameters.least or len(known) < 2:
+            total = sum(known.values())
+            if total < self._needed(scene) or len(known) < 2:
                 continue
+            limit = self.parameters.ratio * (1 if total >= self.parameters.least else 2)
             most, rarest = max(known, key=lambda c: known[c]), min(known, key=lambda c: known[c])
             ratio = known[most] / known[rarest]
-            if ratio > self.parameters.ratio:
+            if ratio > limit:
                 return [
                     self.finding(
                         scene,
@@ -200,6 +207,12 @@ class ClassImbalance(Rule):
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
         if not self._counts.by_slot:
-            return "no target with one integer per sample was recorded"
-        most, least = self._counts.most, self.parameters.least
+            fewest = ClassCounts.fewest
+            return f"no batch of at least {fewest} targets that are classes was recorded"
+        most, least = self._counts.most, self._needed(scene)
         return None if most >= least else f"it needs {least} targets; the run has {most}"
+
+    def _needed(self, scene: Scene) -> int:
+        """Returns the number of targets needed as things stand."""
+        least, of_ended = self.parameters.least, self.parameters.least_of_ended
+        return int(min(least, of_ended) if scene.ended else least)

@@ -38,6 +38,9 @@ class DivergingParameters(RuleParameters):
     explosion: Factor = 1000.0
     """How many times its start a loss may reach, however few losses there are."""
 
+    least_of_ended: Annotated[Int, Field(ge=10)] = 10
+    """The number of losses needed once the run has ended."""
+
 
 class LossDiverges(CurveRule):
     """A loss that keeps rising."""
@@ -49,7 +52,9 @@ class LossDiverges(CurveRule):
         "The mean of the last tenth of all losses is above `growth` times the lowest mean of any "
         "earlier tenth, and above that of the first tenth by three standard errors; or a loss is "
         f"not finite; or a loss reaches `explosion` times the smallest of the first {_STARTS}, or "
-        f"{_LEAST_START:g} if that is larger (a warning if the last loss is back at the first one)."
+        f"{_LEAST_START:g} if that is larger (a warning if the last loss is back at the first "
+        "one). A run that has ended with fewer losses, but at least `least_of_ended`, must reach "
+        "the square of `growth`: a tenth is then a single loss."
     )
     source = (
         "TheDeepChecker (twice the minimum); the comparison with the first tenth excludes noise "
@@ -132,7 +137,8 @@ class LossDiverges(CurveRule):
         best = int(means[:-1].argmin())
         (last, last_error), (first, first_error) = tenths[-1], tenths[0]
         above = last - first > 3 * float(np.hypot(last_error, first_error))
-        if not above or means[best] <= 0 or last <= self.parameters.growth * means[best]:
+        growth = self.parameters.growth ** (1 if self._losses[type_] >= self.least else 2)
+        if not above or means[best] <= 0 or last <= growth * means[best]:
             return None
         at = curve.steps[min(len(curve.steps) - 1, (best + 1) * len(curve.steps) // 10)]
         return self.finding(

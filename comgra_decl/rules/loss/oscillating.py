@@ -52,6 +52,11 @@ class LossOscillates(LossRule):
     _open: dict[str, list[tuple[int, float]]] = per_run(dict)
     _found: dict[str, tuple[int, int, float, float]] = per_run(dict)
 
+    @property
+    def least(self) -> int:
+        """The number of losses in a window."""
+        return int(self.parameters.window)
+
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Checks each complete window."""
         waiting = self._open.setdefault(type_, [])
