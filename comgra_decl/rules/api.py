@@ -36,6 +36,7 @@ from comgra_decl.rules.base import (
     Share,
     SlotRule,
     per_run,
+    trained_models,
 )
 from comgra_decl.rules.calls import (
     BINARY_LOGITS,
@@ -163,4 +164,5 @@ __all__ = [
     "sources_of",
     "target_of",
     "target_pairs",
+    "trained_models",
 ]

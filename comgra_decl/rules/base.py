@@ -147,6 +147,18 @@ class Scene:
         return found
 
 
+def trained_models(scene: Scene) -> list[str]:
+    """Returns the nodes of the models of which an optimizer holds parameters."""
+    found: list[str] = []
+    model = ""
+    for module in scene.documents.get("modules") or []:
+        model = str(module["node"]) if not module["path"] else model
+        held = any(facts.get("optimized", True) for facts in module["parameters"].values())
+        if held and model not in found:
+            found.append(model)
+    return found
+
+
 class Rule(ABC):
     """Watches a run and reports what is wrong with it.
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
+    CLASSIFICATION,
     ClassCounts,
     Count,
     Factor,
@@ -24,6 +25,7 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     per_run,
+    target_of,
 )
 
 _NEEDS = "targets, which are recorded where a loss compares a prediction with one"
@@ -82,8 +84,8 @@ class Unshuffled(Rule):
     name = "unshuffled"
     certainty = 0.65
     definition = (
-        "Over at least `least` records, the variance of the batches' mean targets is more than "
-        "`ratio` times the mean variance within a batch divided by the batch size, which is its "
+        "Over at least `least` records of class targets, the variance of the batches' mean targets "
+        "is more than `ratio` times the mean variance within a batch divided by the batch size, which is its "
         "expected value for shuffled data (the F statistic of an analysis of variance)."
     )
     source = (
@@ -102,6 +104,8 @@ class Unshuffled(Rule):
         if not window.has("mean"):
             return
         for slot in np.flatnonzero(window.table.targets).tolist():
+            if "int" not in window.table.infos[slot].dtype:
+                continue  # of returns, soft labels and the like, batches may differ
             at = np.array([slot])
             mean = window.read("mean", at)[:, 0].astype(np.float64)
             within = window.read("mean", at, "std")[:, 0].astype(np.float64) ** 2
@@ -113,8 +117,9 @@ class Unshuffled(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first target that is out of order."""
+        compared = {target_of(scene, c) for c in scene.calls if c.function in CLASSIFICATION}
         for slot, (n, total, squares, chance) in self._sums.items():
-            if n < self.parameters.least or chance <= 0:
+            if slot not in compared or n < self.parameters.least or chance <= 0:
                 continue
             between = (squares - total**2 / n) / (n - 1)
             ratio = between / (chance / n)

@@ -24,6 +24,7 @@ from comgra_decl.rules.api import (
     per_run,
     row_quantile,
     sources_of,
+    trained_models,
 )
 
 _FIRST = 5  # records; their median is the start value
@@ -61,10 +62,11 @@ class VanishingGradient(SlotRule):
         "exactly zero; or that ratio has fallen below `fall` times its first value (median of "
         f"{_FIRST} records). Needs at least {_FEWEST} gradients to compare. Tensors computed from "
         "one whose gradient has not vanished are left out: they are side branches (keys of "
-        "attention, residual branches that start at zero). Or, where a step has "
-        "several losses: one of them has fallen below `won` times its first value (means of the "
-        "first and last tenth), and the gradients of all parameters of a model below `faded` times "
-        f"theirs (medians of the first and last {_FIRST} records): one network has won, and the "
+        "attention, residual branches that start at zero). Or, where a step has several losses and "
+        "one model's outputs enter another model with gradient: one of the losses has fallen below "
+        "`won` times its first value (means of the first and last tenth), and the gradients of all "
+        "parameters of the first model below `faded` times theirs (medians of the first and last "
+        f"{_FIRST} records): one network has won, and the "
         "other learns nothing anymore."
     )
     source = (
@@ -113,7 +115,8 @@ class VanishingGradient(SlotRule):
         return super().findings(scene) or self._overpowered(scene)
 
     def _overpowered(self, scene: Scene) -> list[Finding]:
-        if len(self._curves) < 2 or len(self._sizes) < 2 or scene.records < 4 * _FIRST:
+        few = min(len(self._curves), len(self._sizes), len(trained_models(scene))) < 2
+        if few or scene.records < 4 * _FIRST:
             return []
         falls = {}
         for name, curve in self._curves.items():
@@ -121,7 +124,8 @@ class VanishingGradient(SlotRule):
             falls[name] = abs(end) / abs(start) if start else float("nan")
         won = min(falls, key=lambda name: falls[name] if falls[name] == falls[name] else np.inf)
         share = {m: float(np.median(b) / np.median(a)) for m, (a, b) in self._sizes.items() if b}
-        faded = [m for m, s in share.items() if s < self.parameters.faded]
+        judged = _judged_by_others(scene, set(share))
+        faded = [m for m, s in share.items() if s < self.parameters.faded and m in judged]
         if not falls[won] < self.parameters.won or not faded:
             return []
         model = faded[0]  # the one that runs first: gradients of both fade when one has won
@@ -229,3 +233,15 @@ def _models(table: SlotTable) -> dict[str, Slots]:
     for slot in at[np.argsort(table.order[at], kind="stable")].tolist():
         found.setdefault(table.infos[slot].key.node.partition(".")[0], []).append(slot)
     return {name: np.array(slots, np.int64) for name, slots in found.items()}
+
+
+def _judged_by_others(scene: Scene, models: set[str]) -> set[str]:
+    """Returns the models whose outputs another model takes with gradient, as a critic does."""
+    found = set()
+    for structure in scene.structures.values():
+        for a, b, gradient in structure.edges:
+            source, sink = (structure.keys[i].node.partition(".")[0] for i in (a, b))
+            both_computed = structure.kinds[a] == structure.kinds[b] == "computed"
+            if gradient and both_computed and source != sink and sink in models:
+                found.add(source)
+    return found & models

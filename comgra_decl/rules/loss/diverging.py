@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from comgra_decl.rules.api import (
     BINARY_LOGITS,
     CLASSIFICATION,
+    ELEMENTWISE,
     PROBABILITIES,
     CurveRule,
     Factor,
@@ -18,10 +19,18 @@ from comgra_decl.rules.api import (
     Int,
     RuleParameters,
     Scene,
+    Severity,
+    Window,
+    computed_from_targets,
     lower_rate,
     per_run,
+    prediction_of,
+    predictions,
+    sources_of,
+    target_of,
 )
 
+_GROWN = 2.0  # times: targets that grow by more make their loss grow, too
 _STARTS = 3  # losses that are the start
 _LEAST_START = 1e-2  # a smaller start is no measure for what follows
 
@@ -71,6 +80,7 @@ class LossDiverges(CurveRule):
     _start: dict[str, list[float]] = per_run(dict)
     _top: dict[str, tuple[int, float]] = per_run(dict)  # first step of an explosion, highest loss
     _last: dict[str, float] = per_run(dict)
+    _targets: dict[int, tuple[float, float]] = per_run(dict)  # first and newest size, by slot
 
     @property
     def least(self) -> int:
@@ -89,6 +99,25 @@ class LossDiverges(CurveRule):
         wild = steps[~np.isfinite(values)]
         if len(wild):
             self._nonfinite.setdefault(type_, int(wild[0]))
+
+    def look(self, window: Window) -> None:
+        """Notes the first and the newest size of the targets that a loss compares by element."""
+        if not window.has("abs_mean"):
+            return
+        for call in self.scene.calls:
+            slot = target_of(self.scene, call)
+            if slot is None or call.function not in ELEMENTWISE:
+                continue
+            sizes = window.read("abs_mean", np.array([slot]))[:, 0]
+            known = sizes[np.isfinite(sizes)].tolist()
+            if known:
+                first, _ = self._targets.get(slot, (known[0], 0.0))
+                self._targets[slot] = first, known[-1]
+
+    @property
+    def _targets_grow(self) -> bool:
+        """Whether targets grow, as values in reinforcement learning do, and the loss with them."""
+        return any(new > _GROWN * first for first, new in self._targets.values())
 
     def _see_explosion(
         self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]
@@ -115,10 +144,15 @@ class LossDiverges(CurveRule):
             message=f"The loss explodes: it reaches {highest:.4g} "
             f"({highest / max(start, _LEAST_START):.3g} times the first loss), for the first time "
             f"at step {step}.",
-            severity="warning" if recovered else self.severity,
+            severity=self._how_bad(recovered=recovered),
             certainty=0.85,
             evidence={"first": start, "highest": highest},
         )
+
+    def _how_bad(self, *, recovered: bool) -> Severity:
+        if self._targets_grow:
+            return "hint"
+        return "warning" if recovered else self.severity
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Compares the end with the best part and with the start."""
@@ -128,7 +162,9 @@ class LossDiverges(CurveRule):
             text = f"The loss is not finite from step {step} on."
             return self.finding(scene, first_step=step, message=text, certainty=0.9)
         exploded = self._exploded(scene, type_)
-        if exploded is not None or self._losses[type_] < self.parameters.least:
+        usual = self.parameters.least
+        least = min(usual, self.parameters.least_of_ended) if scene.ended else usual
+        if exploded is not None or self._losses[type_] < least:
             return exploded
         tenths = [curve.mean(i / 10, (i + 1) / 10) for i in range(10)]
         means = np.array([mean for mean, _ in tenths])
@@ -137,13 +173,14 @@ class LossDiverges(CurveRule):
         best = int(means[:-1].argmin())
         (last, last_error), (first, first_error) = tenths[-1], tenths[0]
         above = last - first > 3 * float(np.hypot(last_error, first_error))
-        growth = self.parameters.growth ** (1 if self._losses[type_] >= self.least else 2)
+        growth = self.parameters.growth ** (1 if self._losses[type_] >= usual else 2)
         if not above or means[best] <= 0 or last <= growth * means[best]:
             return None
         at = curve.steps[min(len(curve.steps) - 1, (best + 1) * len(curve.steps) // 10)]
         return self.finding(
             scene,
             first_step=at,
+            severity="hint" if self._targets_grow else self.severity,
             message=f"The loss diverges: from {means[best]:.4g} at its best to {last:.4g} in the "
             f"last tenth of {curve.count} steps.",
             evidence={"best": float(means[best]), "last": last},
@@ -169,8 +206,9 @@ class NegativeLoss(CurveRule):
     certainty = 0.85
     definition = (
         "The loss is that of a classifier (only `cross_entropy`, `nll_loss` or a binary "
-        "cross-entropy compare a prediction with a target) and cannot be negative, but at least a "
-        "tenth of all losses are below -0.001. Or no such function is called, targets "
+        "cross-entropy compare a prediction with a target, and by the graph the loss depends on "
+        "nothing else) and cannot be negative, but at least a tenth of all losses are below "
+        "-0.001. Or no such function is called, targets "
         "are not integers, nine out of ten losses are negative, and the loss keeps falling: the "
         "mean of the last tenth is more than `growth` times that of the first tenth."
     )
@@ -198,7 +236,7 @@ class NegativeLoss(CurveRule):
             return None  # actions of a policy, whose loss may have either sign
         if not scene.calls or not all(call.function in _NEVER for call in scene.calls):
             return self._endless(scene, type_, count, first)
-        if count < max(3, 0.1 * self._losses[type_]):
+        if count < max(3, 0.1 * self._losses[type_]) or _has_other_terms(scene):
             return None
         return self.finding(
             scene,
@@ -222,3 +260,16 @@ class NegativeLoss(CurveRule):
             evidence={"first": start, "last": end},
             severity="warning",
         )
+
+
+def _has_other_terms(scene: Scene) -> bool:
+    """Whether tensors enter a loss that are neither predictions nor computed from targets."""
+    known = predictions(scene) | computed_from_targets(scene)
+    known |= {slot for call in scene.calls if (slot := prediction_of(scene, call)) is not None}
+    infos = scene.table.infos
+    return any(
+        source not in known and infos[source].kind == "computed"
+        for sink, sources in sources_of(scene).items()
+        if infos[sink].kind == "loss"
+        for source in sources
+    )

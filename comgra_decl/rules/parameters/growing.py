@@ -22,7 +22,7 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
-_TINY = 1e-3  # weights with a smaller root mean square count as initialized to zero
+_TINY = 3e-3  # weights with a smaller root mean square count as initialized to zero
 
 
 class GrowingParameters(Patient):

@@ -89,7 +89,7 @@ class StaleCopy(Rule):
         "same class that is trained: an average of weights (EMA, SWA) or a target network that is "
         "never updated."
     )
-    source = "Own definition."
+    source = "Own definition; a forgotten update of an average of weights (EMA) or target network."
     advice = (
         "Update the copy after each optimizer step (`ema.update()`, `lerp_`), or evaluate the "
         "trained model."
@@ -120,7 +120,9 @@ class StaleCopy(Rule):
         for name, (kind, nodes, optimized) in models.items():
             steps = sorted({step for node in nodes for step in self._seen.get(node, [])})
             slots = {i.id for i in scene.table.infos if i.key.node in nodes}
-            if optimized or len(steps) < self.parameters.patience or slots & self._moved:
+            often = len(steps) > scene.records / 2  # a teacher that is called in each step
+            rare = len(steps) < self.parameters.patience
+            if optimized or often or rare or slots & self._moved:
                 continue
             trained = [m for m, (k, _, its) in models.items() if k == kind and its and m != name]
             shown = {node for m in trained for node in models[m][1] if node in self._seen}

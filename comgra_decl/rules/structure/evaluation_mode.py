@@ -49,8 +49,8 @@ class TrainingInEvaluationMode(Rule):
     certainty = 0.85
     definition = (
         "For `patience` records in a row and until the end, a model is called with gradients in "
-        "evaluation mode only, holds parameters that an optimizer holds, and has modules that "
-        "behave differently there (BatchNorm, Dropout). An error if it was in training mode "
+        "evaluation mode only, most of its parameters are held by an optimizer, and it has modules "
+        "that behave differently there (BatchNorm, Dropout). An error if it was in training mode "
         "before, otherwise a warning. Single modules in evaluation mode (a frozen BatchNorm) do "
         "not count."
     )
@@ -109,13 +109,14 @@ class TrainingInEvaluationMode(Rule):
 def _different(scene: Scene, root: str) -> list[str]:
     """Returns the modules of a trained model that behave differently in evaluation mode."""
     found: list[str] = []
-    inside = trained = False
+    inside, held, total = False, 0, 0
     for module in scene.documents.get("modules") or []:
         if not module["path"]:
             inside = module["node"] == root
         if inside:
             if any(part in module["class"] for part in _CLASSES):
                 found.append(str(module["node"]))
-            parameters = module["parameters"].values()
-            trained = trained or any(f.get("optimized", True) for f in parameters)
-    return found if trained else []
+            for facts in module["parameters"].values():
+                total += facts["count"]
+                held += facts["count"] if facts.get("optimized", True) else 0
+    return found if held > total / 2 else []

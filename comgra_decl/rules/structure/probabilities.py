@@ -113,9 +113,9 @@ class LogitsAsLogProbabilities(SlotRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "`nll_loss` gets a prediction with elements above 0 in `patience` records in a row, or one "
-        "that a softmax has computed: logarithms of probabilities are never positive. Judged by "
-        "what the function gets."
+        "`nll_loss` gets a prediction with elements above 0 in `patience` records in a row, or "
+        "`nll_loss` or `kl_div` get one that a softmax has computed: logarithms of probabilities "
+        "are never positive. Judged by what the function gets."
     )
     source = "A common mistake: NLLLoss of logits or of probabilities; own definition."
     advice = "Use cross_entropy, which expects logits, or apply log_softmax first."
@@ -128,13 +128,13 @@ class LogitsAsLogProbabilities(SlotRule):
         mask = np.zeros(len(table), np.bool_)
         for call in self._calls(self.scene):
             slot = prediction_of(self.scene, call)
-            if slot is not None:
+            if slot is not None and call.function != "kl_div":
                 mask[slot] = True
         return mask
 
     @staticmethod
     def _calls(scene: Scene) -> dict[LossCall, Seen]:
-        wanted = CLASSIFICATION - LOGITS_OF_CLASSES
+        wanted = (CLASSIFICATION - LOGITS_OF_CLASSES) | {"kl_div"}
         return {call: seen for call, seen in scene.calls.items() if call.function in wanted}
 
     def measure(self, window: Window, at: Slots) -> Measured:

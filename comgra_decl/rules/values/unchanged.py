@@ -59,7 +59,9 @@ class UnchangedOutput(SlotRule):
         wanted = {
             slot: given
             for slot in sorted(known)
-            if table.outputs[slot] and (given := [s for s in known[slot] if values[s]])
+            if table.infos[slot].key.node != "prediction"  # made of targets, too, as in cosines
+            and table.outputs[slot]
+            and (given := [s for s in known[slot] if values[s]])
         }
         entering = np.array([s for given in wanted.values() for s in given], np.int64)
         self._followed = np.unique(np.append(entering, [*wanted]).astype(np.int64))
