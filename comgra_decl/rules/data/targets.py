@@ -85,8 +85,9 @@ class Unshuffled(Rule):
     certainty = 0.65
     definition = (
         "Over at least `least` records of class targets, the variance of the batches' mean targets "
-        "is more than `ratio` times the mean variance within a batch divided by the batch size, which is its "
-        "expected value for shuffled data (the F statistic of an analysis of variance)."
+        "is more than `ratio` times the mean variance within a batch divided by the batch size, "
+        "which is its expected value for shuffled data (the F statistic of an analysis of "
+        "variance)."
     )
     source = (
         "Own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
@@ -119,7 +120,8 @@ class Unshuffled(Rule):
         """Returns a finding about the first target that is out of order."""
         compared = {target_of(scene, c) for c in scene.calls if c.function in CLASSIFICATION}
         for slot, (n, total, squares, chance) in self._sums.items():
-            if slot not in compared or n < self.parameters.least or chance <= 0:
+            other = bool(scene.calls) and slot not in compared
+            if other or n < self.parameters.least or chance <= 0:
                 continue
             between = (squares - total**2 / n) / (n - 1)
             ratio = between / (chance / n)

@@ -46,7 +46,7 @@ class VanishingParameters(Patient):
     won: Fraction = 0.05
     """Below this share of its first value, the loss of one of several networks counts as won."""
 
-    faded: Fraction = 0.2
+    faded: Fraction = 0.3
     """Below this share of their first size, the gradients of another network count as vanished."""
 
 
@@ -115,8 +115,9 @@ class VanishingGradient(SlotRule):
         return super().findings(scene) or self._overpowered(scene)
 
     def _overpowered(self, scene: Scene) -> list[Finding]:
-        few = min(len(self._curves), len(self._sizes), len(trained_models(scene))) < 2
-        if few or scene.records < 4 * _FIRST:
+        one = "modules" in scene.documents and len(trained_models(scene)) < 2
+        few = min(len(self._curves), len(self._sizes)) < 2
+        if one or few or scene.records < 4 * _FIRST:
             return []
         falls = {}
         for name, curve in self._curves.items():
@@ -237,6 +238,8 @@ def _models(table: SlotTable) -> dict[str, Slots]:
 
 def _judged_by_others(scene: Scene, models: set[str]) -> set[str]:
     """Returns the models whose outputs another model takes with gradient, as a critic does."""
+    if not scene.structures:
+        return models
     found = set()
     for structure in scene.structures.values():
         for a, b, gradient in structure.edges:

@@ -117,6 +117,6 @@ def _different(scene: Scene, root: str) -> list[str]:
             if any(part in module["class"] for part in _CLASSES):
                 found.append(str(module["node"]))
             for facts in module["parameters"].values():
-                total += facts["count"]
-                held += facts["count"] if facts.get("optimized", True) else 0
+                total += facts.get("count", 1)
+                held += facts.get("count", 1) if facts.get("optimized", True) else 0
     return found if held > total / 2 else []

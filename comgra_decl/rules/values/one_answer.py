@@ -24,6 +24,7 @@ from comgra_decl.rules.api import (
     per_run,
     prediction_of,
     target_of,
+    target_pairs,
 )
 
 _FEWEST = 4  # recorded samples
@@ -84,6 +85,13 @@ class OneAnswer(SlotRule):
                 continue
             if table.infos[prediction].batch_dim == 0:
                 self._targets[prediction] = target
+        if not self.scene.calls:  # recorded without facts of loss calls
+            self._targets = {
+                prediction.id: target.id
+                for prediction, target in target_pairs(self.scene)
+                if "int" in target.dtype and "float" in prediction.dtype
+                if len(prediction.shape) == 2 and len(target.shape) == 1
+            }
         return table.where(lambda info: info.id in self._targets)
 
     def measure(self, window: Window, at: Slots) -> Measured:
