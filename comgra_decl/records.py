@@ -227,6 +227,32 @@ GRAD_SCALE = "grad_scale"
 SKIPPED_STEP = "skipped_step"
 """Name of the metric set to 1 for a step skipped by mixed precision; also set in its record."""
 
+LOSS_CALLS = "loss_calls"
+"""Fact of a record: the calls in which a prediction meets a target, in order, at most 16.
+
+Each is a dict: "function" (its name; of a hand-written loss that of an operator, such as "sub"),
+"arguments" (those that are numbers, strings or None; `True` for a tensor), "prediction" and
+"target" (each with "shape", "dtype" and "slot"). A slot is the iteration of the node `target`, or
+of the node `prediction`; None for a prediction that is what a model returned, in whatever shape,
+and for a target that was not recorded. "made_by" of a prediction is the function that computed its
+values, as autograd names it ("Softmax", "Addmm"), and "dim" the dimension of a softmax whose result
+the call gets as it is.
+"""
+
+BATCH_SOFTMAXES = "batch_softmaxes"
+"""Fact of the first records: the shapes of tensors [batch, ...] with a softmax over the batch."""
+
+MODES = "modes"
+"""Fact of a record: for each model that was called with gradients, by its node, whether it was in
+training mode in any of these calls."""
+
+OPTIMIZERS = "optimizers"
+"""Fact of a record: the optimizers that stepped, in order.
+
+Each is a dict: "class" and "groups", one dict per parameter group with "lr", "weight_decay",
+"momentum", "betas" (where the optimizer has them and they are numbers) and "parameters" (a count).
+"""
+
 RESUMED = "resume"
 """Type of the note written when a program resumes a run; its step is the first resumed step."""
 

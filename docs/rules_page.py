@@ -51,8 +51,9 @@ def _section(rule: type[Rule]) -> Iterator[str]:
         names = ", ".join(f"`{name}`" for name in rule.statistics)
         which = "statistics" if len(rule.statistics) > 1 else "statistic"
         yield f"*Needs* {rule.needs}{f'; the {which} {names}' if names else ''}.\n\n"
-    if rule.explained_by:
-        yield f"*Explained by* {', '.join(rule.explained_by)}, if found.\n\n"
+    causes = (*rule.explained_by, *rule.explained_by_earlier)
+    if causes:
+        yield f"*Explained by* {', '.join(causes)}, if found.\n\n"
     yield "| option | default | meaning |\n|---|---|---|\n"
     for name, field in rule.Parameters.model_fields.items():
         default = "" if field.default is PydanticUndefined else f"`{field.default}`"

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.columns import Columns
 from rich.console import Group
 from rich.padding import Padding
 from rich.table import Table
@@ -54,13 +53,14 @@ def described(
     run: Run, diagnosis: Diagnosis, together: Sequence[Correlation] = ()
 ) -> dict[str, Any]:
     """Return a diagnosis as plain JSON data."""
-    from comgra_decl.rules import health
+    from comgra_decl.rules import health, unseen
 
     return {
         "run": str(run.path),
         "state": run.state,
         "records": diagnosis.records,
         "health": [_answered(check) for check in health(diagnosis)],
+        "unseen": unseen(diagnosis),
         "findings": [finding.to_json() for finding in diagnosis.findings],
         "together": [correlation.to_json() for correlation in together],
         "checked": diagnosis.checked,
@@ -74,6 +74,8 @@ def _answered(check: Check) -> dict[str, Any]:
         "part": check.question.part,
         "question": check.question.text,
         "colour": check.colour,
+        "state": check.state,
+        "numbers": check.numbers,
         "evidence": check.evidence,
         "findings": [finding.rule for finding in check.findings],
     }
@@ -83,6 +85,7 @@ _SIGNS = {
     "red": ("\u2717", "bold red"),
     "amber": ("!", "bold yellow"),
     "green": ("\u2713", "bold green"),
+    "partly": ("\u25d0", "cyan"),
     "unchecked": ("?", "dim"),
 }
 _STYLES = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
@@ -96,17 +99,23 @@ def print_diagnosis(
     everything: bool = False,
 ) -> None:
     """Print the findings, most important first, then the rules that could not be checked."""
+    from comgra_decl.rules.finding import consequences_of, roots_of
+
     out = console()
-    first = [f for f in diagnosis.findings if f.because is None]
-    explained = [f for f in diagnosis.findings if f.because is not None]
-    shown = diagnosis.findings if everything else first
-    out.print(_title(run, diagnosis, len(first), len(explained)))
+    first = roots_of(diagnosis.findings)
+    out.print(_title(run, diagnosis, len(first), len(diagnosis.findings) - len(first)))
     out.print("", _health(diagnosis), sep="\n")
-    for number, finding in enumerate(shown, 1):
-        out.print("", _block(number, finding), sep="\n")
-    if explained and not everything:
-        names = ", ".join(f"{f.rule} ({f.because})" for f in explained)
-        out.print("", Text(f"Explained by the above: {names}; see --all", style="dim"), sep="\n")
+    for number, finding in enumerate(first, 1):
+        consequences = consequences_of(finding, diagnosis.findings)
+        out.print("", _block(f"{number}.", finding), sep="\n")
+        if everything:
+            for place, consequence in enumerate(consequences, 1):
+                block = _block(f"{number}.{place}", consequence)
+                out.print(Padding(block, (0, 0, 0, 3)))
+        elif consequences:
+            names = ", ".join(f"{f.rule} ({f.severity})" for f in consequences)
+            text = Text(f"explains: {names}; see --all", style="dim")
+            out.print(Padding(text, (0, 0, 0, 3)))
     if together:
         out.print("", Text("Correlations", style="bold"), sep="\n")
         for correlation in together:
@@ -123,7 +132,9 @@ def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
     text = Text(f"{run.group}/{run.name}", style="bold")
     text.append(f"  {diagnosis.records} records of training steps checked, ", style="not bold")
     if not count:
-        text.append("nothing found", style="bold green")
+        text.append("nothing found", style="bold green" if not _denied(diagnosis) else "bold")
+        if _denied(diagnosis):
+            text.append(f", but numbers answer {_denied(diagnosis)} of the questions with no")
         return text
     text.append(f"{count} finding{'s' * (count != 1)}", style="bold red")
     if explained:
@@ -131,25 +142,46 @@ def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
     return text
 
 
-def _health(diagnosis: Diagnosis) -> Columns:
-    """Return the checklist, with one column for each part."""
+def _denied(diagnosis: Diagnosis) -> int:
+    """Returns how many questions of the checklist are answered with no."""
     from comgra_decl.rules import health
 
-    parts: dict[str, Text] = {}
+    return sum(check.colour in ("red", "amber") for check in health(diagnosis))
+
+
+def _health(diagnosis: Diagnosis) -> Group:
+    """Returns the checklist: a line for each question with its numbers, and what none can see."""
+    from comgra_decl.rules import health, unseen
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", style="dim")
+    part = ""
     for check in health(diagnosis):
-        part = check.question.part
-        text = parts.setdefault(part, Text(part.upper(), style="bold"))
+        if check.question.part != part:
+            part = check.question.part
+            table.add_row("", Text(part.upper(), style="bold"), "")
         sign, style = _SIGNS[check.colour]
-        text.append(f"\n{sign} ", style=style)
-        text.append(check.question.text, style="dim" if check.colour == "unchecked" else "not bold")
-    return Columns(parts.values(), padding=(0, 3))
+        dim = "dim" if check.colour == "unchecked" else ""
+        table.add_row(
+            Text(sign, style=style), Text(check.question.text, style=dim), Text(_numbers(check))
+        )
+    notes = [Text(sentence, style="dim") for sentence in unseen(diagnosis)]
+    return Group(table, *notes)
 
 
-def _block(number: int, finding: Finding) -> Group:
-    head = Text(f"{number}. ")
+def _numbers(check: Check) -> str:
+    """Returns what is shown beside an answer: who looked, if not all, and the numbers."""
+    parts = [check.state] if check.colour in ("partly", "unchecked") else []
+    return "; ".join([*parts, *([check.numbers] if check.numbers else [])])
+
+
+def _block(number: str, finding: Finding) -> Group:
+    head = Text(f"{number} ")
     head.append(f"{finding.severity} ", style=_STYLES[finding.severity])
     head.append(finding.rule, style="bold")
-    head.append(f"  {_span(finding)}", style="dim")
+    head.append(f"  {finding.span}", style="dim")
     lines = [Padding(line, (0, 0, 0, 3)) for line in _lines(finding)]
     return Group(head, *lines)
 
@@ -165,11 +197,6 @@ def _lines(finding: Finding) -> Iterator[Text]:
     if finding.because:
         yield Text(f"probably because of {finding.because}", style="dim")
     yield Text(f"What to do: {finding.advice}", style="green")
-
-
-def _span(finding: Finding) -> str:
-    first, last = finding.first_step, finding.last_step
-    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def _unchecked(diagnosis: Diagnosis) -> Table:

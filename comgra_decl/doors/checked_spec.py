@@ -7,6 +7,7 @@ they can be reported together.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -64,7 +65,7 @@ def declared(
     from comgra_decl.spec import loading
 
     def further(content: Mapping[str, Any]) -> list[str]:
-        found = _of_rules(content, trust=True)
+        found = _of_rules(content, trust=True) + _of_terminal(content)
         if functions:
             found += _of_functions(content)
         return found + _of_place(place or {})
@@ -127,6 +128,25 @@ def _of_rules(content: Mapping[str, Any], *, trust: bool = False) -> list[str]:
         with suppress(ValidationError):  # reported by the check of the form
             rules |= form.validate_python({name: entry})
     return problems(rules, trust=trust)
+
+
+def _of_terminal(content: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with a debugger that no one could type into."""
+    stated = content.get("on_finding")
+    limit = stated.get("break", "never") if isinstance(stated, Mapping) else "never"
+    traces = content.get("enabled", True) is not False and content.get("dry_run") is not True
+    if limit not in ("error", "warning", "hint") or not traces or _has_terminal():
+        return []
+    why = "opens a debugger, and standard input is not a terminal"
+    instead = f"run the program in a terminal, or use `stop: {limit}` to end it instead"
+    return [f"comgra.on_finding.break: {limit} {why}; {instead}"]
+
+
+def _has_terminal() -> bool:
+    try:
+        return sys.stdin is not None and sys.stdin.isatty()
+    except ValueError:  # it is closed
+        return False
 
 
 def _of_functions(content: Mapping[str, Any]) -> list[str]:

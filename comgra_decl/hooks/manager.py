@@ -94,13 +94,14 @@ class HookManager:
         self._on_fault = fault = ending.fault
         self._reporter = reporter = Reporter(spec)
         self._scalars = Scalars(scalars, on_fault=fault)
+        self._scalars.watch_losses(spec.schedule.sudden is not None)
         self._idle = idle = IdleSteps(
             self._scalars.events.append, otherwise=self._after_optimizer, on_fault=fault
         )
         self._state = state = StepState(idle.counted)
 
         # components that do not depend on the spec
-        self._optimizers = Optimizers(forget=self._forget)
+        self._optimizers = reporter.optimizers = Optimizers(forget=self._forget)
         self._owners = Owners(on_fault=fault)
         self._owners.warn = reporter.warn
         self._roots = RootCalls(self._owners, held_in=self._optimizers.held_in)
@@ -284,6 +285,7 @@ class HookManager:
         self._declared.change(
             spec, self._followed, training=self._train, evaluation=self._evaluation
         )
+        self._scalars.watch_losses(spec.schedule.sudden is not None)
         if spec.schedule.step != before.schedule.step:
             for lane in self._lanes:
                 lane.clock = self._new_clock()

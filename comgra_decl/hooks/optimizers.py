@@ -49,6 +49,13 @@ class Optimizers:
         known = (o for reference in self._known.values() if (o := reference()) is not None)
         return {number for optimizer in known for number in _parameters(optimizer)}
 
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Returns the id of each known optimizer and the number of parameters it holds."""
+        known = ((n, o) for n, ref in self._known.items() if (o := ref()) is not None)
+        return tuple(
+            [(n, sum([len(g["params"]) for g in getattr(o, "param_groups", ())])) for n, o in known]
+        )
+
     def held_in(self, model: nn.Module) -> set[int]:
         """Search for the optimizers of a model, then return the ids as `held` does."""
         self._search([model])

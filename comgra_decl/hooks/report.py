@@ -12,6 +12,7 @@ from comgra_decl.spec.globs import compile_text
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.functions.beside import Beside
+    from comgra_decl.hooks.optimizers import Optimizers
     from comgra_decl.hooks.plans import ModulePlan, Part, TensorPlan, TopPlan
     from comgra_decl.hooks.tensors.capture import StepCapture
     from comgra_decl.records import StepInfo
@@ -34,6 +35,7 @@ class Reporter:
         # called with classes of modules that were used without being called
         self.on_uncalled: Callable[[type], None] = lambda _: None
         self.price: Callable[[], dict[str, Any] | None] = lambda: None  # the cost of records
+        self.optimizers: Optimizers | None = None  # tells which parameters are optimized
 
         self.follow(spec)
 
@@ -99,7 +101,10 @@ class Reporter:
         if plan.top.module() is not None or plan not in self._described:
             seen: dict[int, str] = {}
             known = {id(own.tensor): own.trainable for own in plan.parameters}
-            self._described[plan] = [_describe(plan, part, seen, known) for part in plan.parts]
+            held = set() if self.optimizers is None else self.optimizers.held()
+            self._described[plan] = [
+                _describe(plan, part, seen, known, held) for part in plan.parts
+            ]
         return self._described[plan]
 
     def _state(self, tops: Collection[TopPlan], capture: StepCapture) -> object:
@@ -109,8 +114,9 @@ class Reporter:
         refused, warned = len(capture.refused), len(self._warnings)
         trainable = tuple([plan.trainable for top in tops for plan in top.parameters])
         self._is_priced = self._is_priced or self.price() is not None
-        priced = self._is_priced
-        return (len(tops), fired, beside, refused, warned, self._choice_count, trainable, priced)
+        priced, count = self._is_priced, self._choice_count
+        held = () if self.optimizers is None else self.optimizers.sizes()
+        return (len(tops), fired, beside, refused, warned, count, trainable, priced, held)
 
     def _report(self, tops: Collection[TopPlan], capture: StepCapture) -> dict[str, Any]:
         entries = {name: self._entry(name, tops) for name in self._entries}
@@ -224,7 +230,11 @@ def _unmatched(tops: Collection[TopPlan]) -> list[str]:
 
 
 def _describe(
-    plan: TopPlan, part: Part, seen: dict[int, str], trainable: dict[int, bool | None]
+    plan: TopPlan,
+    part: Part,
+    seen: dict[int, str],
+    trainable: dict[int, bool | None],
+    held: Collection[int],
 ) -> dict[str, Any]:
     parameters = {}
     node = plan.top.node(part.path)
@@ -235,6 +245,7 @@ def _describe(
                 "shape": list(parameter.shape),
                 "count": parameter.numel(),
                 "trainable": parameter.requires_grad or bool(trainable.get(id(parameter))),
+                "optimized": id(parameter) in held,
                 "tied_to": seen.get(id(parameter)),
             }
             seen.setdefault(id(parameter), f"{node}.{name}")

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 from comgra_decl.hooks.limits import COMPILED_GRAPH, compiles_to_cuda_graphs
 from comgra_decl.hooks.schedule.agenda import TRAIN
 from comgra_decl.hooks.step_state import Outcome
-from comgra_decl.records import SKIPPED_STEP, RawStep, StepInfo
+from comgra_decl.records import (
+    BATCH_SOFTMAXES,
+    LOSS_CALLS,
+    MODES,
+    OPTIMIZERS,
+    SKIPPED_STEP,
+    RawStep,
+    StepInfo,
+)
 from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
@@ -307,6 +315,14 @@ class StepRecords:
             self._state.close()
             tracer.finish(capture)
         tracer.settle_names()
+        if capture.loss_calls:
+            info.extra[LOSS_CALLS] = capture.loss_calls
+        if capture.modes:
+            info.extra[MODES] = capture.modes
+        if capture.batch_softmaxes:
+            info.extra[BATCH_SOFTMAXES] = capture.batch_softmaxes
+        if capture.optimizers:
+            info.extra[OPTIMIZERS] = capture.optimizers
         raw = capture.close(info, self._table)
         if training and info.mode == "train":
             declared.compiled.recorded(capture.slots, info.step)

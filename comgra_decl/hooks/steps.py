@@ -17,6 +17,7 @@ from comgra_decl.hooks.cross_thread import act_for, here
 from comgra_decl.hooks.guarded import Ending
 from comgra_decl.hooks.hand_updates import BY_HAND
 from comgra_decl.hooks.module_tree import has_parameters, in_training
+from comgra_decl.hooks.scalars.alarm import LossAlarm
 from comgra_decl.hooks.scalars.numbers import read_number
 from comgra_decl.hooks.schedule.agenda import Plan
 from comgra_decl.hooks.schedule.idle import IdleSteps, Pace
@@ -365,6 +366,8 @@ class Steps:
         state.end(steps=1 + lanes.passed)
         lanes.passed = lanes.refused = 0
         lane.waits = True
+        if scalars.alarm is not None:
+            self._heed(scalars.alarm)
         if lanes.several:
             self.end_unfinished(lanes.prune())
         self._roots.evaluating = False
@@ -372,6 +375,17 @@ class Steps:
             self._adopt()
         self.begin()
         self._begin_rest()
+
+    def _heed(self, alarm: LossAlarm) -> None:
+        """Has the steps from the one that is about to begin recorded after a sudden loss."""
+        reason = alarm.taken()
+        if reason is None or _is_one_of_several():
+            return  # the ranks of a training record the same steps
+        steps = self._declared.agenda.alarm(self._state.number)
+        if steps is not None:
+            self._quiet = -math.inf
+            text = f"schedule.sudden: {reason}; steps {steps[0]} to {steps[1]} are recorded"
+            self._scalars.remark(text)
 
     def _settle_resumption(self, resumption: Resumption) -> None:
         """Set the step number at the end of the first step of a resumed training."""
@@ -544,3 +558,10 @@ class Steps:
 
 def _classes(optimizer: Any) -> list[str]:
     return [base.__name__ for base in type(optimizer).__mro__]
+
+
+def _is_one_of_several() -> bool:
+    """Whether this process trains together with others."""
+    distributed = torch.distributed
+    several = distributed.is_available() and distributed.is_initialized()
+    return several and distributed.get_world_size() > 1

@@ -504,6 +504,7 @@ class ModuleTracer:
             return
         if capture.followed and capture.epoch != self._epoch:
             self._begin(capture)
+        capture.note_mode(plan.top.label, module, of_model=self._in_model)
         if not self._in_model and self._prepares(plan, args, kwargs):
             self._in_model = True
         self._model_called = self._model_called or self._in_model

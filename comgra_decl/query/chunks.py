@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.errors import DamagedRunError
 from comgra_decl.records import AGGREGATES, SlotInfo, Structure
 from comgra_decl.store.layout import RecordColumn
 
@@ -53,6 +54,11 @@ class Chunk:
     def has_histograms(self) -> bool:
         """Whether the run has histograms."""
         return bool(self.snapshot.view.meta.bins)
+
+    @property
+    def facts(self) -> list[dict[str, Any]]:
+        """Further facts of each record, such as `records.LOSS_CALLS`; empty where they are lost."""
+        return [_facts(self.snapshot.view, int(record)) for record in self.records]
 
     def structure(self, digest: str) -> Structure:
         """Returns the graph with the given hash, taken from `structures`."""
@@ -116,6 +122,13 @@ def chunks(snapshot: Snapshot) -> Iterator[Chunk]:
             [None if name is None else str(name) for name in graphs[records]],
             codes,
         )
+
+
+def _facts(view: RecordView, record: int) -> dict[str, Any]:
+    try:
+        return view.extra(record)
+    except DamagedRunError:
+        return {}
 
 
 def _rows(view: RecordView, family: str, records: NDArray[np.int64]) -> NDArray[Any]:

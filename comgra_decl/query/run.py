@@ -144,6 +144,8 @@ class Run(RunFacts):
         - `advice`: what to do
         - `also`: number of further tensors with the same finding
         - `because`: name of the rule that explains the finding, or None
+        - `after_step`: last step known to be free of the problem, which began after it and by
+          `first_step`; None if unknown
 
         `comgra_decl.rules.diagnose` applies the rules again.
         """

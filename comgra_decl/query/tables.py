@@ -34,6 +34,7 @@ FINDING_COLUMNS = (
     "advice",
     "also",
     "because",
+    "after_step",
 )
 
 

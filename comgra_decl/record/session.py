@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from comgra_decl.keep import Keeper, Request
     from comgra_decl.query import Run
     from comgra_decl.record.context import RunContext
+    from comgra_decl.record.debugger import Breakpoint
     from comgra_decl.record.live_spec import Attendant
     from comgra_decl.record.placement import Place
     from comgra_decl.record.ranks import Rank
@@ -61,6 +62,7 @@ class Session:
         self._rules: LiveRules | None = None
         self._actions: Actions | None = None
         self._ending: Placed | None = None  # the hook that may stop the program
+        self._breakpoint: Breakpoint | None = None  # stops it in a debugger, if asked for
         self._say: Callable[[ScalarBatch], None] = lambda _: None
         self._pid = os.getpid()
         self._place: Place | None = None
@@ -133,6 +135,8 @@ class Session:
             self._ending.remove()
         if writer is not None:
             writer.close(_CLOSE_TIMEOUT)
+        if self._breakpoint is not None:  # what is found at the very end has no call to stop at
+            self._breakpoint.remove()
         if self._room is not None:
             self._room.give_back()
         atexit.unregister(self.finish)
@@ -346,7 +350,17 @@ class Session:
         from comgra_decl.rules.live import LiveRules
 
         loud = self._place is None or self._place.leads
-        actions = Actions(self._spec.on_finding, run=str(self.path), note=self._note, loud=loud)
+        if self._spec.on_finding.break_ != "never" and loud:
+            from comgra_decl.record.debugger import Breakpoint
+
+            self._breakpoint = Breakpoint()
+        actions = Actions(
+            self._spec.on_finding,
+            run=str(self.path),
+            note=self._note,
+            interrupt=None if self._breakpoint is None else self._breakpoint.request,
+            loud=loud,
+        )
         self._actions = actions
         self._rules = rules = LiveRules(self._spec, act=actions)
         if self._spec.on_finding.stop != "never":

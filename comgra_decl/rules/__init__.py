@@ -13,7 +13,8 @@ from comgra_decl.rules.correlations import Correlation, Side, correlate, diagnos
 from comgra_decl.rules.diagnosis import Diagnosis, diagnose, stored
 from comgra_decl.rules.engine import Engine, Unchecked
 from comgra_decl.rules.finding import Finding, Link, Place
-from comgra_decl.rules.health import CHECKLIST, Check, health
+from comgra_decl.rules.health import CHECKLIST, Check, health, unseen
+from comgra_decl.rules.readings import Reading
 from comgra_decl.rules.window import Numbers, Window
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Numbers",
     "Patient",
     "Place",
+    "Reading",
     "Rule",
     "RuleParameters",
     "Scene",
@@ -39,4 +41,5 @@ __all__ = [
     "diagnose_and_correlate",
     "health",
     "stored",
+    "unseen",
 ]

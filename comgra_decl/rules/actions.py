@@ -36,6 +36,7 @@ class Actions:
         spec: what to do.
         run: where the run is, for messages.
         note: adds a note to the run.
+        interrupt: stops the program in a debugger, given the reason; None if nothing can.
         loud: whether findings are logged at their own level instead of DEBUG. Of several ranks one
             is loud, because a problem usually shows on all.
         clock: returns seconds; limits the log to one line per second.
@@ -47,11 +48,12 @@ class Actions:
         *,
         run: str,
         note: Callable[[Note], None],
+        interrupt: Callable[[str], None] | None = None,
         loud: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec, self._run, self._note, self._loud = spec, run, note, loud
-        self._clock = clock
+        self._clock, self._interrupt = clock, interrupt
         self._logged = -math.inf
         self._held_back = 0
         self._messenger = None if spec.notify is None else Messenger(spec.notify)
@@ -60,32 +62,60 @@ class Actions:
         """Why the program should stop; None if it should not."""
 
     def __call__(self, finding: Finding) -> None:
-        """Acts on a new finding; one that another finding explains is only logged as a detail."""
+        """Acts on a new finding, by the worst severity among itself and what it explains.
+
+        One that another finding explains is only logged as a detail.
+        """
         if finding.because is not None:
             _log.debug("comgra: %s: %s", finding.rule, finding.message)
             return
-        severity, spec = finding.severity, self._spec
+        severity, spec = finding.weight, self._spec
         if at_least(severity, spec.log):
             self._write_line(finding)
         if at_least(severity, spec.note):
-            text = f"{finding.rule}: {finding.message}"
+            text = f"{finding.rule}{_interval(finding)}: {finding.message}"
             self._note(Note(finding.first_step, "train", time.time(), text))
         if at_least(severity, spec.keep):
             self._requests.append(Request(finding.first_step, f"finding {finding.rule}"))
         if self._messenger is not None and at_least(severity, self._messenger.severity):
             self._messenger.send({"run": self._run, **finding.to_json()})
+        reason = f"{finding.rule}: {finding.message} {finding.advice}"
+        if self._interrupt is not None and at_least(severity, spec.break_):
+            self._interrupt(reason)
         if self.reason is None and at_least(severity, spec.stop):
-            self.reason = f"{finding.rule}: {finding.message} {finding.advice}"
+            self.reason = reason
+
+    def withdraw(self, finding: Finding, step: int) -> None:
+        """Says where a finding was reported that it no longer holds.
+
+        Args:
+            finding: as it was when it was reported.
+            step: the newest step that the rules have seen.
+        """
+        spec = self._spec
+        if at_least(finding.weight, spec.log):
+            level = _LEVELS[finding.weight] if self._loud else logging.DEBUG
+            _log.log(
+                min(level, logging.WARNING),
+                "comgra: %s is withdrawn at step %d, because it no longer holds: %s",
+                finding.rule,
+                step,
+                finding.message,
+            )
+        if at_least(finding.weight, spec.note):
+            text = f"withdrawn: {finding.rule} no longer holds: {finding.message}"
+            self._note(Note(step, "train", time.time(), text))
 
     def _write_line(self, finding: Finding) -> None:
         now = self._clock()
-        if now - self._logged < _PAUSE and finding.severity != "error":
+        if now - self._logged < _PAUSE and finding.weight != "error":
             self._held_back += 1
             return
         more = f" ({self._held_back} more: see `comgra-decl diagnose`)" if self._held_back else ""
         self._logged, self._held_back = now, 0
-        level = _LEVELS[finding.severity] if self._loud else logging.DEBUG
-        _log.log(level, "comgra: %s: %s %s%s", finding.rule, finding.message, finding.advice, more)
+        level = _LEVELS[finding.weight] if self._loud else logging.DEBUG
+        what = f"{finding.rule}{_interval(finding)}"
+        _log.log(level, "comgra: %s: %s %s%s", what, finding.message, finding.advice, more)
 
     def requests(self) -> list[Request]:
         """Returns the requests to keep steps since the last call."""
@@ -99,6 +129,11 @@ class Actions:
                 f"comgra: training stopped (comgra.on_finding.stop: {self._spec.stop}) because of "
                 f"{self.reason}\nSee `comgra-decl diagnose {self._run}`."
             )
+
+
+def _interval(finding: Finding) -> str:
+    """Returns between which steps a finding began; nothing where the step is known."""
+    return "" if finding.is_exact else f" ({finding.began})"
 
 
 class Messenger:

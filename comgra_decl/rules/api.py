@@ -11,7 +11,15 @@ from comgra_decl.rules.api import Factor, Mask, Measured, Patient, Scene, SlotRu
 
 from pydantic import Field
 
-from comgra_decl.records import GRAD_SCALE, SKIPPED_STEP, SlotInfo, SlotKey, Structure
+from comgra_decl.records import (
+    EARLIER_STEP,
+    GRAD_SCALE,
+    MODES,
+    SKIPPED_STEP,
+    SlotInfo,
+    SlotKey,
+    Structure,
+)
 from comgra_decl.rules.base import (
     Count,
     Factor,
@@ -24,20 +32,34 @@ from comgra_decl.rules.base import (
     SampledParameters,
     SampledRule,
     Scene,
+    Seen,
     Share,
     SlotRule,
     per_run,
+    trained_models,
+)
+from comgra_decl.rules.calls import (
+    BINARY_LOGITS,
+    CLASSIFICATION,
+    ELEMENTWISE,
+    LOGITS_OF_CLASSES,
+    PROBABILITIES,
+    LossCall,
 )
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity
 from comgra_decl.rules.graph import (
     classes_of,
     combined,
     computed_from_targets,
+    place_of,
+    prediction_of,
     predictions,
     predictions_and_logits,
+    reaching_loss,
     same_shape_edges,
     single_sources,
     sources_of,
+    target_of,
     target_pairs,
 )
 from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, CurveRule, LossRule, is_validation
@@ -46,6 +68,7 @@ from comgra_decl.rules.memory import (
     Bools,
     ClassCounts,
     Early,
+    First,
     Largest,
     Previous,
     Slots,
@@ -53,15 +76,29 @@ from comgra_decl.rules.memory import (
     grown,
     row_quantile,
 )
+from comgra_decl.rules.settings import (
+    decays,
+    lower_decay,
+    lower_rate,
+    normalises,
+    raise_rate,
+)
 from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable, is_gradient
 from comgra_decl.rules.window import VARYING, Numbers, Window
 from comgra_decl.spec.base import Int, Number
 
 __all__ = [
+    "BINARY_LOGITS",
+    "CLASSIFICATION",
+    "EARLIER_STEP",
+    "ELEMENTWISE",
     "EVALUATION_TYPES",
     "GRAD_SCALE",
+    "LOGITS_OF_CLASSES",
+    "MODES",
     "MOST_OTHERS",
     "NO_SLOTS",
+    "PROBABILITIES",
     "RECTIFIERS",
     "SKIPPED_STEP",
     "VARYING",
@@ -74,9 +111,11 @@ __all__ = [
     "Factor",
     "Field",
     "Finding",
+    "First",
     "Fraction",
     "Int",
     "Largest",
+    "LossCall",
     "LossRule",
     "Mask",
     "Measured",
@@ -91,6 +130,7 @@ __all__ = [
     "SampledParameters",
     "SampledRule",
     "Scene",
+    "Seen",
     "Severity",
     "Share",
     "SlotInfo",
@@ -104,15 +144,25 @@ __all__ = [
     "classes_of",
     "combined",
     "computed_from_targets",
+    "decays",
     "grown",
     "is_gradient",
     "is_validation",
+    "lower_decay",
+    "lower_rate",
+    "normalises",
     "per_run",
+    "place_of",
+    "prediction_of",
     "predictions",
     "predictions_and_logits",
+    "raise_rate",
+    "reaching_loss",
     "row_quantile",
     "same_shape_edges",
     "single_sources",
     "sources_of",
+    "target_of",
     "target_pairs",
+    "trained_models",
 ]

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.records import SlotInfo, Structure
+from comgra_decl.rules.calls import LossCall
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Severity
 from comgra_decl.rules.memory import NO_SLOTS, Bools, Slots, Streak
+from comgra_decl.rules.settings import Clipping, LearningRates
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Numbers, Window
 from comgra_decl.spec.base import Int, Number, SpecModel
@@ -83,6 +85,15 @@ def per_run(make: Callable[..., T], *arguments: Any, **options: Any) -> T:
     return found
 
 
+@dataclass(slots=True)
+class Seen:
+    """In which training records something was: the first step, the last, and how many records."""
+
+    first: int
+    last: int
+    records: int = 0
+
+
 @dataclass
 class Scene:
     """What is known about a run besides its records.
@@ -95,10 +106,18 @@ class Scene:
             differs from the slot table.
         structure: the graph of the newest record that has one.
         documents: the run's documents "modules" and "report".
+        calls: the distinct calls in which a prediction met a target, at most 256, with the steps
+            of the first and last training record that has each, and the number of these records.
+        optimizers: the optimizers that stepped in the newest training record (see
+            `records.OPTIMIZERS`).
+        rates: their learning rates in all training records so far.
+        clipping: whether their gradients are clipped.
+        batch_softmaxes: shapes of the tensors [batch, ...] with a softmax over the batch.
         records: number of training records so far.
         evaluations: number of evaluation records so far.
         last_step: step of the newest record or number; -1 before the first.
         has_histograms: whether records hold histograms.
+        ended: whether the run has ended, so that nothing more will come.
     """
 
     table: SlotTable = field(default_factory=SlotTable)
@@ -107,10 +126,16 @@ class Scene:
     reshaped: dict[str, dict[int, SlotInfo]] = field(default_factory=dict)
     structure: Structure | None = None
     documents: dict[str, Any] = field(default_factory=dict)
+    calls: dict[LossCall, Seen] = field(default_factory=dict)
+    optimizers: list[dict[str, Any]] = field(default_factory=list)
+    rates: LearningRates = field(default_factory=LearningRates)
+    clipping: Clipping = field(default_factory=Clipping)
+    batch_softmaxes: list[tuple[int, ...]] = field(default_factory=list)
     records: int = 0
     evaluations: int = 0
     last_step: int = -1
     has_histograms: bool = False
+    ended: bool = False
 
     @property
     def parameters(self) -> dict[tuple[str, str], Mapping[str, Any]]:
@@ -120,6 +145,18 @@ class Scene:
             for name, facts in module["parameters"].items():
                 found[module["node"], name] = facts
         return found
+
+
+def trained_models(scene: Scene) -> list[str]:
+    """Returns the nodes of the models of which an optimizer holds parameters."""
+    found: list[str] = []
+    model = ""
+    for module in scene.documents.get("modules") or []:
+        model = str(module["node"]) if not module["path"] else model
+        held = any(facts.get("optimized", True) for facts in module["parameters"].values())
+        if held and model not in found:
+            found.append(model)
+    return found
 
 
 class Rule(ABC):
@@ -148,7 +185,10 @@ class Rule(ABC):
     """What to do about it."""
 
     explained_by: ClassVar[tuple[str, ...]] = ()
-    """Rules whose earlier findings explain this rule's findings."""
+    """Rules whose findings explain this rule's findings."""
+
+    explained_by_earlier: ClassVar[tuple[str, ...]] = ()
+    """Rules whose findings explain this rule's findings if they began no later."""
 
     Parameters: ClassVar[type[RuleParameters]] = RuleParameters
     """The options, with their defaults."""
@@ -191,9 +231,23 @@ class Rule(ABC):
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run and what it needs; None if it could."""
 
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do in this run; without what it already does, where that is known."""
+        return self.advice
+
+    def narrowed(self, finding: Finding) -> Finding:
+        """Returns a finding of this rule with the interval in which it began made narrower.
+
+        By what is logged at every step, for example. Called once its chain of causes is known.
+        """
+        return finding
+
     def follows(self, finding: Finding, other: Finding) -> bool:
         """Whether another rule's finding explains a finding of this rule."""
-        return other.rule in self.explained_by
+        if other.rule in self.explained_by:
+            return True
+        begins = other.first_step if other.after_step is None else other.after_step + 1
+        return other.rule in self.explained_by_earlier and begins <= finding.first_step
 
     def marks(self) -> dict[int, int]:
         """Returns the slots this rule found something about, with the first step."""
@@ -203,7 +257,8 @@ class Rule(ABC):
         """Returns a finding of this rule; `facts` overrides what its class declares."""
         severity = self.parameters.severity or facts.pop("severity", self.severity)
         facts.pop("severity", None)
-        facts.setdefault("advice", self.advice)
+        if "advice" not in facts:
+            facts["advice"] = self.advise(scene)
         facts.setdefault("certainty", self.certainty)
         facts.setdefault("last_step", scene.last_step)
         return Finding(rule=self.name, severity=severity, **facts)
@@ -235,8 +290,15 @@ class SlotRule(Rule):
     """Whether, of slots that start at the same step, the one latest in the forward pass leads the
     finding, as suits gradients."""
 
+    of_state: ClassVar[bool] = False
+    """Whether the condition describes a state that may pass. A tensor is then no longer reported
+    once the condition has not held for as many records as it had, and for `patience` at least."""
+
     of_graph: ClassVar[bool] = False
     """Whether `wants` also depends on the dependency graphs."""
+
+    of_calls: ClassVar[bool] = False
+    """Whether `wants` also depends on the calls in which predictions meet targets."""
 
     fewest_samples: ClassVar[int] = 1
     """Records with fewer samples in the batch are ignored."""
@@ -246,7 +308,7 @@ class SlotRule(Rule):
 
     streak: Streak
     _table: SlotTable | None = None
-    _graphs = 0
+    _known = (0, 0)  # graphs and calls that `_at` was made from
     _at = NO_SLOTS
 
     def reset(self) -> None:
@@ -263,7 +325,8 @@ class SlotRule(Rule):
     def wants(self, table: SlotTable) -> Mask:
         """Returns which slots it checks, bool [slots].
 
-        Called when there are new slots and, with `of_graph`, when there is a new graph.
+        Called when there are new slots; with `of_graph`, when there is a new graph; and with
+        `of_calls`, when a loss is called in a new way.
         """
 
     @abstractmethod
@@ -294,14 +357,15 @@ class SlotRule(Rule):
     def columns(self, table: SlotTable) -> Slots:
         """Returns the slots it checks."""
         graphs = len(self.scene.structures) if self.of_graph else 0
-        if table is not self._table or graphs != self._graphs:
-            self._table, self._graphs = table, graphs
+        known = graphs, len(self.scene.calls) if self.of_calls else 0
+        if table is not self._table or known != self._known:
+            self._table, self._known = table, known
             self._at = np.flatnonzero(self.wants(table))
         return self._at
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns one finding for all slots that meet the condition."""
-        fired = self.streak.fired
+        fired = self.streak.lasting if self.of_state else self.streak.fired
         if len(fired):
             fired = self.chosen(scene, fired)
         if not len(fired):
@@ -314,6 +378,7 @@ class SlotRule(Rule):
                 scene,
                 place=scene.table.place(lead),
                 first_step=int(self.streak.first[lead]),
+                after_step=self.streak.after_step(lead),
                 last_step=int(self.streak.last[fired].max()),
                 message=self.sentence(scene, lead),
                 evidence=self.facts(scene, lead),

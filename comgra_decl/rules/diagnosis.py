@@ -15,6 +15,7 @@ from comgra_decl.rules.base import Rule
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.engine import Engine, Unchecked
 from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.readings import Reading
 from comgra_decl.rules.window import Numbers, Window
 from comgra_decl.spec.stats import DERIVED
 
@@ -38,6 +39,8 @@ class Diagnosis:
         experiments: results of experiments with the script, as noted beside the run.
         unreadable: why a noted result cannot be read, by name of the experiment.
         damage: what could not be checked because it is damaged.
+        readings: what the run shows about the questions of the checklist, by their names.
+        caveats: what its losses may hide and no rule can see, one sentence each.
     """
 
     findings: list[Finding]
@@ -47,6 +50,8 @@ class Diagnosis:
     experiments: tuple[NotedCheck, ...] = ()
     unreadable: Mapping[str, str] = field(default_factory=dict)
     damage: tuple[str, ...] = ()
+    readings: Mapping[str, Reading] = field(default_factory=dict)
+    caveats: tuple[str, ...] = ()
 
 
 def diagnose(run: Run, rules: Rules | None = None, *, trust: bool = False) -> Diagnosis:
@@ -92,8 +97,15 @@ def concluded(engine: Engine, run: Run) -> Diagnosis:
     could_not = {entry.rule for entry in unchecked}
     names = [name for name in engine.names if not name.startswith("_")]  # these are not rules
     checked = [name for name in names if name not in could_not]
-    records = engine.scene.records
-    return beside(run, Diagnosis(engine.findings(), unchecked, checked, records))
+    diagnosis = Diagnosis(
+        engine.findings(),
+        unchecked,
+        checked,
+        engine.scene.records,
+        readings=engine.readings(),
+        caveats=tuple(engine.caveats()),
+    )
+    return beside(run, diagnosis)
 
 
 def beside(run: Run, diagnosis: Diagnosis) -> Diagnosis:
@@ -134,6 +146,8 @@ def examined(
     engine.add_document("modules", run.modules)
     engine.add_document("report", run.report)
     feed(engine, run)
+    if run.state in ("finished", "stopped"):
+        engine.end()
     return engine
 
 
@@ -205,6 +219,7 @@ def _window(chunk: Chunk, engine: Engine, skipped: NDArray[np.int64]) -> Window:
         skipped=chunk.train & np.isin(chunk.steps, skipped),
         shape_codes=chunk.shape_codes,
         shapes=chunk.shapes,
+        facts=chunk.facts,
     )
 
 
@@ -226,7 +241,18 @@ def stored(run: Run) -> Diagnosis | None:
     unchecked = [Unchecked(rule, why) for rule, why in sorted(document["unchecked"].items())]
     checked = [name for name in _names(run) if name not in document["unchecked"]]
     findings = [Finding.from_json(content) for content in document["findings"]]
-    return beside(run, Diagnosis(findings, unchecked, checked, len(steps_shown(run))))
+    readings = {
+        name: Reading.from_json(content) for name, content in document.get("readings", {}).items()
+    }
+    diagnosis = Diagnosis(
+        findings,
+        unchecked,
+        checked,
+        len(steps_shown(run)),
+        readings=readings,
+        caveats=tuple(document.get("caveats", ())),
+    )
+    return beside(run, diagnosis)
 
 
 def _names(run: Run) -> list[str]:

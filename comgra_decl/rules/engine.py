@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from comgra_decl.records import SlotInfo, Structure
-from comgra_decl.rules.base import Rule, Scene, SlotRule
+from comgra_decl.records import BATCH_SOFTMAXES, OPTIMIZERS, SlotInfo, Structure
+from comgra_decl.rules.base import Rule, Scene, Seen, SlotRule
+from comgra_decl.rules.calls import loss_calls
 from comgra_decl.rules.causes import Causes, Unusual
 from comgra_decl.rules.finding import Finding, best_first
+from comgra_decl.rules.readings import Reading, Readings
 from comgra_decl.rules.window import Numbers, Window
 
 _log = logging.getLogger("comgra_decl")
 _MOST_STRUCTURES = 64
+_MOST_CALLS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Engine:
         self._rules = list(rules)
         self._failed: dict[str, str] = {}
         self._unusual = Unusual()
+        self._readings: Readings | None = Readings()  # None once it has failed
         self._structures: dict[str, Structure] = {}
         for rule in self._rules:
             rule.scene = self.scene
@@ -107,17 +111,50 @@ class Engine:
         self.scene.evaluations += len(window) - len(train)
         if len(train):
             part = window.only(train, first)
+            self._see_facts(part)
+            if part.has("l2"):
+                gradients = np.flatnonzero(part.table.parameter_gradients)
+                self.scene.clipping.look(part.read("l2", gradients))
             self._each("look", part, [rule for rule in self._rules if not _sees_evaluations(rule)])
             self._unusual.look(part)
+            self._read("look", part)
         comparing = [rule for rule in self._rules if _sees_evaluations(rule)]
         for method, part in _in_turn(window, first, first_evaluation) if comparing else ():
             self._each(method, part, comparing)
+
+    def _see_facts(self, window: Window) -> None:
+        """Notes what losses and optimizers got."""
+        known = self.scene.calls
+        for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
+            for call in loss_calls(facts):
+                if call in known:
+                    known[call].last = step
+                    known[call].records += 1
+                elif len(known) < _MOST_CALLS:
+                    known[call] = Seen(step, step, 1)
+            self.scene.optimizers = list(facts.get(OPTIMIZERS) or self.scene.optimizers)
+            self.scene.rates.add(step, facts.get(OPTIMIZERS) or ())
+            softmaxes = {tuple(shape) for shape in facts.get(BATCH_SOFTMAXES) or ()}
+            self.scene.batch_softmaxes += softmaxes - {*self.scene.batch_softmaxes}
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes the next numbers of one metric and type of execution."""
         if len(numbers.steps):
             self.scene.last_step = max(self.scene.last_step, int(numbers.steps.max()))
             self._each("look_at_numbers", numbers, self._rules)
+            self._read("look_at_numbers", numbers)
+
+    def _read(self, method: str, seen: Window | Numbers) -> None:
+        """Shows something to the readings, whose failure is not that of the rules."""
+        try:
+            if self._readings is not None:
+                getattr(self._readings, method)(seen)
+        except Exception as error:  # noqa: BLE001
+            self._give_up_reading(error)
+
+    def _give_up_reading(self, error: Exception) -> None:
+        self._readings = None
+        _log.warning("the numbers of the checklist are switched off", exc_info=error)
 
     def _each(self, method: str, seen: Window | Numbers, rules: Sequence[Rule]) -> None:
         for rule in rules:
@@ -156,7 +193,25 @@ class Engine:
             except Exception as error:  # noqa: BLE001
                 self._give_up(rule, error)
         causes = Causes(self.scene, marks, self._unusual)
-        return best_first(_explained([causes.with_chain(f) for f in found], self._rules))
+        by_name = {rule.name: rule for rule in self._rules}
+        found = [by_name[f.rule].narrowed(causes.with_chain(f)) for f in found]
+        return best_first(_explained(found, by_name))
+
+    def readings(self) -> dict[str, Reading]:
+        """Returns what the run shows about the questions of the checklist, by their names."""
+        try:
+            return {} if self._readings is None else self._readings.readings(self.scene)
+        except Exception as error:  # noqa: BLE001
+            self._give_up_reading(error)
+            return {}
+
+    def caveats(self) -> list[str]:
+        """Returns what the losses may hide and no rule can see, one sentence each."""
+        return [] if self._readings is None else self._readings.losses.caveats()
+
+    def end(self) -> None:
+        """Notes that the run has ended: rules now judge by less than they would wait for."""
+        self.scene.ended = True
 
     def unchecked(self) -> list[Unchecked]:
         """Returns the rules that could not check the run, with the reason, by name."""
@@ -191,15 +246,24 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
             first_evaluation += len(rows)
 
 
-def _explained(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding]:
-    """Marks findings that an earlier finding of another rule explains."""
-    by_name = {rule.name: rule for rule in rules}
+def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Finding]:
+    """Marks findings that a finding of another rule explains, never in a circle."""
+    because: dict[str, str] = {}  # by rule
+
+    def leads_to(cause: str | None, rule: str) -> bool:
+        while cause is not None and cause != rule:
+            cause = because.get(cause)
+        return cause == rule
+
     result = []
     for finding in findings:
         rule = by_name[finding.rule]
         for other in findings:
-            if rule.follows(finding, other) and other.first_step <= finding.last_step:
-                finding = replace(finding, because=other.rule)
+            if other.first_step > finding.last_step or leads_to(other.rule, finding.rule):
+                continue
+            if rule.follows(finding, other):
+                because[finding.rule] = other.rule
+                finding = finding.explained_by(other.rule)
                 break
         result.append(finding)
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -49,7 +49,7 @@ class Finding:
         rule: name of the rule.
         severity: see `Severity`.
         place: the first tensor that shows it; None if it is about the run as a whole.
-        first_step: the first step at which it held.
+        first_step: the first step at which it held, as far as is recorded.
         last_step: the last one; that of the newest record if it still holds.
         message: one sentence, with the numbers behind it.
         advice: what to do about it.
@@ -58,8 +58,12 @@ class Finding:
         also: how many other tensors show the same.
         others: the first of these.
         chain: from the probable cause to `place`.
-        because: the rule whose finding probably explains this one; such findings come last.
+        because: the rule whose finding probably explains this one, which then follows that one.
         sample: index of the recorded sample that shows it first, if known.
+        after_step: the last step known to be free of it, usually that of the record before: it
+            began after this step and by `first_step`. None if no earlier step is known.
+        outcome: the worst severity among the findings that this one explains, if that is worse than
+            its own.
     """
 
     rule: str
@@ -76,6 +80,32 @@ class Finding:
     chain: tuple[Link, ...] = ()
     because: str | None = None
     sample: int | None = None
+    after_step: int | None = None
+    outcome: Severity | None = None
+
+    @property
+    def weight(self) -> Severity:
+        """The worst severity among this finding and what it explains."""
+        return self.severity if self.outcome is None else self.outcome
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether `first_step` is the step at which it began, as far as anyone can tell."""
+        return self.after_step is None or self.after_step >= self.first_step - 1
+
+    @property
+    def began(self) -> str:
+        """When it began, such as "step 74" or "between steps 73 and 80"."""
+        return began(self.first_step, self.after_step)
+
+    @property
+    def span(self) -> str:
+        """From when to when it held, such as "steps 74 to 300"."""
+        if not self.is_exact:
+            return f"{self.began}, until step {self.last_step}"
+        if self.first_step == self.last_step:
+            return self.began
+        return f"steps {self.first_step} to {self.last_step}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as JSON-compatible data; numbers that are not finite become strings."""
@@ -98,18 +128,79 @@ class Finding:
         return replace(self, because=rule)
 
 
-def best_first(findings: list[Finding]) -> list[Finding]:
-    """Sorts findings: consequences last, then by severity, certainty and first step."""
-    return sorted(
+def began(first: int, after: int | None) -> str:
+    """Returns when something began that is known at step `first` and not yet at step `after`."""
+    if after is None or after >= first - 1:
+        return f"step {first}"
+    return f"between steps {after + 1} and {first}"
+
+
+def since(first: int, after: int | None) -> str:
+    """Returns the same as the beginning of a time: "from step 74 on"."""
+    when = began(first, after)
+    return f"from {when} on" if when.startswith("step") else f"from somewhere {when} on"
+
+
+def best_first(findings: Sequence[Finding]) -> list[Finding]:
+    """Sorts findings, each followed by its consequences.
+
+    Those that no other one explains are sorted by the worst severity among themselves and their
+    consequences, then by severity, certainty and first step; so are consequences of one cause.
+    """
+    weights = {id(f): _weight(f, findings) for f in findings}
+    ordered = sorted(
         findings,
         key=lambda f: (
-            f.because is not None,
+            SEVERITIES.index(weights[id(f)]),
             SEVERITIES.index(f.severity),
             -f.certainty,
             f.first_step,
             f.rule,
         ),
     )
+    result: list[Finding] = []
+    for finding in ordered:
+        if finding.because is None:
+            result.append(finding)
+            result += [f for f in ordered if f.because and root_of(f, ordered) is finding]
+    placed = {id(finding) for finding in result}
+    found = [*result, *(finding for finding in ordered if id(finding) not in placed)]
+    return [_with_outcome(finding, weights[id(finding)]) for finding in found]
+
+
+def root_of(finding: Finding, findings: Sequence[Finding]) -> Finding | None:
+    """Returns the finding that explains another one, directly or not, and that none explains.
+
+    None if there is no such finding among `findings`. Of several of one rule, it is the first.
+    """
+    seen: set[str] = set()
+    while finding.because is not None:
+        cause = next((f for f in findings if f.rule == finding.because), None)
+        if cause is None or cause.rule in seen:
+            return None
+        seen.add(cause.rule)
+        finding = cause
+    return finding
+
+
+def roots_of(findings: Sequence[Finding]) -> list[Finding]:
+    """Returns the findings that none of the others explains, in the order of `findings`."""
+    return [f for f in findings if f.because is None or root_of(f, findings) is None]
+
+
+def consequences_of(finding: Finding, findings: Sequence[Finding]) -> list[Finding]:
+    """Returns what a finding explains, directly or not, in the order of `findings`."""
+    return [f for f in findings if f.because is not None and root_of(f, findings) is finding]
+
+
+def _weight(finding: Finding, findings: Sequence[Finding]) -> Severity:
+    consequences = consequences_of(finding, findings) if finding.because is None else []
+    return min((f.severity for f in (finding, *consequences)), key=SEVERITIES.index)
+
+
+def _with_outcome(finding: Finding, weight: Severity) -> Finding:
+    outcome = None if weight == finding.severity else weight
+    return finding if finding.outcome == outcome else replace(finding, outcome=outcome)
 
 
 def at_least(severity: Severity, limit: str | None) -> bool:

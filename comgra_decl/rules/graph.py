@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.records import SlotInfo, SlotKey, Structure
 from comgra_decl.rules.base import Scene
+from comgra_decl.rules.calls import LossCall
+from comgra_decl.rules.finding import Place
 from comgra_decl.rules.table import elements_of
 
 
@@ -63,6 +66,25 @@ def computed_from_targets(scene: Scene) -> set[int]:
     return found
 
 
+def reaching_loss(scene: Scene) -> set[SlotKey]:
+    """Returns the computed tensors that a loss depends on, with or without gradient.
+
+    According to the graphs so far; empty if none of them has a loss.
+    """
+    found: set[SlotKey] = set()
+    for structure in scene.structures.values():
+        sources = _sources(structure)
+        waiting = [i for i, kind in enumerate(structure.kinds) if kind == "loss"]
+        seen = set(waiting)
+        for index in waiting:
+            for source in sources.get(index, []):
+                if source not in seen:
+                    seen.add(source)
+                    waiting.append(source)
+        found |= {structure.keys[i] for i in seen if structure.kinds[i] == "computed"}
+    return found
+
+
 def target_pairs(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
     """Yields pairs of a computed tensor and the target it is combined with in one call."""
     seen = set()
@@ -77,8 +99,46 @@ def target_pairs(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
                         yield _info(scene, structure, pair[0]), _info(scene, structure, pair[1])
 
 
+def prediction_of(scene: Scene, call: LossCall) -> int | None:
+    """Returns the slot with the values that a call got as its prediction; None if none has them.
+
+    That is the slot recorded for the call, or a tensor as large that the graph shows to meet the
+    call's target: a prediction may be reshaped on its way from the model to the loss.
+    """
+    by_key, elements = scene.table.by_key, call.prediction.elements
+    if call.prediction_key is not None:
+        return by_key.get(call.prediction_key)
+    for prediction, target in target_pairs(scene):
+        meets = call.target_key is None or target.key == call.target_key
+        if meets and prod(prediction.shape) == elements:
+            return prediction.id
+    return None
+
+
+def target_of(scene: Scene, call: LossCall) -> int | None:
+    """Returns the slot that records the target of a call; None if none does."""
+    return None if call.target_key is None else scene.table.by_key.get(call.target_key)
+
+
+def place_of(scene: Scene, call: LossCall) -> Place:
+    """Returns where a call's prediction comes from; the call itself if that is not recorded."""
+    slot = prediction_of(scene, call)
+    if slot is None:
+        nearest = (p.id for p, target in target_pairs(scene) if target.key == call.target_key)
+        slot = next(nearest, None)
+    return Place("prediction") if slot is None else scene.table.place(slot)
+
+
 def classes_of(scene: Scene) -> int:
-    """Returns the number of classes of a prediction that has a target; 0 if there is none."""
+    """Returns the number of classes of a prediction that has a target; 0 if there is none.
+
+    Of several classifications, that of the last call: auxiliary losses come first.
+    """
+    known = [call.classes for call in scene.calls if call.classes and call.target.is_integer]
+    if known:
+        return known[-1]
+    if scene.calls and all(not call.target.is_integer for call in scene.calls):
+        return 0
     for answer, target in target_pairs(scene):
         if "int" in target.dtype and "float" in answer.dtype:
             if len(answer.shape) == len(target.shape) + 1:

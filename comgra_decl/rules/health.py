@@ -1,13 +1,14 @@
 """The checklist for a training that does not work, answered by the findings of the rules.
 
 Its questions follow the usual order of debugging: code, data, initialization, dynamics,
-activations, architecture. Each question lists the rules that answer it; a rule that no question
-lists (a new one, or the user's own) answers the last question of its family.
+activations, architecture. Each question lists the rules that answer it, and which of them decide:
+it is ticked only if all of these could check the run, and with the numbers that the run shows. A
+rule that no question lists (a new one, or the user's own) answers the last question of its family.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -15,22 +16,41 @@ from typing import Literal
 from comgra_decl.rules.catalogue import known
 from comgra_decl.rules.diagnosis import Diagnosis
 from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.readings import Reading
 
-Colour = Literal["red", "amber", "green", "unchecked"]
-"""red: an error; amber: a warning, a hint, or only findings that another one explains; green: at
-least one rule checked it and found nothing; unchecked: no rule could check it."""
+Colour = Literal["red", "amber", "green", "partly", "unchecked"]
+"""red: an error, or a finding that explains one; amber: a warning, a hint, only findings that
+another one explains, or numbers that answer the question with no; green: all deciding rules checked
+it and found nothing, and no number contradicts them; partly: only some of them could check it;
+unchecked: none could, or the necessary numbers are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A line of the checklist: its part, and the rules that answer it."""
+    """A line of the checklist.
+
+    Attributes:
+        part: the part of the checklist it belongs to.
+        text: the question.
+        deciding: the rules that must have looked before it is ticked.
+        rules: further rules whose findings answer it.
+        families: folders of rules that answer it unless another question names them.
+        reading: the name of the numbers that a run shows about it.
+        experiment: the experiment with the script that answers it, because no rule can.
+    """
 
     part: str
     text: str
+    deciding: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
+    reading: str = ""
     experiment: str = ""
-    """The experiment with the script that answers it, because no rule can."""
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """All rules that the question names."""
+        return self.deciding + self.rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +61,10 @@ class Check:
         question: the line of the checklist.
         colour: see `Colour`.
         evidence: one sentence: the worst finding, which rules checked how many records, the result
-            of an experiment, or why the question is not answered.
+            of an experiment, or why the question is not answered; with the numbers.
+        numbers: what the run shows about it, such as "loss 2.27 → 3.60"; "" if that is unknown.
+        looked: how many of the deciding rules could check it.
+        deciding: how many decide.
         findings: the findings against it, best first.
     """
 
@@ -49,50 +72,77 @@ class Check:
     colour: Colour
     evidence: str
     findings: tuple[Finding, ...] = ()
+    numbers: str = ""
+    looked: int = 0
+    deciding: int = 0
+
+    @property
+    def state(self) -> str:
+        """The colour in words, such as "partly looked (1 of 3)"."""
+        words = {
+            "unchecked": "not checked",
+            "partly": f"partly looked ({self.looked} of {self.deciding})",
+        }
+        return words.get(self.colour, self.colour)
 
 
+_NUMBERS: dict[str, Colour] = {"poor": "amber", "bad": "red"}
 _COLOURS: dict[str, Colour] = {"good": "green", "bad": "red", "unclear": "unchecked"}
 
 CHECKLIST = (
-    Question("code", "Are all numbers finite?", ("nonfinite",)),
-    Question("code", "Do shapes match without broadcasting?", ("silent_broadcasting",)),
-    Question("code", "Are the right parameters trained?",
-             ("untrained_parameter", "frozen_parameter_moves", "detached")),
-    Question("code", "Are gradients cleared?", ("accumulated_gradient",)),
-    Question("code", "Is half precision sufficient?", ("half_overflow", "half_underflow",
-             "gradient_scale"), ("precision",)),
+    Question("code", "Are all numbers finite?", ("nonfinite",), reading="finite"),
+    Question("code", "Do shapes match without broadcasting?", ("silent_broadcasting",),
+             reading="shapes"),
+    Question("code", "Are the right parameters trained?", ("untrained_parameter", "detached"),
+             ("frozen_parameter_moves",), reading="trained"),
+    Question("code", "Are gradients cleared?", ("accumulated_gradient",), reading="cleared"),
+    Question("code", "Is half precision sufficient?", ("half_overflow", "half_underflow"),
+             ("gradient_scale",), ("precision",), reading="half"),
     Question("code", "Can it overfit one batch?", experiment="overfit_one_batch"),
     Question("code", "Are samples of a batch kept apart?", experiment="batch_mixing"),
-    Question("data", "Are inputs normalized?", ("input_scale",)),
-    Question("data", "Are labels balanced and mixed?",
-             ("single_class", "unshuffled", "class_imbalance"), ("data",)),
-    Question("data", "Are labels predictable from inputs?", ("no_better_than_guessing",)),
-    Question("data", "Do predictions depend on the input?", ("input_independence",)),
-    Question("data", "Is evaluation as good as training?", ("overfitting", "evaluation_gap")),
-    Question("initialization", "Is the first loss that of guessing?", ("initial_loss",)),
-    Question("initialization", "Do layers start at similar scales?",
-             ("poor_initialisation",)),
-    Question("dynamics", "Does the loss fall?", ("loss_not_falling", "loss_diverges",
-             "negative_loss")),
-    Question("dynamics", "Is the loss steady?", ("loss_spike", "loss_oscillates"), ("loss",)),
+    Question("data", "Are inputs normalized?", ("input_scale",), reading="inputs"),
+    Question("data", "Are labels balanced and mixed?", ("unshuffled",),
+             ("single_class", "class_imbalance"), ("data",), reading="labels"),
+    Question("data", "Are labels predictable from inputs?", ("no_better_than_guessing",),
+             reading="predictable"),
+    Question("data", "Do predictions depend on the input?", ("input_independence",),
+             reading="dependent"),
+    Question("data", "Is evaluation as good as training?", ("overfitting",), ("evaluation_gap",),
+             reading="evaluation"),
+    Question("initialization", "Is the first loss that of guessing?", ("initial_loss",),
+             reading="first_loss"),
+    Question("initialization", "Do layers start at similar scales?", ("poor_initialisation",),
+             reading="scales"),
+    Question("dynamics", "Does the loss fall?", ("loss_not_falling", "loss_diverges"),
+             ("negative_loss",), reading="falling"),
+    Question("dynamics", "Is the loss steady?", ("loss_spike", "loss_oscillates"),
+             families=("loss",), reading="steady"),
     Question("dynamics", "Do gradients keep their scale?",
-             ("vanishing_gradient", "exploding_gradient"), ("gradients",)),
-    Question("dynamics", "Are updates of a healthy size?",
-             ("large_update", "small_update", "growing_weight"), ("parameters",)),
-    Question("activations", "Are units alive?", ("dead_units", "dormant_units", "all_zero",
-             "unchanged_output")),
+             ("vanishing_gradient", "exploding_gradient"), families=("gradients",),
+             reading="gradients"),
+    Question("dynamics", "Are updates of a healthy size?", ("large_update", "small_update"),
+             ("growing_weight",), ("parameters",), reading="updates"),
+    Question("activations", "Are units alive?", ("dead_units", "all_zero"),
+             ("dormant_units", "unchanged_output"), reading="alive"),
     Question("activations", "Are they unsaturated?", ("saturated",)),
     Question("activations", "Do they keep their spread and rank?",
-             ("activation_drift", "rank_collapse"), ("activations", "values")),
-    Question("architecture", "Does the last layer match the loss?",
-             ("rectified_answer", "probabilities_as_logits", "sigmoid_twice")),
+             ("activation_drift", "rank_collapse"), families=("activations", "values"),
+             reading="spread"),
+    Question("architecture", "Does the last layer match the loss?", ("rectified_answer",),
+             ("probabilities_as_logits", "logits_as_log_probabilities", "sigmoid_twice"),
+             reading="last_layer"),
     Question("architecture", "Does every branch contribute?",
-             ("branch_ignored", "gradient_imbalance"), ("structure",)),
-    Question("architecture", "Is attention spread out?",
-             ("attention_collapse", "attention_sink", "attention_diagonal"), ("attention",)),
+             ("branch_ignored", "gradient_imbalance"), families=("structure",)),
+    Question("architecture", "Is attention spread out?", ("attention_collapse",),
+             ("attention_sink", "attention_diagonal"), ("attention",)),
     Question("architecture", "Do your own rules pass?", families=("",)),
 )  # fmt: skip
 """All questions, in their order."""
+
+_UNSEEN = (
+    "What no rule can see: targets that leak into inputs, samples that are in both training and "
+    "validation data, wrong labels that are consistent, and data unlike those in use."
+)
 
 
 def health(diagnosis: Diagnosis) -> list[Check]:
@@ -104,13 +154,21 @@ def health(diagnosis: Diagnosis) -> list[Check]:
     return [
         _answer(question, asked.get(question, ()), diagnosis)
         for question in CHECKLIST
-        if question in asked or question.rules or question.experiment
+        if question in asked or question.named or question.experiment
     ]
+
+
+def unseen(diagnosis: Diagnosis) -> list[str]:
+    """Returns what the checklist cannot answer, one sentence each, however green it is.
+
+    These are what the losses of this run may hide, and what no rule can see in any run.
+    """
+    return [*diagnosis.caveats, _UNSEEN]
 
 
 def _assigned(names: Sequence[str]) -> dict[Question, list[str]]:
     """Returns the rules of each question."""
-    by_rule = {rule: question for question in CHECKLIST for rule in question.rules}
+    by_rule = {rule: question for question in CHECKLIST for rule in question.named}
     by_family = {family: question for question in CHECKLIST for family in question.families}
     found: dict[Question, list[str]] = {}
     for name in names:
@@ -128,15 +186,53 @@ def _family(rule: str) -> str:
 def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> Check:
     if question.experiment:
         return _shown(question, diagnosis)
-    against = tuple(finding for finding in diagnosis.findings if finding.rule in rules)
-    if against:
-        return Check(question, _worst(against), against[0].message, against)
+    reading = diagnosis.readings.get(question.reading, Reading(""))
+    deciding = (*(question.deciding or rules), *reading.deciding)
     looked = [rule for rule in rules if rule in diagnosis.checked]
-    if looked:
-        many = f"{diagnosis.records} training records"
-        return Check(question, "green", f"nothing found in {many} by {', '.join(looked)}")
-    reasons = list(dict.fromkeys(_reasons(rules, diagnosis)))
-    return Check(question, "unchecked", "; ".join(reasons) or "all of its rules are off")
+    decided = [rule for rule in deciding if rule in looked]
+    against = tuple(
+        sorted(
+            (finding for finding in diagnosis.findings if finding.rule in rules),
+            key=lambda finding: finding.because is not None,
+        )
+    )
+    colour, evidence = _judged(
+        against, reading, some=bool(decided), complete=len(decided) == len(deciding)
+    )
+    if evidence is None:
+        missing = [rule for rule in deciding if rule not in decided]
+        parts = [
+            reading.text,
+            _nothing(looked, diagnosis) if colour != "unchecked" else "",
+            *_reasons(missing, diagnosis, by_rule=colour == "partly"),
+        ]
+        evidence = "; ".join(part for part in parts if part)
+    return Check(question, colour, evidence, against, reading.text, len(decided), len(deciding))
+
+
+def _judged(
+    against: Sequence[Finding], reading: Reading, *, some: bool, complete: bool
+) -> tuple[Colour, str | None]:
+    """Returns the colour, and the evidence if that is a finding or a number by itself.
+
+    Args:
+        against: the findings.
+        reading: the numbers.
+        some: whether any of the deciding rules looked.
+        complete: whether all of them did.
+    """
+    number = _NUMBERS.get(reading.verdict)
+    if against:
+        return ("red" if number == "red" else _worst(against)), against[0].message
+    if number is not None:
+        return number, reading.text
+    if not some or reading.verdict == "unknown":
+        return "unchecked", None
+    return ("green" if complete else "partly"), None
+
+
+def _nothing(looked: Sequence[str], diagnosis: Diagnosis) -> str:
+    return f"nothing found in {diagnosis.records} training records by {', '.join(looked)}"
 
 
 def _shown(question: Question, diagnosis: Diagnosis) -> Check:
@@ -155,9 +251,16 @@ def _shown(question: Question, diagnosis: Diagnosis) -> Check:
 
 
 def _worst(findings: Sequence[Finding]) -> Colour:
-    errors = any(f.severity == "error" and f.because is None for f in findings)
+    errors = any(f.weight == "error" and f.because is None for f in findings)
     return "red" if errors else "amber"
 
 
-def _reasons(rules: Sequence[str], diagnosis: Diagnosis) -> Iterator[str]:
-    return (entry.reason for entry in diagnosis.unchecked if entry.rule in rules)
+def _reasons(rules: Sequence[str], diagnosis: Diagnosis, *, by_rule: bool) -> list[str]:
+    """Returns why rules could not look, each reason once; with their names if others could."""
+    known = {entry.rule: entry.reason for entry in diagnosis.unchecked}
+    reasons = [
+        f"{rule} could not look: {known.get(rule, 'it is off')}" if by_rule else known.get(rule, "")
+        for rule in rules
+    ]
+    told = list(dict.fromkeys(reason for reason in reasons if reason))
+    return told or ([] if by_rule or not rules else ["all of its rules are off"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +33,27 @@ DOCUMENT = "findings"
 _INTERVAL = 1.0
 """The least number of seconds between two evaluations of the findings."""
 
+_REFRESH = 10.0
+"""The number of seconds after which the numbers of the checklist are stored again.
+
+They change with every step, so they would otherwise make a document each second.
+"""
+
 _SHARE = 0.02
 """The largest share of time that evaluating the findings may take."""
 
-Act = Callable[[Finding], None]
+_MOST_WITHDRAWN = 3
+"""How often a rule's finding is withdrawn and reported again; later ones are only stored."""
+
+
+class Act(Protocol):
+    """What happens with news about findings, on the writer thread."""
+
+    def __call__(self, finding: Finding) -> None:
+        """Takes a new finding."""
+
+    def withdraw(self, finding: Finding, step: int) -> None:
+        """Takes a finding it was given that no longer holds at `step`."""
 
 
 class LiveRules:
@@ -45,7 +64,7 @@ class LiveRules:
 
     Args:
         spec: of the run.
-        act: called with each new finding, on the writer thread.
+        act: gets each new finding, and each of them that no longer holds, on the writer thread.
     """
 
     def __init__(self, spec: Spec, *, act: Act) -> None:
@@ -53,7 +72,11 @@ class LiveRules:
         self._takes_metrics = not spec.kpis.loss
         self._act = act
         self._known: set[tuple[str, object]] = set()
+        self._standing: dict[str, Finding] = {}  # those that were reported, by rule
+        self._withdrawn: Counter[str] = Counter()  # how often, by rule
         self._document: dict[str, Any] | None = None
+        self._found: dict[str, Any] | None = None  # its part that findings are, without readings
+        self._refreshed = -math.inf
         self._past: Callable[[], Run] | None = None
         self._resumes: int | None = None  # the step at which a resumed training continues
         self._unpublished: dict[str, Any] = {}
@@ -126,6 +149,7 @@ class LiveRules:
         return last
 
     def _last(self) -> list[StepBatch]:
+        self._engine.end()
         documents = {**self._unpublished, **self._conclude()}
         return [StepBatch.of_documents(documents)] if documents else []
 
@@ -193,30 +217,48 @@ class LiveRules:
                 step, number = np.array([info.step]), np.array([value], np.float64)
                 self._engine.look_at_numbers(Numbers(name, info.type, step, number))
 
+    def _withdraw(self, found: Collection[str]) -> None:
+        """Withdraws what was reported and is no longer found."""
+        for rule in [rule for rule in self._standing if rule not in found]:
+            finding = self._standing.pop(rule)
+            self._act.withdraw(finding, self._engine.scene.last_step)
+            self._withdrawn[rule] += 1
+            if self._withdrawn[rule] < _MOST_WITHDRAWN:  # it is news if it comes back
+                self._known = {key for key in self._known if key[0] != rule}
+
     def _conclude(self) -> dict[str, Any]:
         """Evaluates the findings; returns the document if it has changed."""
         began = time.perf_counter()
         findings = self._engine.findings()
         for finding in findings:
-            key = _key(finding)
-            if key not in self._known:
-                self._known.add(key)
+            if _key(finding) not in self._known:
+                self._known.add(_key(finding))
                 self._act(finding)
+            if finding.because is None and self._withdrawn[finding.rule] < _MOST_WITHDRAWN:
+                self._standing[finding.rule] = finding
+        self._withdraw({finding.rule for finding in findings})
         document = {
             "findings": [finding.to_json() for finding in findings],
             "unchecked": {entry.rule: entry.reason for entry in self._engine.unchecked()},
         }
+        now = time.monotonic()
+        ended = self._engine.scene.ended
+        if document != self._found or ended or now >= self._refreshed + _REFRESH:
+            self._found, self._refreshed = document, now
+            readings = {name: r.to_json() for name, r in self._engine.readings().items()}
+            document = {**document, "readings": readings, "caveats": self._engine.caveats()}
+            changed = document != self._document
+            self._document = document
+        else:
+            changed = False
         took = time.perf_counter() - began
         self._due = time.monotonic() + max(_INTERVAL, took / _SHARE)
-        if document == self._document:
-            return {}
-        self._document = document
-        return {DOCUMENT: document}
+        return {DOCUMENT: document} if changed else {}
 
 
 def _key(finding: Finding) -> tuple[str, object]:
     """Returns the identity of a finding as news: a rule has one at a time, which may get worse."""
-    return finding.rule, finding.severity
+    return finding.rule, finding.weight
 
 
 @dataclass(frozen=True)
@@ -266,6 +308,7 @@ def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
         skipped=np.array([SKIPPED_STEP in info.extra for info in batch.steps], np.bool_),
         shape_codes=codes,
         shapes=shapes,
+        facts=[info.extra for info in batch.steps],
     )
 
 

@@ -113,15 +113,25 @@ class LossRule(Rule):
 
     @property
     def least(self) -> int:
-        """The number of losses needed."""
+        """The number of losses needed, with which `judge` is called."""
         return int(getattr(self.parameters, "least", 1))
+
+    @property
+    def least_of_ended(self) -> int:
+        """The number of losses needed once the run has ended: `judge` must allow more then."""
+        return min(self.least, int(getattr(self.parameters, "least_of_ended", self.least)))
+
+    def needed(self, scene: Scene) -> int:
+        """Returns the number of losses needed as things stand."""
+        return self.least_of_ended if scene.ended else self.least
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the type of execution with the most losses."""
         if not self._losses:
             return []
         type_ = max(self._losses, key=lambda name: self._losses[name])
-        found = self.judge(scene, type_) if self._losses[type_] >= self.least else None
+        enough = self._losses[type_] >= self.needed(scene)
+        found = self.judge(scene, type_) if enough else None
         return [] if found is None else [found]
 
     def missing(self, scene: Scene) -> str | None:
@@ -129,7 +139,8 @@ class LossRule(Rule):
         count = max(self._losses.values(), default=0)
         if not count:
             return "no loss is logged; set `kpis: {loss: true}`, or call comgra.kpi('loss', value)"
-        return None if count >= self.least else f"it needs {self.least} losses; the run has {count}"
+        least = self.needed(scene)
+        return None if count >= least else f"it needs {least} losses; the run has {count}"
 
 
 class CurveRule(LossRule):

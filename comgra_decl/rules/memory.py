@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.rules.finding import since
+
 if TYPE_CHECKING:
     from comgra_decl.rules.table import SlotTable
     from comgra_decl.rules.window import Window
@@ -51,21 +53,28 @@ class Streak:
 
     Attributes, indexed by slot:
         first: the step at which the first streak of `patience` records began; -1 if there was none.
+        after: the step of the record before that one that has the slot; -1 if there was none.
         last: the last step of any streak.
         worst: the most extreme evidence within a streak.
         worst_step: the step of `worst`.
         records: the number of records in streaks, counted from the `patience`-th record of each.
         seen: the number of records that have the slot.
+        clean: the number of records since the last streak for which the condition is known not to
+            hold.
     """
 
     def __init__(self, patience: int, *, lowest: bool = False) -> None:
         self._patience, self._lowest = patience, lowest
         self._count = np.zeros(0, np.int64)
         self._began = np.zeros(0, np.int64)
+        self._began_after = np.zeros(0, np.int64)
+        self._newest = np.zeros(0, np.int64)
         self.first = np.zeros(0, np.int64)
+        self.after = np.zeros(0, np.int64)
         self.last = np.zeros(0, np.int64)
         self.records = np.zeros(0, np.int64)
         self.seen = np.zeros(0, np.int64)
+        self.clean = np.zeros(0, np.int64)
         self.worst = np.zeros(0)
         self.worst_step = np.zeros(0, np.int64)
 
@@ -84,17 +93,24 @@ class Streak:
         self._grow(int(at.max(initial=-1)) + 1)
         hit = hit & present
         self.seen[at] += present.sum(0)
+        newest = self._newest[at]
+        latest = np.where(present, steps[:, None], -1).max(0, initial=-1)
+        self._newest[at] = np.maximum(newest, latest)
+        if (self.first[at] >= 0).any():
+            self.clean[at] += (present & ~hit & ~np.isnan(evidence)).sum(0)
         if not hit.any() and not self._count[at].any():
             return False
         running = self._running(hit, present, at)
-        begins = np.where(hit & (running == 1), steps[:, None], -1)
-        began = np.maximum.accumulate(begins, axis=0)
-        began = np.where(began < 0, self._began[at], began)
+        begins = hit & (running == 1)
+        began = _at_latest(begins, steps[:, None], self._began[at])
+        after = _at_latest(begins, _steps_before(steps, present, newest), self._began_after[at])
         on = hit & (running >= self._patience)
-        self._count[at], self._began[at] = running[-1], began[-1]
+        self._count[at] = running[-1]
+        self._began[at], self._began_after[at] = began[-1], after[-1]
         if not on.any():
             return False
-        self._mark(steps, at, on, began, evidence)
+        clean = present & ~hit & ~np.isnan(evidence)
+        self._mark(steps, at, on, began, after, evidence, clean)
         return True
 
     def _running(self, hit: Bools, present: Bools, at: Slots) -> NDArray[np.int64]:
@@ -109,15 +125,20 @@ class Streak:
         at: Slots,
         on: Bools,
         began: NDArray[np.int64],
+        after: NDArray[np.int64],
         evidence: Matrix,
+        clean: Bools,
     ) -> None:
         column = np.flatnonzero(on.any(0))
         slots, on = at[column], on[:, column]
         new = self.first[slots] < 0
         first_row = on.argmax(0)
-        firsts = began[first_row, column]
-        self.first[slots[new]] = firsts[new]
-        self.last[slots] = steps[len(steps) - 1 - on[::-1].argmax(0)]
+        self.first[slots[new]] = began[first_row, column][new]
+        self.after[slots[new]] = after[first_row, column][new]
+        last_row = len(steps) - 1 - on[::-1].argmax(0)
+        self.last[slots] = steps[last_row]
+        later = np.arange(len(steps))[:, None] > last_row
+        self.clean[slots] = (later & clean[:, column]).sum(0)
         self.records[slots] += on.sum(0)
         self._extreme(steps, slots, np.where(on, evidence[:, column], np.nan))
 
@@ -134,16 +155,51 @@ class Streak:
     def _grow(self, count: int) -> None:
         if count <= len(self.first):
             return
-        for name in ("_count", "records", "seen"):
+        for name in ("_count", "records", "seen", "clean"):
             setattr(self, name, grown(getattr(self, name), count, 0))
-        for name in ("_began", "first", "last", "worst_step"):
+        for name in ("_began", "_began_after", "_newest", "first", "after", "last", "worst_step"):
             setattr(self, name, grown(getattr(self, name), count, -1))
         self.worst = grown(self.worst, count, np.nan)
+
+    def after_step(self, slot: int) -> int | None:
+        """Returns `after` of a slot as findings have it: None if no earlier record is known."""
+        after = int(self.after[slot])
+        return None if after < 0 else after
+
+    def since(self, slot: int) -> str:
+        """Returns from when on a slot has met the condition, as words: "from step 74 on"."""
+        return since(int(self.first[slot]), self.after_step(slot))
+
+    @property
+    def lasting(self) -> Slots:
+        """The slots that had a streak and are not known to be free of it again.
+
+        They are once the condition has not held for as many records as it had held before, and
+        for at least `patience`.
+        """
+        held = np.maximum(self.records + self._patience - 1, self._patience)
+        return np.flatnonzero((self.first >= 0) & (self.clean < held))
 
     @property
     def fired(self) -> Slots:
         """The slots that ever had a streak of `patience` records."""
         return np.flatnonzero(self.first >= 0)
+
+
+def _at_latest(begins: Bools, values: NDArray[np.int64], known: Slots) -> NDArray[np.int64]:
+    """Returns the values at the latest beginning up to each row; `known` before the first one."""
+    rows = np.arange(len(begins))[:, None]
+    latest = np.maximum.accumulate(np.where(begins, rows, -1), axis=0)
+    taken = np.take_along_axis(np.broadcast_to(values, begins.shape), np.maximum(latest, 0), axis=0)
+    found: NDArray[np.int64] = np.where(latest < 0, known, taken)
+    return found
+
+
+def _steps_before(steps: NDArray[np.int64], present: Bools, newest: Slots) -> NDArray[np.int64]:
+    """Returns the step of the record before each one that has the slot; -1 if there is none."""
+    until = np.maximum.accumulate(np.where(present, steps[:, None], -1), axis=0)
+    found: NDArray[np.int64] = np.maximum(np.concatenate((newest[None], until[:-1])), newest)
+    return found
 
 
 class Early:
@@ -175,6 +231,26 @@ class Early:
         new = at[(known < self._size) & (rank[-1] >= self._size)]
         self._median[new] = np.median(self._values[:, new], axis=0)
         return np.where(rank > self._size, self._median[at], np.nan)
+
+
+class First:
+    """The first value of each slot."""
+
+    def __init__(self) -> None:
+        self._known = np.zeros(0)
+
+    def look(self, at: Slots, values: NDArray[Any]) -> None:
+        """Takes values [records, slots], NaN where missing."""
+        self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
+        there = ~np.isnan(values)
+        new = np.isnan(self._known[at]) & there.any(0)
+        first = values[there.argmax(0), np.arange(len(at))]
+        self._known[at[new]] = first[new]
+
+    def known(self, at: Slots) -> Matrix:
+        """Returns the first value of each of the slots; NaN if there is none."""
+        self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
+        return np.asarray(self._known[at], np.float64)
 
 
 class Largest:
@@ -217,7 +293,11 @@ class Previous:
 
 
 class ClassCounts:
-    """How often each class occurs among the targets that are integers, one per sample.
+    """How often each class occurs among the targets of a run.
+
+    Counted are targets that are integers, however shaped, and those that are floating-point zeros
+    and ones, one per sample. Targets that are indices of the batch itself (each sample its own
+    class, as in contrastive losses) are left out.
 
     Attributes:
         by_slot: the number of targets of each class, by slot and class.
@@ -233,11 +313,18 @@ class ClassCounts:
         """Adds the next records; targets with more classes than histogram bins are left out."""
         for slot in window.table.remembered(ClassCounts, _classes).tolist():
             found = window.details.histograms(slot)
-            enough = window.samples(np.array([slot]))[:, 0] >= self.fewest
-            if found is not None and enough.any():
-                counts, ranges = found
-                enough &= np.isfinite(ranges).all(1)  # otherwise the record lacks this target
-                _count(self.by_slot.setdefault(slot, {}), counts[enough], ranges[enough])
+            at = np.array([slot])
+            samples = window.samples(at)[:, 0]
+            enough = samples >= self.fewest
+            if found is None or not enough.any():
+                continue
+            counts, ranges = found
+            enough &= np.isfinite(ranges).all(1)  # otherwise the record lacks this target
+            if "float" in window.table.infos[slot].dtype:
+                enough &= _are_binary(window, at)
+            else:
+                enough &= ~_are_own_classes(counts, ranges, samples)
+            _count(self.by_slot.setdefault(slot, {}), counts[enough], ranges[enough])
 
     @property
     def most(self) -> int:
@@ -246,8 +333,30 @@ class ClassCounts:
 
 
 def _classes(table: SlotTable) -> Slots:
-    """Returns the slots of integer targets with one number per sample."""
-    return np.flatnonzero(table.scalar_targets & table.where(lambda info: "int" in info.dtype))
+    """Returns the slots of targets that may be classes."""
+    integers = table.targets & table.where(lambda i: "int" in i.dtype and bool(i.shape))
+    binary = table.where(
+        lambda i: "float" in i.dtype and (len(i.shape) == 1 or i.shape[1:] == (1,))
+    )
+    return np.flatnonzero(integers | (table.targets & binary))
+
+
+def _are_binary(window: Window, at: Slots) -> Bools:
+    """Whether the targets of each record are zeros and ones, bool [k]."""
+    if not window.has("mean", "zero_fraction", "abs_max"):
+        return np.zeros(len(window), np.bool_)
+    ones = window.read("mean", at) - (1 - window.read("zero_fraction", at))
+    inside = window.read("abs_max", at, "abs_max") <= 1
+    return np.asarray((np.abs(ones) < 1e-5) & inside)[:, 0]
+
+
+def _are_own_classes(
+    counts: NDArray[np.int_], ranges: NDArray[np.float64], samples: NDArray[np.float64]
+) -> Bools:
+    """Whether the targets of each record are 0 .. samples - 1, each once, bool [k]."""
+    whole = (ranges[:, 0] == 0) & (ranges[:, 1] == samples - 1) & (counts.sum(1) == samples)
+    per_bin = samples[:, None] / counts.shape[1]
+    return np.asarray(whole & (np.abs(counts - per_bin) <= 1).all(1))
 
 
 def _count(known: dict[int, int], counts: NDArray[np.int_], ranges: NDArray[np.float64]) -> None:

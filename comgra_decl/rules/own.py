@@ -163,10 +163,12 @@ class _OwnNumberRule(Rule):
         if not len(fired):
             return []
         own = self.parameters
+        lead = int(fired[self._streak.first[fired].argmin()])
         return [
             self.finding(
                 scene,
-                first_step=int(self._streak.first[fired].min()),
+                first_step=int(self._streak.first[lead]),
+                after_step=self._streak.after_step(lead),
                 last_step=int(self._streak.last[fired].max()),
                 message=f"{own.kpi}: {own.message or f'`{own.when}` holds'}.",
                 advice=own.advice,

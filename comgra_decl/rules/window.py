@@ -6,7 +6,7 @@ finds must not depend on these cuts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -54,6 +54,7 @@ class Window:
         shape_codes: float32 [k, n]; 0 where a tensor has the shape of the slot table, otherwise
             1 + an index into `shapes`. None if all have the shapes of the slot table.
         shapes: the other shapes.
+        facts: further facts of each record, such as `records.LOSS_CALLS`; empty if there are none.
         skipped: bool [k]; at which steps mixed precision skipped an optimizer step because a
             gradient was not finite. None if at no step.
     """
@@ -71,6 +72,7 @@ class Window:
     skipped: NDArray[np.bool_] | None = None
     shape_codes: Floats | None = None
     shapes: Sequence[tuple[int, ...]] = ()
+    facts: Sequence[Mapping[str, Any]] = ()
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -161,6 +163,7 @@ class Window:
             None if self.skipped is None else self.skipped[rows],
             None if self.shape_codes is None else self.shape_codes[rows],
             self.shapes,
+            [self.facts[row] for row in rows] if self.facts else (),
         )
 
     def without_skipped(self) -> Window:

@@ -83,5 +83,8 @@ class FindingSpec(SpecModel):
     stop: Limit = "never"
     """End the program at its next optimizer step, with the finding as the reason."""
 
+    break_: Limit = Field(default="never", alias="break")
+    """Stop in pdb at the next call of a module, once; needs a terminal as standard input."""
+
     notify: NotifySpec | None = None
     """Send it to a URL; null for none."""

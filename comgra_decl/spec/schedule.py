@@ -114,6 +114,12 @@ class ScheduleSpec(CadenceSpec):
     every: _Times | None = 1
     """After those, every n-th step is recorded; null for none."""
 
+    sudden: _Times | None = None
+    """After a loss that suddenly is not finite, or far above those before it, so many following
+    steps are recorded, from at most 32 steps or a quarter of a second later (a loss on a device:
+    from about a second later). At most 16 times in a run; not with `steps`, nor on several ranks.
+    It needs `kpis: {loss: true}`; null for none. What was before the loss is what `keep` is for."""
+
     types: dict[str, TypeCadenceSpec | None] = {}
     """Separate cadence for steps of a type, or with a tag, of this name; "*" stands for all names
     not given, null means never. `windows` and `seconds` of the schedule apply to all types except

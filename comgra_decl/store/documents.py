@@ -26,6 +26,8 @@ _FINDING: Form = {
     "chain?": [{"place": _PLACE, "first_step": int, "what": str}],
     "because?": str | None,
     "sample?": int | None,
+    "after_step?": int | None,
+    "outcome?": str | None,
 }
 _PARAMETER: Form = {
     "shape": [int],

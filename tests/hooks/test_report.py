@@ -94,6 +94,7 @@ def test_modules_document_lists_every_module_with_its_parameters() -> None:
         "shape": [2, 3],
         "count": 6,
         "trainable": True,
+        "optimized": True,
         "tied_to": None,
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.records import AGGREGATES, STATISTICS, SlotInfo, SlotKey, Structure
+from comgra_decl.records import AGGREGATES, LOSS_CALLS, STATISTICS, SlotInfo, SlotKey, Structure
 from comgra_decl.rules import Engine, Finding, Numbers, Rule, Window
 
 BINS = 64
@@ -35,6 +35,22 @@ def statistics_of(tensor: Any, batch_dim: int | None) -> NDArray[np.float64]:
     return np.array(found)
 
 
+Tensor = int | Sequence[int]
+"""What a loss call gets: a slot, whose shape is that of each record; or a shape alone."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A loss call as a test describes it; see `records.LOSS_CALLS`."""
+
+    function: str
+    prediction: Tensor
+    target: Tensor
+    made_by: str
+    dim: int | None
+    arguments: dict[str, Any]
+
+
 @dataclass
 class Tape:
     """Records, numbers and graphs of a run; slots are named by what they are recorded under."""
@@ -50,6 +66,10 @@ class Tape:
     statistics: tuple[str, ...] = STATISTICS
     extra: list[dict[int, list[float]]] = field(default_factory=list)
     """Of each record, the statistics beyond the usual ones, by slot."""
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    """Of each record, further facts, such as `records.MODES`."""
+    calls: list[Compared] = field(default_factory=list)
+    """The loss calls of the records that follow."""
 
     def slot(
         self,
@@ -70,13 +90,33 @@ class Tape:
         self.slots.append(info)
         return info.id
 
+    def loss_call(
+        self,
+        function: str,
+        prediction: Tensor,
+        target: Tensor,
+        *,
+        made_by: str = "",
+        dim: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        """Adds a call that compares a prediction with a target to all records that follow."""
+        self.calls.append(Compared(function, prediction, target, made_by, dim, arguments))
+
     def record(
-        self, tensors: Mapping[int, Any], *, step: int | None = None, mode: str = "train"
+        self,
+        tensors: Mapping[int, Any],
+        *,
+        step: int | None = None,
+        mode: str = "train",
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         """Adds a record with these tensors by slot."""
         self.steps.append(len(self.steps) if step is None else step)
         self.modes.append(mode)
         self.rows.append(dict(tensors))
+        calls = [self._facts_of(call, tensors) for call in self.calls]
+        self.facts.append({**({LOSS_CALLS: calls} if calls else {}), **(facts or {})})
 
     def graph(self, edges: Sequence[tuple[int, int]], cut: Sequence[tuple[int, int]] = ()) -> None:
         """Connects slots; those in `cut` carry no gradient."""
@@ -104,6 +144,24 @@ class Tape:
                 steps, values = zip(*said[first : first + window], strict=True)
                 engine.look_at_numbers(Numbers(name, type_, np.array(steps), np.array(values)))
         return engine
+
+    def _facts_of(self, call: Compared, tensors: Mapping[int, Any]) -> dict[str, Any]:
+        origin = {"made_by": call.made_by} if call.made_by else {}
+        dim = {} if call.dim is None else {"dim": call.dim}
+        return {
+            "function": call.function,
+            "arguments": call.arguments,
+            "prediction": {**self._form(call.prediction, tensors), **origin, **dim},
+            "target": self._form(call.target, tensors),
+        }
+
+    def _form(self, tensor: Tensor, tensors: Mapping[int, Any]) -> dict[str, Any]:
+        if not isinstance(tensor, int):
+            return {"shape": [*tensor], "dtype": "float32", "slot": None}
+        info = self.slots[tensor]
+        shape = np.shape(tensors[tensor]) if tensor in tensors else info.shape
+        number = info.key.iteration if info.key.node in ("prediction", "target") else None
+        return {"shape": [*shape], "dtype": info.dtype, "slot": number}
 
     def findings(self, rule: Rule, *, window: int = 7) -> list[Finding]:
         """Returns what one rule finds; no rule may fail silently."""
@@ -145,6 +203,7 @@ class Tape:
             skipped=np.isin(self.steps[part], [*self.skipped]),
             shape_codes=codes,
             shapes=list(known),
+            facts=self.facts[part],
         )
 
 

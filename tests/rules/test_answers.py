@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.rules.activations.dropout import HeavyDropout
 from comgra_decl.rules.activations.spread import ActivationDrift
-from comgra_decl.rules.structure.sigmoid_twice import SigmoidTwice
+from comgra_decl.rules.structure.probabilities import SigmoidTwice
 from comgra_decl.rules.values.one_answer import OneAnswer
 from tests.rules.tape import Tape
 
@@ -54,47 +54,66 @@ def test_two_answers_are_not_one() -> None:
     assert not classified(two, CLASSES).findings(OneAnswer())
 
 
-@pytest.mark.parametrize("twice", [True, False])
-def test_a_sigmoid_of_probabilities_is_told_by_its_gradient(twice: bool) -> None:
+def judged(made_by: str, *batches: NDArray[np.float64], calls: int = 1) -> Tape:
+    """A binary cross-entropy of logits that gets these predictions."""
     tape = Tape()
-    answer = tape.slot("net", (8, 1), class_="Sigmoid")
-    gradient = tape.slot("net", (8, 1), pass_="grad")
-    goal = tape.slot("target", (8, 1), kind="target", role="target")
+    predictions = [tape.slot("net", (8, 2), iteration=i) for i in range(calls)]
+    goals = [
+        tape.slot("target", (8, 2), kind="target", role="target", iteration=i) for i in range(calls)
+    ]
     loss = tape.slot("loss", (), kind="loss")
-    tape.graph([(answer, loss)], cut=[(goal, loss)])
-    y = (np.arange(8) % 2)[:, None].astype(float)
-    for _ in range(6):
-        p = RNG.uniform(0.1, 0.9, (8, 1))
-        slope = 1 / (1 + np.exp(-p)) - y if twice else (p - y) / (p * (1 - p))
-        tape.record({answer: p, gradient: slope / 8, goal: y})
-    assert len(tape.findings(SigmoidTwice())) == twice
+    tape.graph([(p, loss) for p in predictions], cut=[(goal, loss) for goal in goals])
+    if calls > 1:  # each call has a loss module of its own
+        parts = [tape.slot("bce", (), iteration=i) for i in range(calls)]
+        pairs = [*zip(predictions, parts, strict=True), *((part, loss) for part in parts)]
+        tape.graph(pairs, cut=[*zip(goals, parts, strict=True)])
+    for prediction, goal in zip(predictions, goals, strict=True):
+        tape.loss_call("binary_cross_entropy_with_logits", prediction, goal, made_by=made_by)
+    y = np.tile([0.0, 1.0], (8, 1))
+    for batch in batches:
+        parts_of_it = np.split(batch, calls)
+        tape.record({**dict(zip(predictions, parts_of_it, strict=True)), **dict.fromkeys(goals, y)})
+    return tape
 
 
-@pytest.mark.parametrize(("later", "found"), [(None, 1), ("record", 0), ("call", 0)])
-def test_a_discriminator_that_is_sure_of_nothing_gives_logits(
-    later: str | None, found: int
-) -> None:
-    """Near its balance it gives logits of 0 .. 1, of what is real at least."""
-    tape = Tape()
-    real, fake = (tape.slot("net", (8, 1), iteration=i) for i in range(2))
-    slopes = [tape.slot("net", (8, 1), iteration=i, pass_="grad") for i in range(2)]
-    goal = tape.slot("target", (8, 1), kind="target", role="target")
-    loss = tape.slot("loss", (), kind="loss")
-    tape.graph([(real, loss), (fake, loss)], cut=[(goal, loss)])
-    y = np.ones((8, 1))
-    for record in range(12):
-        p = RNG.uniform(0.1, 0.9, (2, 8, 1))
-        p[0] -= (later == "record") & (record == 11)
-        p[1] -= later == "call"
-        slope = (1 / (1 + np.exp(-p)) - y) / 8
-        tape.record({real: p[0], fake: p[1], slopes[0]: slope[0], slopes[1]: slope[1], goal: y})
-    assert len(tape.findings(SigmoidTwice())) == found
+SURE = np.tile([0.02, 0.98], (8, 1))  # comes within 0.05 of both ends
+
+
+@pytest.mark.parametrize(("made_by", "found"), [("Sigmoid", 1), ("Softmax", 1), ("Addmm", 0)])
+def test_a_sigmoid_of_probabilities_is_told_by_what_computed_them(made_by: str, found: int) -> None:
+    """Logits in 0 .. 1, those of a discriminator that is sure of nothing, are no probabilities."""
+    findings = judged(made_by, *[SURE] * 6).findings(SigmoidTwice())
+    assert [finding.evidence["made_by"] for finding in findings] == [made_by.lower()] * found
 
 
 @pytest.mark.parametrize(
-    ("before", "left", "found"), [(25, 7, 0), (25, 6, 1), (10, 3, 0), (10, 2, 1)]
+    ("batches", "found"),
+    [
+        ([SURE] * 6, 1),
+        ([SURE] * 11 + [SURE - 1], 0),  # once it is outside
+        ([np.tile([0.06, 0.94], (8, 1))] * 6, 0),  # away from both ends
+    ],
 )
-def test_dropout_should_leave_a_quarter_of_what_enters(before: int, left: int, found: int) -> None:
+@pytest.mark.parametrize("window", [1, 7])
+def test_numbers_of_unknown_origin_are_probabilities_if_they_always_are(
+    batches: list[NDArray[np.float64]], found: int, window: int
+) -> None:
+    assert len(judged("", *batches).findings(SigmoidTwice(), window=window)) == found
+
+
+@pytest.mark.parametrize(("fake", "found"), [(SURE, 1), (SURE - 1, 0)])
+def test_numbers_of_unknown_origin_are_judged_by_all_calls_of_a_model(
+    fake: NDArray[np.float64], found: int
+) -> None:
+    """A discriminator gives logits of 0 .. 1 for what is real, and others for what is not."""
+    both = np.concatenate((SURE, fake))
+    assert len(judged("", *[both] * 6, calls=2).findings(SigmoidTwice())) == found
+
+
+@pytest.mark.parametrize(
+    ("before", "left", "found"), [(25, 4, 0), (25, 3, 1), (10, 2, 0), (10, 1, 1)]
+)
+def test_dropout_should_leave_a_seventh_of_what_enters(before: int, left: int, found: int) -> None:
     tape = Tape()
     act, drop = tape.slot("act", (4, 25)), tape.slot("drop", (4, 25), class_="Dropout")
     tape.graph([(act, drop)])

@@ -11,7 +11,10 @@ from comgra_decl.rules.data.targets import ClassImbalance, SingleClass, Unshuffl
 from comgra_decl.rules.structure.branches import BranchIgnored, GradientImbalance
 from comgra_decl.rules.structure.broadcasting import SilentBroadcasting
 from comgra_decl.rules.structure.detached import Detached
-from comgra_decl.rules.structure.probabilities import ProbabilitiesAsLogits
+from comgra_decl.rules.structure.probabilities import (
+    LogitsAsLogProbabilities,
+    ProbabilitiesAsLogits,
+)
 from comgra_decl.rules.structure.rectified import RectifiedAnswer
 from tests.rules.tape import Tape
 
@@ -111,46 +114,86 @@ def test_a_branch_of_a_ten_thousandth_does_not_count() -> None:
     assert not branches(1e-4, records=15).findings(BranchIgnored())
 
 
-def answered(shape: tuple[int, ...], target: tuple[int, ...], dtype: str) -> Tape:
-    tape = Tape()
-    answer = tape.slot("net", shape)
-    goal = tape.slot("target", target, kind="target", role="target", dtype=dtype)
-    loss = tape.slot("loss", (), kind="loss")
-    tape.graph([(answer, loss)], cut=[(goal, loss)])
-    return tape
-
-
 @pytest.mark.parametrize(
-    ("answer", "target", "wrong"),
+    ("function", "prediction", "target", "result"),
     [
-        ((64, 1), (64,), True),
-        ((64,), (64, 1), True),
-        ((64, 1), (64, 1), False),
-        ((64, 3), (3,), False),
+        ("mse_loss", (64, 1), (64,), "[64, 64]"),
+        ("mse_loss", (64,), (64, 1), "[64, 64]"),
+        ("huber_loss", (5, 5, 1), (5, 5), "[5, 5, 5]"),
+        ("sub", (64, 1), (64,), "[64, 64]"),
+        ("__rsub__", (64, 1), (64,), "[64, 64]"),
+        ("mse_loss", (64, 1), (64, 1), None),
+        ("mse_loss", (64,), (64,), None),
+        ("mse_loss", (64, 3), (3,), None),  # one target for all
+        ("mse_loss", (1, 64), (64,), None),  # as many elements as either has
+        ("sub", (8, 1, 16), (5, 16), None),  # distances of each to each
+        ("cross_entropy", (64, 1), (64,), None),
     ],
 )
 def test_shapes_that_broadcast(
-    answer: tuple[int, ...], target: tuple[int, ...], wrong: bool
+    function: str, prediction: tuple[int, ...], target: tuple[int, ...], result: str | None
 ) -> None:
-    tape = answered(answer, target, "float32")
-    tape.record({0: np.zeros(answer), 1: np.zeros(target)})
-    assert bool(tape.findings(SilentBroadcasting())) is wrong
+    tape = Tape()
+    tape.loss_call(function, prediction, target)
+    tape.record({})
+    found = [finding.evidence["result"] for finding in tape.findings(SilentBroadcasting())]
+    assert found == ([] if result is None else [result])
 
 
-def test_probabilities_where_logits_should_be() -> None:
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=(8, 10))
-    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    for values, losses, wrong in (
-        (probabilities, [2.3, 1.6, 1.47], True),  # ln(1 + 9 / e) = 1.461
-        (probabilities, [2.3, 1.0, 0.2], False),  # a loss of their logarithm gets lower
-        (logits, [2.3, 1.6, 1.47], False),
-    ):
-        tape = answered((8, 10), (8,), "int64")
-        tape.losses(losses)
-        for _ in range(6):
-            tape.record({0: values, 1: np.arange(8)})
-        assert bool(tape.findings(ProbabilitiesAsLogits())) is wrong
+def classified(values: np.ndarray, *, function: str, made_by: str = "") -> Tape:
+    """What a loss of classes gets in six records."""
+    tape = Tape()
+    answer = tape.slot("net", values.shape)
+    labels = (len(values), *values.shape[2:])
+    goal = tape.slot("target", labels, kind="target", role="target", dtype="int64")
+    loss = tape.slot("loss", (), kind="loss")
+    tape.graph([(answer, loss)], cut=[(goal, loss)])
+    tape.loss_call(function, answer, goal, made_by=made_by)
+    for _ in range(6):
+        tape.record({answer: values, goal: np.zeros(labels)})
+    return tape
+
+
+LOGITS = np.random.default_rng(0).normal(size=(8, 10))
+PROBABILITIES = np.exp(LOGITS) / np.exp(LOGITS).sum(1, keepdims=True)
+MAPS = np.repeat(PROBABILITIES[:, :, None], 4, 2).reshape(8, 10, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "made_by", "wrong"),
+    [
+        (LOGITS, "Softmax", True),  # what computed them is enough
+        (LOGITS, "Addmm", False),
+        (PROBABILITIES, "", True),
+        (MAPS, "", True),
+        (LOGITS, "", False),
+        (np.log(PROBABILITIES), "LogSoftmax", False),
+    ],
+)
+@pytest.mark.parametrize("window", [1, 7])
+def test_probabilities_where_logits_should_be(
+    values: np.ndarray, made_by: str, wrong: bool, window: int
+) -> None:
+    tape = classified(values, function="cross_entropy", made_by=made_by)
+    found = tape.findings(ProbabilitiesAsLogits(), window=window)
+    assert [finding.evidence["classes"] for finding in found] == [10] * wrong
+    assert all("cannot fall below 1.46" in finding.message for finding in found)  # ln(1 + 9 / e)
+
+
+@pytest.mark.parametrize(
+    ("values", "made_by", "wrong"),
+    [
+        (LOGITS, "Addmm", True),
+        (LOGITS, "", True),
+        (PROBABILITIES, "Softmax", True),
+        (np.log(PROBABILITIES), "LogSoftmax", False),
+        (np.log(PROBABILITIES), "Log", False),  # as skorch takes it
+        (np.log(PROBABILITIES), "", False),
+    ],
+)
+def test_logits_where_logarithms_should_be(values: np.ndarray, made_by: str, wrong: bool) -> None:
+    tape = classified(values, function="nll_loss", made_by=made_by)
+    assert bool(tape.findings(LogitsAsLogProbabilities())) is wrong
 
 
 @pytest.mark.parametrize(("slope", "wrong"), [(0.0, True), (0.01, True), (1.0, False)])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch.nn.functional as F
+from torch import nn
 
+from comgra_decl.records import MODES
 from comgra_decl.rules.data.evaluation import EvaluationGap
 from comgra_decl.rules.structure.evaluation_mode import TrainingInEvaluationMode
 from tests.rules.tape import Tape
+from tests.rules.trainings import fit, found, regression
 
 RNG = np.random.default_rng(5)
 WAVE = RNG.normal(size=(4, 10))
@@ -60,37 +66,75 @@ def test_evaluations_without_end_cost_no_memory_without_end() -> None:
     assert len(rule._waiting) == 64
 
 
-def dropping(modes: str) -> Tape:
-    """A Dropout: d drops a quarter, p passes on what it is given."""
+def modes(calls: str, *, class_: str = "Dropout", optimized: bool = True) -> Tape:
+    """A model that each record calls in training (t) or evaluation mode (e), or not at all (-)."""
     tape = Tape()
-    before, drop = tape.slot("act", (4, 8)), tape.slot("drop", (4, 8), class_="Dropout")
-    tape.graph([(before, drop)])
-    for mode in modes:
-        x = RNG.normal(size=(4, 8))
-        mask = np.arange(8) >= 2
-        tape.record({before: x, drop: x * mask * 4 / 3 if mode == "d" else x})
+    weight = {"weight": {"shape": [3], "trainable": True, "optimized": optimized}}
+    tape.documents["modules"] = [
+        {"path": "", "node": "Net", "class": "Net", "parameters": {}},
+        {"path": "a", "node": "a", "class": "Linear", "parameters": weight},
+        {"path": "b", "node": "b", "class": class_, "parameters": {}},
+    ]
+    for step, mode in enumerate(calls):
+        tape.record({}, step=step, facts={} if mode == "-" else {MODES: {"Net": mode == "t"}})
     return tape
 
 
+@pytest.mark.parametrize("window", [1, 3, 100])
 @pytest.mark.parametrize(
-    ("modes", "steps"), [("ddppppp", [2]), ("ddpppp", []), ("pppppppp", []), ("dpdpdpdpdp", [])]
+    ("calls", "found"),
+    [
+        ("tteeeee", [(2, "error")]),
+        ("tteee-ee", [(2, "error")]),  # a step that did not call it tells nothing
+        ("tteeee", []),
+        ("eeeee", [(0, "warning")]),  # from the start: a model may be loaded so
+        ("eeee", []),
+        ("tteeeeet", []),  # it was ended
+        ("tetetetetet", []),
+    ],
 )
-def test_a_dropout_that_stops_dropping_is_in_evaluation_mode(modes: str, steps: list[int]) -> None:
-    found = dropping(modes).findings(TrainingInEvaluationMode())
-    assert [finding.first_step for finding in found] == steps
-
-
-@pytest.mark.parametrize(("off", "found"), [(0.0, 0), (0.001, 0), (0.01, 1)])
-def test_a_batchnorm_whose_mean_leaves_its_bias_is_in_evaluation_mode(
-    off: float, found: int
+def test_a_training_that_goes_on_in_evaluation_mode(
+    calls: str, found: list[tuple[int, str]], window: int
 ) -> None:
-    tape = Tape()
-    norm = tape.slot("n", (64, 5), class_="BatchNorm1d")
-    bias = tape.slot("n", (5,), role="bias", kind="parameter")
-    beta = np.linspace(-0.1, 0.3, 5)
-    for step in range(10):
-        x = RNG.normal(size=(64, 5))
-        y = (x - x.mean(0)) / x.std(0) + beta
-        tape.record({norm: y if step < 3 else y + off, bias: beta})
-    findings = tape.findings(TrainingInEvaluationMode())
-    assert [finding.first_step for finding in findings] == [3] * found
+    findings = modes(calls).findings(TrainingInEvaluationMode(), window=window)
+    assert [(finding.first_step, finding.severity) for finding in findings] == found
+
+
+@pytest.mark.parametrize(
+    ("class_", "optimized", "found"),
+    [
+        ("BatchNorm2d", True, 1),
+        ("StochasticDepth", True, 1),
+        ("LayerNorm", True, 0),  # is the same in both modes
+        ("Dropout", False, 0),  # a teacher
+    ],
+)
+def test_evaluation_mode_counts_where_something_is_trained_and_differs(
+    class_: str, optimized: bool, found: int
+) -> None:
+    tape = modes("tteeeee", class_=class_, optimized=optimized)
+    assert len(tape.findings(TrainingInEvaluationMode())) == found
+
+
+def normalized() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+
+
+@pytest.mark.parametrize(("left_at", "severity"), [(0, "warning"), (6, "error"), (None, None)])
+def test_a_real_training_in_evaluation_mode(
+    left_at: int | None, severity: str | None, tmp_path: Path
+) -> None:
+    """From the start, from some step on, or of a single frozen BatchNorm, which is common."""
+
+    def training() -> None:
+        model, done = normalized(), itertools.count(1)
+        if left_at == 0:
+            model.eval()
+        if left_at is None:
+            model[1].eval()
+        loss_of = regression(lambda p, y: F.mse_loss(p[:, 0], y))
+        fit(model, loss_of, steps=14, after=lambda: next(done) == left_at and model.eval())
+
+    found_ = found(tmp_path, training)
+    expected = [] if severity is None else [("training_in_evaluation_mode", severity, left_at)]
+    assert [(f.rule, f.severity, f.first_step) for f in found_] == expected

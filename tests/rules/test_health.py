@@ -9,10 +9,21 @@ import pytest
 
 import comgra_decl
 from comgra_decl.query import open_run
-from comgra_decl.rules import CHECKLIST, Diagnosis, Finding, Unchecked, diagnose, health, stored
+from comgra_decl.rules import (
+    CHECKLIST,
+    Diagnosis,
+    Finding,
+    Reading,
+    Unchecked,
+    diagnose,
+    health,
+    stored,
+    unseen,
+)
 from comgra_decl.rules.catalogue import known
 from comgra_decl.rules.finding import Severity
 from comgra_decl.rules.health import Check
+from comgra_decl.rules.readings import Verdict
 from tests.support.fake_run import FakeRun
 
 CLEAN = Diagnosis([], [], sorted(known()), 100)
@@ -39,7 +50,7 @@ def test_every_rule_answers_a_question() -> None:
 
 
 def test_every_rule_that_a_question_names_exists() -> None:
-    assert {rule for question in CHECKLIST for rule in question.rules} <= set(known())
+    assert {rule for question in CHECKLIST for rule in question.named} <= set(known())
 
 
 @pytest.mark.parametrize(
@@ -59,11 +70,57 @@ def test_colours_follow_from_the_worst_finding(
     assert (check.colour, check.evidence) == (colour, FLAT.message)
 
 
-def test_green_says_who_looked_at_how_much() -> None:
-    check = asked(CLEAN, "loss fall")
-    assert check.colour == "green"
-    assert "100 training records" in check.evidence
+def test_green_says_who_looked_at_how_much_and_what_the_numbers_are() -> None:
+    reading = Reading("loss 2.27 \u2192 1.6 in 100 steps")
+    check = asked(replace(CLEAN, readings={"falling": reading}), "loss fall")
+    assert (check.colour, check.numbers) == ("green", reading.text)
+    assert check.evidence.startswith(f"{reading.text}; nothing found in 100 training records by ")
     assert "loss_not_falling" in check.evidence
+
+
+def test_a_tick_needs_all_deciding_rules() -> None:
+    why = "it needs 60 losses; the run has 50"
+    names = [name for name in CLEAN.checked if name != "loss_not_falling"]
+    partly = replace(CLEAN, checked=names, unchecked=[Unchecked("loss_not_falling", why)])
+    check = asked(partly, "loss fall")
+    assert (check.colour, check.state) == ("partly", "partly looked (1 of 2)")
+    assert f"loss_not_falling could not look: {why}" in check.evidence
+    assert "nothing found in 100 training records by loss_diverges" in check.evidence
+
+
+def test_a_rule_that_does_not_decide_ticks_nothing() -> None:
+    only = replace(CLEAN, checked=["negative_loss"])
+    assert asked(only, "loss fall").colour == "unchecked"
+    without = replace(CLEAN, checked=[n for n in CLEAN.checked if n != "negative_loss"])
+    assert asked(without, "loss fall").colour == "green"
+
+
+@pytest.mark.parametrize(("verdict", "colour"), [("poor", "amber"), ("bad", "red")])
+def test_numbers_that_say_no_are_never_ticked(verdict: Verdict, colour: str) -> None:
+    reading = Reading("loss 2.27 \u2192 3.6 in 50 steps", verdict)
+    for checked in (CLEAN.checked, []):
+        check = asked(replace(CLEAN, checked=checked, readings={"falling": reading}), "loss fall")
+        assert (check.colour, check.evidence) == (colour, reading.text)
+
+
+def test_numbers_that_are_missing_are_no_tick() -> None:
+    reading = Reading("first loss 0.9; without classes, the cost of guessing is unknown", "unknown")
+    check = asked(replace(CLEAN, readings={"first_loss": reading}), "first loss")
+    assert (check.colour, check.numbers) == ("unchecked", reading.text)
+
+
+def test_a_reading_adds_the_rules_that_its_kind_of_run_needs() -> None:
+    names = [name for name in CLEAN.checked if name != "class_imbalance"]
+    for deciding, colour in ((), "green"), (("class_imbalance",), "partly"):
+        reading = Reading("targets int64 [8]", "fine", deciding)
+        found = replace(CLEAN, checked=names, readings={"labels": reading})
+        assert asked(found, "labels balanced").colour == colour
+
+
+def test_the_checklist_never_stands_without_what_no_rule_can_see() -> None:
+    assert ["leak into inputs" in sentence for sentence in unseen(CLEAN)] == [True]
+    zero = replace(CLEAN, caveats=("The loss is exactly 0.",))
+    assert unseen(zero) == ["The loss is exactly 0.", *unseen(CLEAN)]
 
 
 def test_what_nobody_could_check_is_not_green() -> None:
@@ -72,7 +129,9 @@ def test_what_nobody_could_check_is_not_green() -> None:
     names = [name for name in CLEAN.checked if name not in rules]
     check = asked(replace(CLEAN, unchecked=unchecked, checked=names), "attention")
     assert (check.colour, check.evidence) == ("unchecked", "no probabilities are recorded")
-    assert asked(replace(CLEAN, checked=[]), "loss fall").colour == "unchecked"
+    assert check.state == "not checked"
+    off = asked(replace(CLEAN, checked=[]), "loss fall")
+    assert (off.colour, off.evidence) == ("unchecked", "all of its rules are off")
 
 
 def test_rules_of_the_user_have_a_question_of_their_own() -> None:
@@ -109,3 +168,6 @@ def test_a_recorded_run_has_the_findings_it_was_recorded_with(tmp_path: Path) ->
     assert [f.rule for f in kept.findings] == list(run.findings()["rule"])
     assert kept.records == len(run.steps)
     assert asked(kept, "finite").colour == "red"
+    found = diagnose(run)
+    assert (kept.readings, kept.caveats) == (found.readings, found.caveats)
+    assert kept.readings["finite"].text.endswith("of 8 records from step 5 on")

@@ -17,6 +17,7 @@ from comgra_decl.cli.main import main
 from comgra_decl.errors import SpecError
 from comgra_decl.query import Run
 from comgra_decl.rules import diagnose
+from comgra_decl.rules.finding import roots_of
 
 NODES = {"all": {"select": "**", "capture": ["output", "output_grad", "parameter"]}}
 EVERY = {"first": 1_000_000}
@@ -68,7 +69,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_the_origin_of_a_nan_is_named(run: Run) -> None:
-    first, second = diagnose(run).findings[:2]
+    first, second = roots_of(diagnose(run).findings)[:2]
     assert (first.rule, first.first_step, first.sample) == ("nonfinite", 7, 2)
     assert first.place is not None
     assert first.place.node == "log"

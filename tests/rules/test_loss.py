@@ -19,7 +19,7 @@ NOISE = np.random.default_rng(0).normal(0, 0.05, 400)
 FALLING = 2.3 * np.exp(-np.arange(400) / 100) + 0.3 + NOISE
 
 
-def told(values: object, *, classes: int = 0) -> Tape:
+def told(values: object, *, classes: int = 0, function: str = "cross_entropy") -> Tape:
     tape = Tape()
     tape.losses(list(np.asarray(values, float)))
     if classes:
@@ -27,6 +27,7 @@ def told(values: object, *, classes: int = 0) -> Tape:
         target = tape.slot("target", (8,), kind="target", dtype="int64")
         loss = tape.slot("loss", (), kind="loss")
         tape.graph([(answer, loss)], cut=[(target, loss)])
+        tape.loss_call(function, answer, target)
         tape.record({answer: np.zeros((8, classes)), target: np.arange(8)})
     return tape
 
@@ -92,6 +93,13 @@ def test_a_likelihood_is_not_negative() -> None:
     (found,) = told(falling, classes=10).findings(NegativeLoss())
     assert found.first_step == 24
     assert not told(falling).findings(NegativeLoss())
+
+
+@pytest.mark.parametrize("function", ["__getitem__", "gather"])
+def test_a_loss_of_actions_may_be_negative(function: str) -> None:
+    """A policy gradient, -(log p * advantage), takes actions, which are integers, by index."""
+    falling = 2.3 - 0.1 * np.arange(100)
+    assert not told(falling, classes=10, function=function).findings(NegativeLoss())
 
 
 def test_a_validation_loss_that_rises_alone_is_overfitting() -> None:

@@ -20,8 +20,7 @@ from comgra_decl.rules import Window, diagnose
 from comgra_decl.rules.attention.patterns import AttentionCollapse
 from comgra_decl.rules.data.targets import SingleClass, Unshuffled
 from comgra_decl.rules.graph import same_shape_edges
-from comgra_decl.rules.structure.probabilities import ProbabilitiesAsLogits
-from comgra_decl.rules.structure.sigmoid_twice import SigmoidTwice
+from comgra_decl.rules.structure.probabilities import ProbabilitiesAsLogits, SigmoidTwice
 from comgra_decl.rules.structure.small_batch import SmallBatchNorm
 from comgra_decl.rules.table import SlotTable
 from comgra_decl.rules.values.independent import InputIndependence
@@ -90,33 +89,34 @@ def test_batch_norm_is_judged_by_each_batch(
 def test_a_sigmoid_taken_twice_is_told_whatever_the_batches_are(
     sizes: list[int], twice: bool
 ) -> None:
+    """Of predictions whose origin is not known."""
     tape = Tape()
-    answer = tape.slot("net", (sizes[0], 1), class_="Sigmoid")
-    gradient = tape.slot("net", (sizes[0], 1), pass_="grad")
-    goal = tape.slot("target", (sizes[0], 1), kind="target", role="target")
+    answer = tape.slot("net", (sizes[0], 2))
+    goal = tape.slot("target", (sizes[0], 2), kind="target", role="target")
     loss = tape.slot("loss", (), kind="loss")
     tape.graph([(answer, loss)], cut=[(goal, loss)])
+    tape.loss_call("binary_cross_entropy_with_logits", answer, goal)
     for size in sizes:
-        y = (np.arange(size) % 2)[:, None].astype(float)
-        p = RNG.uniform(0.1, 0.9, (size, 1))
-        slope = 1 / (1 + np.exp(-p)) - y if twice else (p - y) / (p * (1 - p))
-        tape.record({answer: p, gradient: slope / size, goal: y})
+        p = np.tile([0.02, 0.98], (size, 1))
+        y = np.tile([0.0, 1.0], (size, 1))
+        tape.record({answer: p if twice else np.log(p / (1 - p)), goal: y})
     assert len(tape.findings(SigmoidTwice())) == twice
 
 
 def test_classes_that_come_later_are_classes() -> None:
-    """A network of which one answer was pruned after the first step."""
+    """A network that gets a softmax, and two answers less, after the first step."""
     tape = Tape()
     answer = tape.slot("net", (8, 5))
     goal = tape.slot("target", (8,), kind="target", role="target", dtype="int64")
     loss = tape.slot("loss", (), kind="loss")
     tape.graph([(answer, loss)], cut=[(goal, loss)])
-    tape.losses([1.2] * 9)
-    for classes in [5] + [3] * 8:
+    for classes, made_by in [(5, "Addmm")] + [(3, "Softmax")] * 8:
+        tape.calls.clear()
+        tape.loss_call("cross_entropy", answer, goal, made_by=made_by)
         raw = np.exp(RNG.normal(size=(8, classes)))
         tape.record({answer: raw / raw.sum(1, keepdims=True), goal: np.arange(8) % 3})
     (found,) = tape.findings(ProbabilitiesAsLogits())
-    assert found.evidence["classes"] == 3
+    assert (found.first_step, found.last_step, found.evidence["classes"]) == (1, 8, 3)
 
 
 @pytest.mark.parametrize("first", [1, 8])

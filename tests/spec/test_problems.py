@@ -46,7 +46,7 @@ def test_a_wrong_choice_names_the_right_ones_and_the_nearest() -> None:
 def test_an_unknown_key_is_blamed_on_its_mapping() -> None:
     assert only_problem({"schedule": {"evry": 3}}) == (
         "comgra.schedule: unknown key 'evry'; valid keys: first, every, backoff, steps, windows, "
-        "seconds, types, eval, budget, step, max_iterations; did you mean 'every'?"
+        "seconds, sudden, types, eval, budget, step, max_iterations; did you mean 'every'?"
     )
     assert only_problem({"samplse": 1}).startswith(
         "comgra: unknown key 'samplse'; valid keys: run, "

@@ -74,7 +74,7 @@ def finding_marks(view: RunView, type_: str) -> tuple[FindingMark, ...]:
         if step is None:
             continue
         index = int(np.searchsorted(steps, step))
-        line = f"{finding.severity}: {finding.rule} from step {finding.first_step}"
+        line = f"{finding.severity}: {finding.rule} from {finding.began}"
         before = marks.get(index)
         if before is None:
             marks[index] = FindingMark(index, line, finding.severity)

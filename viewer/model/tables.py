@@ -160,11 +160,11 @@ def findings_csv(view: RunView) -> bytes:
     known = found(view).diagnosis
     lines = (
         [f.rule, f.severity, *_place(f.place), str(f.first_step), str(f.last_step), f.message,
-         f.advice]
+         f.advice, "" if f.after_step is None else str(f.after_step)]
         for f in (() if known is None else known.findings)
     )  # fmt: skip
     heads = ["rule", "severity", "node", "role", "iteration", "pass", "first step", "last step"]
-    return written([*heads, "message", "advice"], lines)
+    return written([*heads, "message", "advice", "after step"], lines)
 
 
 def notes_csv(view: RunView) -> bytes:

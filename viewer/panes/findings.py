@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import panel as pn
 
-from comgra_decl.rules import Check, Correlation, Diagnosis, Finding, health
+from comgra_decl.rules import Check, Correlation, Diagnosis, Finding, health, unseen
+from comgra_decl.rules.finding import consequences_of, roots_of
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
@@ -75,12 +76,9 @@ def page_of(known: Found, shown: Shown) -> str:
     diagnosis = known.diagnosis
     parts = [_bar(known)]
     if diagnosis is not None:
-        first = [f for f in diagnosis.findings if f.because is None]
-        rest = [f for f in diagnosis.findings if f.because is not None]
         parts.append(_health(health(diagnosis)))
-        parts.append(_list("Findings, most important first", first, shown) if first else _NOTHING)
-        if rest:
-            parts.append(_list("Consequences of the findings above", rest, shown))
+        parts.append(_unseen(diagnosis))
+        parts.append(_list(diagnosis.findings, shown) if diagnosis.findings else _NOTHING)
     if known.correlations is not None:
         parts.append(_together(known.correlations))
     if diagnosis is not None:
@@ -124,11 +122,13 @@ def _health(checks: Iterable[Check]) -> str:
 
 
 def _check(check: Check) -> str:
-    state = "not checked" if check.colour == "unchecked" else check.colour
-    title = f"{state}: {check.evidence}"
+    title = f"{check.state}: {check.evidence}"
+    said = check.state if check.colour == "partly" else ""
+    shown = "; ".join(part for part in (said, check.numbers) if part)
     inside = (
         f'<span class="dot {check.colour}" aria-hidden="true"></span>{_e(check.question.text)}'
-        f'<span class="unseen"> {_e(state)}</span>'
+        f'<span class="unseen"> {_e(check.state)}</span>'
+        + (f'<span class="numbers">{_e(shown)}</span>' if shown else "")
     )
     worst = check.findings[0] if check.findings else None
     if worst is None:
@@ -140,8 +140,26 @@ def _check(check: Check) -> str:
     )
 
 
-def _list(title: str, findings: Iterable[Finding], shown: Shown) -> str:
-    return f"<h3>{_e(title)}</h3>" + "".join(_finding(f, shown) for f in findings)
+def _unseen(diagnosis: Diagnosis) -> str:
+    """Returns what the checklist cannot see, so that it never stands alone."""
+    lines = "".join(f"<p>{_e(sentence)}</p>" for sentence in unseen(diagnosis))
+    return f'<div class="caveats">{lines}</div>'
+
+
+def _list(findings: Sequence[Finding], shown: Shown) -> str:
+    """Returns the findings, each with its consequences folded beneath it."""
+    parts = ["<h3>Findings, most important first</h3>"]
+    for finding in roots_of(findings):
+        parts.append(_finding(finding, shown))
+        consequences = consequences_of(finding, findings)
+        if consequences:
+            names = ", ".join(rule_label(f.rule) for f in consequences)
+            inside = "".join(_finding(f, shown) for f in consequences)
+            parts.append(
+                f'<details class="consequences"><summary>This explains: {_e(names)}</summary>'
+                f"{inside}</details>"
+            )
+    return "".join(parts)
 
 
 def _finding(finding: Finding, shown: Shown) -> str:
@@ -164,6 +182,8 @@ def _finding(finding: Finding, shown: Shown) -> str:
 
 def _span(finding: Finding) -> str:
     first, last = count(finding.first_step), count(finding.last_step)
+    if finding.after_step is not None and not finding.is_exact:
+        return f"between steps {count(finding.after_step + 1)} and {first}, until step {last}"
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 

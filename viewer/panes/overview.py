@@ -111,7 +111,7 @@ class OverviewPane(Pane):
             for place, step, finding in placed(self._shown.view, pass_):
                 line = lines.get((place.node, place.role))
                 if line is not None:
-                    text = f"{finding.severity}: {finding.rule} from step {step}"
+                    text = f"{finding.severity}: {finding.rule} from {finding.began}"
                     rows.append((step, line + 0.5, COLOURS[finding.severity], text))
         x, y, colour, text_ = zip(*rows, strict=True) if rows else ((), (), (), ())
         data: dict[str, Any] = {

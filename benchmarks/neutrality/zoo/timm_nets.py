@@ -35,7 +35,7 @@ _SHALLOW: tuple[dict[str, int], ...] = (
 def build(name: str) -> Program:
     """Returns a training of a classifier on random images."""
     torch.manual_seed(0)
-    model, size = _smallest(name)
+    model, size = smallest(name)
     torch.manual_seed(0)
 
     def loss(net: nn.Module) -> Tensor:
@@ -47,7 +47,7 @@ def build(name: str) -> Program:
     return usual(model, loss, optimizer=torch.optim.SGD, momentum=0.9)
 
 
-def _smallest(name: str) -> tuple[nn.Module, int]:
+def smallest(name: str) -> tuple[nn.Module, int]:
     """Return the model for the smallest images that it accepts."""
     options, size = _found(name)
     return timm.create_model(name, **_SMALL, **options), size

@@ -20,29 +20,27 @@ densenet121 googlenet mnasnet0_5 mobilenet_v2 mobilenet_v3_small regnet_y_400mf 
 shufflenet_v2_x0_5 squeezenet1_1 lraspp_mobilenet_v3_large raft_small
 """.split()
 
-_SIDE = {"inception_v3": 96, "maxvit_t": 224, "vit_b_32": 224, "alexnet": 96, "raft_small": 128}
-_OPTIONS: dict[str, dict[str, Any]] = {
+SIDE = {"inception_v3": 96, "maxvit_t": 224, "vit_b_32": 224, "alexnet": 96, "raft_small": 128}
+OPTIONS: dict[str, dict[str, Any]] = {
     "googlenet": {"init_weights": False},
     "inception_v3": {"init_weights": False, "aux_logits": False},
 }
-_VIDEOS = {"mc3_18": 4, "r3d_18": 4, "r2plus1d_18": 4, "s3d": 16, "swin3d_t": 4}
-_MAPS = {"deeplabv3_mobilenet_v3_large", "fcn_resnet50", "lraspp_mobilenet_v3_large"}
+VIDEOS = {"mc3_18": 4, "r3d_18": 4, "r2plus1d_18": 4, "s3d": 16, "swin3d_t": 4}
+MAPS = {"deeplabv3_mobilenet_v3_large", "fcn_resnet50", "lraspp_mobilenet_v3_large"}
 
 
 def build(name: str) -> Program:
     """Returns a training on random images, videos or pairs of images."""
-    side = _SIDE.get(name, 64)
+    side = SIDE.get(name, 64)
     if name == "raft_small":
         return usual(models.get_model(name, weights=None), _flow, optimizer=torch.optim.SGD)
-    backbone = {"weights_backbone": None} if name in _MAPS else {}
-    model = models.get_model(
-        name, weights=None, num_classes=7, **backbone, **_OPTIONS.get(name, {})
-    )
+    backbone = {"weights_backbone": None} if name in MAPS else {}
+    model = models.get_model(name, weights=None, num_classes=7, **backbone, **OPTIONS.get(name, {}))
 
     def loss(net: nn.Module) -> Tensor:
-        frames = (_VIDEOS[name],) if name in _VIDEOS else ()
+        frames = (VIDEOS[name],) if name in VIDEOS else ()
         output = net(torch.randn(2, 3, *frames, side, side))
-        if name in _MAPS:
+        if name in MAPS:
             return F.cross_entropy(output["out"], torch.randint(7, (2, side, side)))
         target = torch.randint(7, (2,))
         if isinstance(output, tuple):
@@ -53,6 +51,6 @@ def build(name: str) -> Program:
 
 
 def _flow(net: nn.Module) -> Tensor:
-    side = _SIDE["raft_small"]
+    side = SIDE["raft_small"]
     flows = net(torch.rand(1, 3, side, side), torch.rand(1, 3, side, side), num_flow_updates=2)
     return torch.stack([flow.abs().mean() for flow in flows]).sum()

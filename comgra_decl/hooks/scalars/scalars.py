@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from comgra_decl.hooks.scalars.alarm import LossAlarm
 from comgra_decl.hooks.scalars.loop_position import LoopPosition
 from comgra_decl.hooks.scalars.numbers import LateNumbers, Number, read_number
 from comgra_decl.records import RESUMED, Note, ScalarBatch
@@ -69,6 +71,9 @@ class Scalars:
     Args:
         sink: receives the logged values in the training thread; must be fast. None to discard them.
         on_fault: called with an error in tracing itself.
+
+    Attributes:
+        alarm: detects sudden losses; None if the spec does not ask for it.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class Scalars:
         self._sink = sink
         self._on_fault = on_fault
         self.events: list[Any] = []
+        self.alarm: LossAlarm | None = None
         self._due = -math.inf
         self.talks = False  # whether the program has logged anything
         self.saying = Saying()
@@ -88,6 +94,11 @@ class Scalars:
         self._looking = threading.Lock()
         self._closed: list[_Step] = []
         self._closed_notes: list[Note] = []
+
+    def watch_losses(self, wanted: bool) -> None:
+        """Notices sudden losses from now on, or no longer."""
+        if wanted != (self.alarm is not None):
+            self.alarm = LossAlarm() if wanted else None
 
     def stop(self) -> None:
         """Delivers everything logged so far."""
@@ -185,6 +196,8 @@ class Scalars:
                 number = _only(event)
                 if isinstance(number, (float, torch.Tensor)):
                     saying.numbers.append((name, number))
+                    if self.alarm is not None and name == "loss" and isinstance(number, float):
+                        self.alarm.take(number)
 
     def _close(self, type_: str) -> None:
         saying = self.saying
@@ -211,7 +224,7 @@ class Scalars:
             self._look()
             closed, notes = _taken(self._closed), _taken(self._closed_notes)
             if self._sink is not None and (notes or any(numbers for _, _, numbers in closed)):
-                self._sink(_said(closed, notes))
+                self._sink(_said(closed, notes, self.alarm))
         finally:
             self._one_at_a_time.release()
 
@@ -230,7 +243,7 @@ def _taken(items: list[Any]) -> list[Any]:
     return taken
 
 
-def _said(closed: list[_Step], notes: list[Note]) -> ScalarBatch:
+def _said(closed: list[_Step], notes: list[Note], alarm: LossAlarm | None) -> ScalarBatch:
     numbers = [number for _, _, part in closed for number in part]
     late = LateNumbers()
     values = np.full(len(numbers), np.nan)
@@ -241,11 +254,24 @@ def _said(closed: list[_Step], notes: list[Note]) -> ScalarBatch:
             values[where] = value
     late.send()
     counts = [len(part) for _, _, part in closed]
+    names = [name for name, _ in numbers]
     return ScalarBatch(
         steps=np.repeat(np.array([step for step, _, _ in closed], np.int64), counts),
         values=values,
-        names=[name for name, _ in numbers],
+        names=names,
         types=[type_ for _, type_, part in closed for _ in part],
         notes=notes,
-        settle=partial(late.settle, values) if len(late) else None,
+        settle=partial(_settle, late, values, names, alarm) if len(late) else None,
     )
+
+
+def _settle(
+    late: LateNumbers, values: NDArray[np.float64], names: list[str], alarm: LossAlarm | None
+) -> None:
+    """Waits for numbers on devices, on the writer thread; only now their losses are known."""
+    unknown = np.isnan(values)
+    late.settle(values)
+    if alarm is not None:
+        for at in np.flatnonzero(unknown).tolist():
+            if names[at] == "loss":
+                alarm.take(float(values[at]))

@@ -57,6 +57,8 @@ class Agenda:
         self._exact = spec.schedule.steps is not None
         self._labelled = spec.types.by is not None and not self._exact
         self._cadences = {} if self._exact else spec.schedule.types
+        self._sudden = 0 if self._exact else spec.schedule.sudden or 0
+        self._until = -1  # the last of the steps that are recorded because of a sudden loss
         self._hurried = spec.schedule.seconds is not None
         self._budget = budget
         self._all = Countdown(spec.schedule, clock=clock, factor=budget.factor)
@@ -74,6 +76,7 @@ class Agenda:
 
     def _go_on_from(self, before: Agenda) -> None:
         self._step, self.labels, self._late = before._step, before.labels, before._late
+        self._until = before._until
         self._seen, self._missed = before._seen, before._missed
         for label, count in before._counts.items():
             self._counts[label] = count
@@ -95,6 +98,17 @@ class Agenda:
         """Whether labels affect the decision or need to be counted."""
         return bool(self._labelled or self._cadences or self._missed or self.labels)
 
+    def alarm(self, step: int) -> tuple[int, int] | None:
+        """The loss was sudden: records the steps from `step` on, whatever else the schedule says.
+
+        Returns:
+            The first and the last of these steps; None if the spec asks for none.
+        """
+        if not self._sudden:
+            return None
+        self._until = step + self._sudden - 1
+        return step, self._until
+
     def stop_keeping(self) -> None:
         """Stops capturing steps for triggers; afterwards only due steps are captured."""
         self._keep = False
@@ -102,7 +116,7 @@ class Agenda:
     @property
     def quiet_until(self) -> float:
         """The first step for which `plan` must be called."""
-        if self._keep or self.typed or self._hurried:
+        if self._keep or self.typed or self._hurried or self._step < self._until:
             return -math.inf
         paid = self._step + self._budget.steps_in_debt
         if self._all.forced is not None:
@@ -117,10 +131,12 @@ class Agenda:
         if self._budget.exhausted():
             return Plan.WAIT
         if not self.typed:
+            if step <= self._until:
+                return Plan.ARM
             return Plan.ARM if self._due_by_number else Plan.WAIT
         if any(self._due_for(label) for label in self._late):
             return Plan.ARM
-        if self._labelled or self._due_by_number or self._missed:
+        if self._labelled or self._due_by_number or self._missed or step <= self._until:
             return Plan.WATCH
         known = {*self._cadences, *self._counts, TRAIN} - {_OTHERS}
         return Plan.WATCH if any(self._due_for(label) for label in known) else Plan.WAIT
@@ -144,6 +160,8 @@ class Agenda:
         labels = self.labels or (TRAIN,)
         if self._budget.exhausted(*labels) or any(self._never(label) for label in labels):
             return False
+        if self._step <= self._until:
+            return True
         if not self._budget.indebted(*labels):
             return any(self._due_for(label) for label in labels)
         return any(self._explicit_for(label) for label in labels)

@@ -9,6 +9,7 @@ import torch
 
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.hooks.tensors.gradients import loss_node
+from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.hooks.tensors.targets import Targets
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.tensors.capture import StepCapture
     from comgra_decl.hooks.tensors.recorder import TensorRecorder
     from comgra_decl.spec import Spec
+
+
+_SCANS = 2
+"""Records whose backward graph is searched for softmaxes over the batch; it rarely changes."""
 
 
 class Ends:
@@ -37,6 +42,7 @@ class Ends:
         self._recorder = recorder
         self._inputs: dict[tuple[str, int], Slot] = {}
         self._losses: dict[tuple[str, int], Slot] = {}
+        self._scans = _SCANS
         self.targets = Targets(on_fault=on_fault)
 
     def read_inputs(
@@ -87,6 +93,9 @@ class Ends:
         iteration = capture.iteration(pass_, node)
         if capture.categories is not None:
             capture.categories.loss(backwarded)
+        if self._scans and capture.batch_size and number == 0:
+            self._scans -= 1
+            capture.batch_softmaxes = batch_softmaxes(backwarded, capture.batch_size)
         if iteration is None:
             return
         slot = self._loss(node, iteration)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from comgra_decl.hooks.module_tree import in_training
 from comgra_decl.hooks.tensors.categories import categories
 from comgra_decl.hooks.tensors.gradients import Backwards
 from comgra_decl.records import Layout, RawStep, StepInfo
@@ -19,6 +20,7 @@ from comgra_decl.stats import OVERWRITTEN, CannotReduceError, Reducer, ordinary
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
+    from torch import nn
 
     from comgra_decl.hooks.tensors.categories import Categories
     from comgra_decl.hooks.tensors.opt_in_statistics import Measured
@@ -70,7 +72,11 @@ class StepCapture:
         self.once = 0.0  # seconds spent compiling kernels for the last record; not in `cost`
         self.kpi_tensors: dict[str, int] = {}
         self.skipped = False  # whether mixed precision skipped an optimizer step
-        self.said: dict[str, Any] = {}  # metrics that the program logged for the step, for triggers
+        self.loss_calls: list[dict[str, Any]] = []  # facts of the calls that got a target
+        self.modes: dict[str, bool] = {}  # whether each model was called in training mode
+        self.batch_softmaxes: list[list[int]] = []  # shapes of those over the batch
+        self.optimizers: list[dict[str, Any]] = []  # facts of those that have stepped
+        self.said: dict[str, Any] = {}  # what the program said of the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
         self.measured: Measured | None = None  # opt-in statistics
         self.categories: Categories | None = None  # of the samples, if the spec requests them
@@ -92,6 +98,10 @@ class StepCapture:
         self.kpi_tensors = {}
         self.said = {}
         self.skipped = False
+        self.loss_calls = []
+        self.modes = {}
+        self.batch_softmaxes = []
+        self.optimizers = []
         self.batch_size = None
         self.cost = 0.0
         self.open = True
@@ -111,6 +121,11 @@ class StepCapture:
         number = self.calls[key]
         self.calls[key] = number + 1
         return number
+
+    def note_mode(self, model: str, called: nn.Module, *, of_model: bool) -> None:
+        """Notes whether a model is called in training mode, if it is called with gradients."""
+        if of_model and self.followed and not self.aside:
+            self.modes[model] = self.modes.get(model, False) or in_training(called)
 
     def upcoming(self, what: object) -> int:
         """Returns the iteration that `count` would return next, without counting."""

@@ -211,6 +211,7 @@ class Parameters:
         self._is_clean = False
         self._take_back()
         self._optimizer = optimizer
+        capture.optimizers.append(_facts(optimizer))
         self._stepping = self._stepped_by(optimizer)
         self._remember(self._stepping)
         self._read_gradients = not closure and getattr(optimizer, "grad_scale", None) is None
@@ -405,3 +406,24 @@ def _read_updates(
                 torch.sub(parameter, update, out=update)
             slot = unused(capture, plan.slot, "update")
             capture.add(slot, update, batch_dim=None, values=plan.capture.values)
+
+
+_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "maximize")
+"""Options of parameter groups that are facts of a record."""
+
+
+def _facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Returns what `records.OPTIMIZERS` describes; reads nothing from a device."""
+    groups = []
+    for group in optimizer.param_groups:
+        facts: dict[str, Any] = {"parameters": len(group["params"])}
+        for name in _OPTIONS:
+            value = group.get(name)
+            if isinstance(value, torch.Tensor):
+                value = float(value) if value.device.type == "cpu" else None
+            if isinstance(value, (bool, int, float)):
+                facts[name] = value
+            elif isinstance(value, tuple) and all(isinstance(v, (int, float)) for v in value):
+                facts[name] = [*value]
+        groups.append(facts)
+    return {"class": type(optimizer).__name__, "groups": groups}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -13,7 +12,14 @@ import torch
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.call_context import is_no_step
+from comgra_decl.hooks.graph.lineage import storage_id
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
+from comgra_decl.hooks.tensors.loss_calls import (
+    form_of,
+    origin_of,
+    plain_arguments,
+    target_argument,
+)
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.torch_private import without_functions
 
@@ -24,6 +30,8 @@ if TYPE_CHECKING:
 _SHAPE_ONLY = ("_like", "new_", "_as")
 """Calls that use only the shape or dtype of a tensor."""
 _NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_")
+_MOST_CALLS = 16
+"""Calls per record whose facts are kept; a step rarely has more losses."""
 _WITHOUT_RESULT = frozenset({"backward", "register_hook", "_record_function_enter_new"})
 """Calls in almost every step whose results contain no tensors, so they need no check."""
 
@@ -48,7 +56,10 @@ class Targets(modes.OwnMode):
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # from the model, or already targets
         self._named: dict[int, weakref.ref[torch.Tensor]] = {}  # by the program
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}  # constants and noise of this step
+        self._returned: dict[int, weakref.ref[torch.Tensor]] = {}  # by the model, by storage
+        self._taken: dict[int, int] = {}  # number of each target of this step, by id
         self._slots: list[Slot] = []
+        self._predictions: list[Slot] = []
         self._capture: StepCapture | None = None
         self._waiting: StepCapture | None = None  # the step to continue with
         self._graph: Provenance | None = None
@@ -93,7 +104,9 @@ class Targets(modes.OwnMode):
 
     def know(self, value: Any) -> None:
         """Excludes the inputs and outputs of a model."""
-        _note(self._known, (tensor for _, tensor in tensors_in(value)))
+        for _, tensor in tensors_in(value):
+            reference = weakref.ref(tensor)
+            self._known[id(tensor)] = self._returned[storage_id(tensor)] = reference
 
     def know_named(self, value: Any) -> None:
         """Excludes tensors that the program has named, possibly before any model call."""
@@ -116,6 +129,8 @@ class Targets(modes.OwnMode):
         """Resets the state when the first model of a step is called."""
         self.rest()
         self._known.clear()
+        self._returned.clear()
+        self._taken.clear()
         self._made.clear()
         self._graph = None
         self._count = 0
@@ -132,8 +147,9 @@ class Targets(modes.OwnMode):
         try:
             if self._capture.open and self.thread == get_ident() and not is_no_step():
                 with without_functions():
-                    for tensor in self.met(func, args, kwargs, result):
-                        self._take(self._capture, tensor)
+                    met = [*self.met(func, args, kwargs, result)]
+                    taken = [(tensor, self._take(self._capture, tensor)) for tensor in met]
+                    self._describe(self._capture, func, args, kwargs, taken)
         except Exception as error:
             self._capture = None
             self._on_fault(error)
@@ -170,7 +186,7 @@ class Targets(modes.OwnMode):
         inputs: list[torch.Tensor],
         computed: list[torch.Tensor],
     ) -> Iterator[torch.Tensor]:
-        declared = _target_argument(func)
+        declared = target_argument(func)
         if declared is not None:
             name, position = declared
             value = args[position] if len(args) > position else kwargs.get(name)
@@ -194,40 +210,89 @@ class Targets(modes.OwnMode):
             return False
         return not (_is_in(self._known, tensor) or _is_in(self._named, tensor))
 
-    def _take(self, capture: StepCapture, tensor: torch.Tensor) -> None:
-        """Records a target and traces it in the graph before the graph follows the call."""
+    def _describe(
+        self,
+        capture: StepCapture,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        met: list[tuple[torch.Tensor, int | None]],
+    ) -> None:
+        """Records the facts of a call that compares a prediction with a target, and the prediction.
+
+        A prediction that the model returned, in whatever shape, has been read already.
+        """
+        declared = target_argument(func)
+        if not met and declared is not None:  # another loss of the same target, or a soft one
+            name, position = declared
+            value = args[position] if len(args) > position else kwargs.get(name)
+            if isinstance(value, torch.Tensor):
+                met = [(value, self._taken.get(id(value)))]
+        if not met or len(capture.loss_calls) >= _MOST_CALLS:
+            return
+        target, number = met[0]
+        given = [t for _, t in tensors_in((args, kwargs)) if t is not target]
+        prediction = next((t for t in given if gradient_function(t) is not None), None)
+        if prediction is None or (number is None and declared is None):
+            return
+        at = len(capture.loss_calls)
+        read = self._read_prediction(capture, prediction, at)
+        capture.loss_calls.append(
+            {
+                "function": getattr(func, "__name__", type(func).__name__),
+                "arguments": plain_arguments(func, args, kwargs),
+                "prediction": {
+                    **form_of(prediction),
+                    **origin_of(prediction),
+                    "slot": at if read else None,
+                },
+                "target": {**form_of(target), "slot": number},
+            }
+        )
+
+    def _read_prediction(self, capture: StepCapture, prediction: torch.Tensor, number: int) -> bool:
+        known = self._returned.get(storage_id(prediction))
+        whole = None if known is None else known()
+        if whole is not None and whole.numel() == prediction.numel():
+            return False
+        slot = _numbered(self._predictions, number, "prediction", "output", "computed")
+        dim = capture.batch_dim(prediction, "auto", slot)
+        if capture.add(slot, prediction, batch_dim=dim, values=self._values) is None:
+            return False
+        if self._graph is not None:
+            self._graph.trace(slot, prediction)
+        return True
+
+    def _take(self, capture: StepCapture, tensor: torch.Tensor) -> int | None:
+        """Records a target and returns its number, or None if it turns out not to be one.
+
+        The graph learns of it before the call that it entered is followed.
+        """
         if self._graph is not None and self._graph.of(tensor).all:
-            return  # made inside the model, in a way that only the graph sees
-        while len(self._slots) <= self._count:
-            number = len(self._slots)
-            self._slots.append(Slot(lambda: "target", "target", iteration=number, kind="target"))
-        slot = self._slots[self._count]
+            return None  # made inside the model, on a way that only the graph sees
+        number = self._count
+        slot = _numbered(self._slots, number, "target", "target", "target")
         self._count += 1
+        self._taken[id(tensor)] = number
         dim = capture.batch_dim(tensor, "auto", slot)
         if capture.add(slot, tensor, batch_dim=dim, values=self._values) is None:
-            return
+            return number
         if self._graph is not None:
             self._graph.trace(slot, tensor)
+        return number
+
+
+def _numbered(slots: list[Slot], number: int, node: str, role: str, kind: str) -> Slot:
+    """Returns the slot of the n-th target or prediction of a step."""
+    while len(slots) <= number:
+        slots.append(Slot(lambda: node, role, iteration=len(slots), kind=kind))
+    return slots[number]
 
 
 @lru_cache(maxsize=512)
 def _only_makes(name: str) -> bool:
     """Whether a call of this name does not use the values of its tensors."""
     return name.startswith(_NOISE) or any(part in name for part in _SHAPE_ONLY)
-
-
-@lru_cache(maxsize=512)
-def _target_argument(func: Any) -> tuple[str, int] | None:
-    """Returns name and position of the target of a loss function, None for other functions."""
-    if not inspect.isfunction(func):
-        return None
-    try:
-        names = list(inspect.signature(func).parameters)
-    except ValueError:  # e.g. `**` of tensors, a wrapped C++ function without a signature
-        return None
-    return next(
-        ((name, names.index(name)) for name in ("target", "targets") if name in names), None
-    )
 
 
 def _note(where: dict[int, weakref.ref[torch.Tensor]], tensors: Iterable[torch.Tensor]) -> None:

@@ -36,10 +36,10 @@ class DeadUnits(SlotRule):
     name = "dead_units"
     certainty = 0.75
     definition = (
-        "For `patience` records in a row, more than `share` of a bias's gradient is exactly zero "
-        "though other gradients are not (such an element belongs to a unit that no sample of the "
-        "batch activates); or more than `zeros` of a rectifier's output is zero although its input "
-        "is not entirely zero."
+        "For `patience` records in a row, more than `share` of the gradients of a module's bias "
+        "and of its weight are exactly zero though other gradients are not (such elements belong "
+        "to units that no sample of the batch activates); or more than `zeros` of a rectifier's "
+        "output is zero although its input is not entirely zero."
     )
     source = (
         "SageMaker Debugger (more than half of a layer's units are dead); the book chapter "
@@ -49,13 +49,15 @@ class DeadUnits(SlotRule):
         "Lower the learning rate, initialize by He with biases at 0, normalize before the "
         "activation, or use LeakyReLU or GELU. Check for inputs far from zero mean."
     )
-    explained_by = ("nonfinite", "large_update")
+    explained_by = ("nonfinite", "large_update", "loss_diverges", "collapsing_output")
     Parameters = DeadParameters
+    of_state = True
     statistics = ("zero_fraction",)
     evidence, of_graph = "share of zeros", True
     needs = "outputs or gradients of biases, {select: '**', capture: [output, parameter_grad]}"
 
     _sources = NO_SLOTS
+    _weights = NO_SLOTS  # the gradient of the weight beside each bias
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the outputs of rectifiers and the gradients of biases; notes their inputs."""
@@ -64,6 +66,10 @@ class DeadUnits(SlotRule):
         biases = table.parameter_gradients & table.where(
             lambda i: i.key.role == "bias" and len(i.shape) == 1 and i.shape[0] > 3
         )
+        self._weights = np.full(len(table), -1, np.int64)
+        for slot in np.flatnonzero(biases).tolist():
+            weight = table.infos[slot].key._replace(role="weight")
+            self._weights[slot] = table.by_key.get(weight, -1)
         return rectified | (biases & table.where(lambda i: i.dtype != "float16"))
 
     def measure(self, window: Window, at: Slots) -> Measured:
@@ -75,6 +81,10 @@ class DeadUnits(SlotRule):
         source = self._sources[at]
         empty = window.read("zero_fraction", np.maximum(source, 0)) == 1  # the input is to blame
         hit &= bias | (source < 0) | ~empty
+        weight = self._weights[at]
+        # a bias alone without a gradient cancels out behind its module
+        alive = window.read("zero_fraction", np.maximum(weight, 0)) <= self.parameters.share
+        hit &= ~(bias & (weight >= 0) & alive)
         if bias.any():
             nothing = (zeros[:, bias] == 1).all(1)  # nothing is trained: another rule's finding
             hit[np.ix_(nothing, bias)] = False

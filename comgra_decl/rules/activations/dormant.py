@@ -62,6 +62,7 @@ class DormantUnits(SampledRule):
     )
     explained_by = ("nonfinite", "dead_units", "all_zero")
     Parameters = DormantParameters
+    of_state = True
     evidence, what = "share of dormant units", "activation"
     needs = "outputs of activation modules with `values: true`"
 

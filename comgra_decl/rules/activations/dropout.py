@@ -22,7 +22,7 @@ from comgra_decl.rules.api import (
 class DropoutParameters(Patient):
     """The options of `heavy_dropout`."""
 
-    kept: Fraction = 0.25
+    kept: Fraction = 0.15
     """The smallest share of the input that must be kept."""
 
 

@@ -46,7 +46,9 @@ class RankCollapse(SlotRule):
         "or an objective with a collapsed solution."
     )
     explained_by = ("nonfinite", "exploding_gradient", "input_independence")
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = RankParameters
+    of_state = True
     any_statistic = RANKS
     lowest, evidence = True, "share of its first rank"
     needs = "weights, with `stats: [..., effective_rank]`"

@@ -42,6 +42,7 @@ class Saturated(SlotRule):
     )
     explained_by = ("nonfinite", "large_update", "input_scale")
     Parameters = SaturatedParameters
+    of_state = True
     statistics = ("mean", "l2")
     lowest, evidence = True, "relative slope"
     needs = "outputs of Tanh or Sigmoid modules"

@@ -129,7 +129,9 @@ class ActivationDrift(SlotRule):
         "that fades may be cut off by regularization or by a closed gate."
     )
     explained_by = ("nonfinite", "growing_weight", "large_update", "loss_diverges", "dead_units")
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = DriftParameters
+    of_state = True
     statistics = ("std",)
     evidence = "times its first size"
     needs = "outputs, {select: '**', capture: [output]}"

@@ -69,6 +69,7 @@ class AttentionCollapse(SlotRule):
     )
     explained_by = ("nonfinite", "large_update")
     Parameters = AttentionParameters
+    of_state = True
     statistics = ("l2", "mean", "min", "max")
     lowest, evidence = True, "tokens"
     needs = "attention probabilities, as in the preset `attention`"
@@ -117,6 +118,7 @@ class _Pattern(SampledRule):
     certainty = 0.5
     explained_by = ("nonfinite",)
     Parameters = PatternParameters
+    of_state = True
     evidence, what = "share of attention", "attention"
     needs = "attention with `values: true`, as in the preset `attention`"
 

@@ -6,8 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.correlations import statistics as n
+from comgra_decl.rules.correlations.candidate import Candidate
 from comgra_decl.rules.correlations.correlation import Correlation, Side
-from comgra_decl.rules.correlations.series import Series
+from comgra_decl.rules.correlations.origin import Origin, is_loss_name, of_metric
+from comgra_decl.rules.correlations.series import Series, is_group
 from comgra_decl.rules.memory import Bools
 
 LEAST_RECORDS = 40
@@ -31,34 +33,34 @@ def lags_of(steps: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(-most, most + 1)
 
 
-def moving(series: Series) -> list[tuple[Correlation, n.Floats]]:
-    """Returns what moves with each metric, with the changes of the candidate."""
+def moving(series: Series) -> list[Candidate]:
+    """Returns what moves with each metric, with the changes of the candidate.
+
+    Leaves out the gradients of a loss that move with it at the same time: they are computed from
+    it.
+    """
     if len(series.steps) < LEAST_RECORDS or not series.numbers:
         return []
-    names = list(series.numbers)
+    names = sorted(series.numbers, key=_results_first)
     targets = n.changes(np.stack([series.numbers[name] for name in names], axis=1))
-    marks = [side for side in series.marks if side.text.startswith(("type ", "tag "))]
-    labels = [series.marks[side].astype(np.float32)[:, None] for side in marks]
-    sides = [*series.sides, *(Side(name) for name in names), *marks]
-    others = [n.normalized(np.diff(label, axis=0)) for label in labels]
-    candidates = np.concatenate([n.changes(series.values), targets, *others], axis=1)
+    sides = [*series.sides, *(Side(name) for name in names)]
+    candidates = np.concatenate([n.changes(series.values), targets], axis=1)
     return _clear(series, sides, names, candidates=candidates, targets=targets)
 
 
 def _clear(
     series: Series, sides: list[Side], names: list[str], *, candidates: n.Floats, targets: n.Floats
-) -> list[tuple[Correlation, n.Floats]]:
+) -> list[Candidate]:
     lags = lags_of(series.steps)
     best, at, same = _best_lags(candidates, targets, lags)
     own = (candidates != 0).sum(axis=0)[:, None]
     counts = np.minimum(own, (targets != 0).sum(axis=0)[None]) - np.abs(lags[at])
     free = n.independent(counts.astype(float), n.memory(candidates), n.memory(targets))
     chances = np.minimum(1.0, n.chance(best, free) * len(lags))
-    first_target = len(series.sides)
-    rows = np.arange(len(sides))[:, None] - first_target  # a metric with itself or an earlier one
-    skip = ((rows >= 0) & (rows <= np.arange(len(names))[None])) | (np.abs(same) > SAME)
-    chances[skip] = 1.0
-    shares = n.false_shares(chances.ravel(), int((~skip).sum())).reshape(chances.shape)
+    origins = [*map(series.origin, range(len(series.sides))), *map(of_metric, names)]
+    skip = _known(sides, names, origins=origins, lags=lags[at], same=same)
+    shares = np.ones(chances.shape)
+    shares[~skip] = n.false_shares(chances[~skip], int((~skip).sum()))
     found = []
     for i, k in zip(*np.nonzero(shares < 0.05), strict=True):
         effect, count = float(best[i, k]), float(free[i, k])
@@ -71,8 +73,32 @@ def _clear(
             first_step=_clearest(series.steps, candidates[:, i], targets[:, k], lag),
         )  # fmt: skip
         if correlation.strength >= LEAST_STRENGTH:
-            found.append((correlation, _shifted(candidates[:, i], lag)))
+            found.append(Candidate(correlation, _shifted(candidates[:, i], lag), origins[i]))
     return found
+
+
+def _results_first(name: str) -> tuple[bool, bool]:
+    """Returns what sorts metrics so that of a pair the cause is compared with the result."""
+    return not is_loss_name(name), of_metric(name) != Origin.OUTCOME
+
+
+def _known(
+    sides: list[Side], names: list[str], *, origins: list[Origin], lags: NDArray[np.int64],
+    same: n.Doubles,
+) -> Bools:  # fmt: skip
+    """Returns the pairs that need no comparison, [sides, names]: they say nothing new.
+
+    A metric with itself or an earlier one, two names of one thing, parts of a loss with the loss,
+    and the gradients that follow from a loss.
+    """
+    rows = np.arange(len(sides))[:, None] - (len(sides) - len(names))
+    skip = ((rows >= 0) & (rows <= np.arange(len(names))[None])) | (np.abs(same) > SAME)
+    backward = np.array([origin == Origin.BACKWARD for origin in origins])[:, None]
+    parts = np.array([side.place is None and is_loss_name(side.text) for side in sides])[:, None]
+    results = np.array([of_metric(name) == Origin.OUTCOME for name in names])[None]
+    losses = np.array([is_loss_name(name) for name in names])[None]
+    follows = (lags <= 0) | (np.abs(same) >= LEAST_STRENGTH)
+    return np.asarray(skip | (backward & results & follows) | (parts & losses))
 
 
 def _best_lags(
@@ -122,20 +148,28 @@ _MOST = 0.2  # share of records above which it is not an event
 _EVENT_LAGS = 5
 
 
-def happening(series: Series) -> list[tuple[Correlation, n.Floats]]:
-    """Returns which events coincide with abnormal metrics and with rules that fire."""
+def happening(series: Series) -> list[Candidate]:
+    """Returns which events coincide with abnormal metrics and with rules that fire.
+
+    Leaves out the gradients of a loss that are abnormal when it is.
+    """
     if len(series.steps) < LEAST_RECORDS:
         return []
     targets = _episodes(series)
-    sides, events = _events(series)
+    sides, events, origins = _events(series)
     if not targets or not sides:
         return []
     lags = [lag for lag in lags_of(series.steps).tolist() if 0 <= lag <= _EVENT_LAGS]
     found, tried = [], 0
     for side, episodes in targets.items():
         rows, chances = _with(side, episodes, sides, events=events, lags=lags)
-        tried += len(rows)
-        found += [(side, *row, chance) for row, chance in zip(rows, chances, strict=True)]
+        compared = [
+            (side, *row, chance)
+            for row, chance in zip(rows, chances, strict=True)
+            if not _is_own(side, origins[row[0]], row[1])
+        ]
+        tried += len(compared)
+        found += compared
     shares = n.false_shares(np.array([row[-1] for row in found]), tried)
     reported = []
     for (side, i, lag, hits, count, base, at, _), share in zip(found, shares, strict=True):
@@ -148,8 +182,18 @@ def happening(series: Series) -> list[tuple[Correlation, n.Floats]]:
                 first_step=int(series.steps[at]),
             )  # fmt: skip
             if correlation.strength >= LEAST_DIFFERENCE:
-                reported.append((correlation, events[:, i].astype(np.float32)))
+                reported.append(Candidate(correlation, events[:, i].astype(np.float32), origins[i]))
     return reported
+
+
+def _is_own(side: Side, origin: Origin, lag: int) -> bool:
+    """Whether an event is a gradient at a record at which its own loss is abnormal."""
+    return (
+        lag == 0
+        and origin == Origin.BACKWARD
+        and side.event != ""
+        and of_metric(side.text) == Origin.OUTCOME
+    )
 
 
 def _with(
@@ -198,13 +242,13 @@ def _episodes(series: Series) -> dict[Side, NDArray[np.intp]]:
     begins = {
         side: np.flatnonzero(mark & ~np.concatenate([[False], mark[:-1]]))
         for side, mark in found.items()
-        if not side.text.startswith(("type ", "tag "))
+        if not is_group(side)
     }
     return {side: at for side, at in begins.items() if len(at) >= LEAST_EPISODES}
 
 
-def _events(series: Series) -> tuple[list[Side], Bools]:
-    """Returns everything that may coincide with an episode."""
+def _events(series: Series) -> tuple[list[Side], Bools, list[Origin]]:
+    """Returns everything that may coincide with an episode, and where it stands in a step."""
     high, low = abnormal(series.values)
     sides = [
         Side(s.text, s.place, s.statistic, event)
@@ -215,9 +259,12 @@ def _events(series: Series) -> tuple[list[Side], Bools]:
     columns = [high, low, *(series.marks[side][:, None] for side in marks)]
     events = np.concatenate(columns, axis=1)
     sides += marks
+    origins = [series.origin(i) for i in range(len(series.sides))] * 2
+    origins += [Origin.DATA if is_group(side) else Origin.OUTCOME for side in marks]
     often = events.sum(axis=0)
     chosen = np.flatnonzero((often >= LEAST_EPISODES - 1) & (often <= _MOST * len(events)))
-    return [sides[i] for i in chosen.tolist()], events[:, chosen]
+    at = chosen.tolist()
+    return [sides[i] for i in at], events[:, chosen], [origins[i] for i in at]
 
 
 def abnormal(columns: n.Floats) -> tuple[Bools, Bools]:

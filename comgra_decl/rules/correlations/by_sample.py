@@ -8,11 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.records import SlotInfo
+from comgra_decl.rules.base import Scene
 from comgra_decl.rules.correlations import statistics as n
+from comgra_decl.rules.correlations.by_group import differences
 from comgra_decl.rules.correlations.by_record import LEAST_STRENGTH, SAME
+from comgra_decl.rules.correlations.candidate import Candidate
 from comgra_decl.rules.correlations.correlation import Correlation, Side
-from comgra_decl.rules.correlations.series import is_loss
+from comgra_decl.rules.correlations.origin import Origin, Origins, is_loss
 from comgra_decl.rules.finding import Place
+from comgra_decl.rules.graph import predictions
 
 if TYPE_CHECKING:
     from comgra_decl.query import Run
@@ -25,35 +29,72 @@ _MOST_CATEGORIES = 12
 _VALUES = 30_000_000  # how many numbers to hold in memory; beyond that, evenly spaced records
 
 
-def sampling(run: Run) -> list[tuple[Correlation, n.Floats]]:
-    """Returns what correlates among the samples of a record."""
+_DETERMINED = 0.98  # share of a tensor's variance from which it is the category itself
+
+
+def sampling(run: Run, scene: Scene) -> list[Candidate]:
+    """Returns what correlates among the samples of a record.
+
+    Args:
+        run: as of its last `refresh`.
+        scene: what its rules know about it.
+    """
     statistics = [name for name in run.statistics if name != "update_ratio"]
     if not run.sample_count:
         return []
     cube, steps, infos = _samples(run, len(statistics))
     if len(steps) * run.sample_count < LEAST_SAMPLES:
         return []
-    slots = [at for at, info in enumerate(infos) if _candidate(info)]
-    targets = _losses(cube, infos, statistics) | _categories(run, steps)
+    origins = Origins(scene)
+    losses = _losses(cube, infos, names=statistics, origins=origins)
+    categories = _categories(run, steps)
+    graded = losses or _graded(cube, infos, names=statistics, scene=scene)
+    found = _differing(graded, categories, steps)
+    slots = [at for at, info in enumerate(infos) if _candidate(info, origins)]
+    targets = losses | categories
     if not slots or not targets:
-        return []
+        return found
     sides = [_side(infos[slot], name) for slot in slots for name in statistics]
+    stands = [origins.of(infos[slot]) for slot in slots for _ in statistics]
     flat = _within(cube[:, slots].transpose(0, 2, 1, 3).reshape(len(steps), run.sample_count, -1))
     goals = _within(np.stack(list(targets.values()), axis=2))
-    return _clear(flat, goals, sides, targets=list(targets), steps=steps, width=run.sample_count)
+    skip = _known(flat, goals, losses=len(losses), graded=bool(graded), origins=stands)
+    return found + _clear(
+        flat, goals, sides, targets=list(targets), steps=steps, skip=skip, origins=stands
+    )
+
+
+def _known(
+    flat: n.Floats, goals: n.Floats, *, losses: int, graded: bool, origins: list[Origin]
+) -> n.Bools:
+    """Returns the pairs that say nothing new, [candidates, targets].
+
+    Gradients follow from the loss, and say no more of a category than its losses, or the gradients
+    that stand for these. A tensor that is the same for all samples of a category is the category.
+    """
+    skip = np.zeros((flat.shape[1], goals.shape[1]), np.bool_)
+    if graded:
+        skip |= np.array([origin == Origin.BACKWARD for origin in origins])[:, None]
+    labels = goals[:, losses:]
+    if labels.shape[1]:
+        basis, _ = np.linalg.qr(labels.astype(np.float64))
+        skip[((basis.T @ flat) ** 2).sum(axis=0) > _DETERMINED, losses:] = True
+    return skip
 
 
 def _clear(
     flat: n.Floats, goals: n.Floats, sides: list[Side], *, targets: list[Side],
-    steps: NDArray[np.int64], width: int,
-) -> list[tuple[Correlation, n.Floats]]:  # fmt: skip
+    steps: NDArray[np.int64], skip: n.Bools, origins: list[Origin],
+) -> list[Candidate]:  # fmt: skip
     """Returns the pairs that chance does not explain; centring costs one sample per record."""
+    width = len(flat) // len(steps)
     effects = (flat.T @ goals).astype(np.float64)
     own, theirs = (flat != 0).sum(axis=0), (goals != 0).sum(axis=0)
     counts = np.minimum(own[:, None], theirs[None]) * (1 - 1 / width)
     chances = n.chance(effects, counts)
-    chances[(np.abs(effects) > SAME) | (counts < LEAST_SAMPLES)] = 1.0
-    shares = n.false_shares(chances.ravel(), chances.size).reshape(chances.shape)
+    skip = skip | (np.abs(effects) > SAME) | (counts < LEAST_SAMPLES)
+    shares = np.ones(chances.shape)
+    shares[~skip] = n.false_shares(chances[~skip], int((~skip).sum()))
     found = []
     for i, k in zip(*np.nonzero(shares < 0.05), strict=True):
         low, high = n.interval(float(effects[i, k]), float(counts[i, k]))
@@ -64,8 +105,34 @@ def _clear(
             q=float(shares[i, k]), first_step=int(steps[row]),
         )  # fmt: skip
         if correlation.strength >= LEAST_STRENGTH:
-            found.append((correlation, flat[:, i]))
+            found.append(Candidate(correlation, flat[:, i], origins[i]))
     return found
+
+
+def _differing(
+    losses: dict[Side, n.Floats], categories: dict[Side, n.Floats], steps: NDArray[np.int64]
+) -> list[Candidate]:
+    """Returns the categories whose samples have a larger or smaller loss than those beside them."""
+    if not losses or not categories:
+        return []
+    loss = np.stack(list(losses.values()), axis=2)
+    label = np.stack(list(categories.values()), axis=2)
+    width = loss.shape[1]
+    ranks = np.stack([n.ranked(record) for record in loss])
+    centred = label - label.mean(axis=1, keepdims=True)
+    known = (ranks != 0).sum(axis=(0, 1))
+    free = np.tile(known * (1 - 1 / width), (len(categories), 1))
+    return differences(
+        label.reshape(-1, len(categories)) > 0,
+        centred.reshape(-1, len(categories)),
+        raw=loss.reshape(-1, len(losses)),
+        ranks=ranks.reshape(-1, len(losses)),
+        free=free,
+        firsts=list(categories),
+        seconds=list(losses),
+        steps_of=lambda at: int(steps[at // width]),
+        records=len(steps),
+    )
 
 
 def _samples(run: Run, statistics: int) -> tuple[n.Floats, NDArray[np.int64], list[SlotInfo]]:
@@ -91,20 +158,58 @@ def _cube(chunk: Chunk, rows: NDArray[np.intp], slots: int) -> n.Floats:
     return np.stack([part[rows] for part in found if part is not None], axis=1)
 
 
-def _candidate(info: SlotInfo) -> bool:
-    computed = info.kind not in ("target", "parameter", "buffer") and not is_loss(info)
+def _candidate(info: SlotInfo, origins: Origins) -> bool:
+    computed = info.kind not in ("parameter", "buffer") and not origins.belongs_to_loss(info.key)
     return computed and info.batch_dim is not None and "float" in info.dtype
 
 
-def _losses(cube: n.Floats, infos: list[SlotInfo], names: list[str]) -> dict[Side, n.Floats]:
-    """Returns the mean of each loss with a value per sample, [records, samples]."""
+def _losses(
+    cube: n.Floats, infos: list[SlotInfo], *, names: list[str], origins: Origins
+) -> dict[Side, n.Floats]:
+    """Returns the mean of each loss with a value per sample, [records, samples].
+
+    If nothing is called a loss, those are what is computed from a target and has one value per
+    sample.
+    """
     if "mean" not in names:
         return {}
+    sliced = [
+        (at, info)
+        for at, info in enumerate(infos)
+        if info.key.pass_ == "forward" and info.batch_dim is not None and info.kind != "target"
+    ]
+    chosen = [(at, info) for at, info in sliced if is_loss(info)] or [
+        (at, info)
+        for at, info in sliced
+        if origins.belongs_to_loss(info.key) and info.kind == "computed" and len(info.shape) == 1
+    ]
     return {
         Side(str(_place(info)), _place(info), "mean"): cube[:, at, :, names.index("mean")]
-        for at, info in enumerate(infos)
-        if info.key.pass_ == "forward" and info.batch_dim is not None and is_loss(info)
+        for at, info in chosen
     }
+
+
+def _graded(
+    cube: n.Floats, infos: list[SlotInfo], *, names: list[str], scene: Scene
+) -> dict[Side, n.Floats]:
+    """Returns the size of the gradient at the prediction, which stands for a loss per sample.
+
+    It grows with the loss of a sample where that is a squared error or a cross-entropy.
+    """
+    known = {scene.table.infos[slot].key for slot in predictions(scene)}
+    chosen = [
+        (at, info)
+        for at, info in enumerate(infos)
+        if info.key.pass_ == "grad"
+        and info.batch_dim is not None
+        and info.key._replace(pass_="forward") in known
+    ]
+    if not chosen or "l2" not in names:
+        return {}
+    at, info = min(chosen, key=lambda pair: pair[0])  # a backward pass comes to it first
+    place = _place(info)
+    side = Side(f"gradient of the loss at {info.key.node}", place, "l2")
+    return {side: cube[:, at, :, names.index("l2")]}
 
 
 def _categories(run: Run, steps: NDArray[np.int64]) -> dict[Side, n.Floats]:

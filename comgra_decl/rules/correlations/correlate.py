@@ -1,15 +1,19 @@
-"""Finds correlations in a run, and keeps the strongest of those that mean the same."""
+"""Finds correlations in a run, and keeps the most upstream of those that mean the same."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from comgra_decl.rules.correlations.by_group import differing
 from comgra_decl.rules.correlations.by_record import happening, moving
 from comgra_decl.rules.correlations.by_sample import sampling
-from comgra_decl.rules.correlations.correlation import Correlation
+from comgra_decl.rules.correlations.candidate import Candidate
+from comgra_decl.rules.correlations.correlation import Correlation, Side
+from comgra_decl.rules.correlations.origin import is_loss_name
 from comgra_decl.rules.correlations.series import Series, series_of
 from comgra_decl.rules.diagnosis import Diagnosis, concluded, diagnose
 from comgra_decl.rules.window import Floats
@@ -25,12 +29,13 @@ MOST = 10
 def correlate(
     run: Run, rules: Rules | None = None, *, trust: bool = False, most: int = MOST
 ) -> list[Correlation]:
-    """Returns the correlations in a stored run, strongest first.
+    """Returns the correlations in a stored run; those with the loss, and upstream ones, first.
 
     Compares losses and other metrics, the records at which rules fire, types of execution and
     tags, and statistics of tensors, record by record. Where single samples are recorded, compares
-    their statistics with their losses and categories. Every comparison counts with all its lags;
-    at most 5% of what is returned is expected to be due to chance.
+    their statistics with their losses and categories, and their categories with their losses.
+    Every comparison counts with all its lags; at most 5% of what is returned is expected to be due
+    to chance. A loss is not compared with its own target and its own gradients.
 
     Args:
         run: as of its last `refresh`.
@@ -38,7 +43,8 @@ def correlate(
         trust: see `diagnose`.
         most: how many to return at most.
     """
-    return among(series_of(run, rules, trust=trust)[0], most=most, run=run)
+    series, engine = series_of(run, rules, trust=trust)
+    return among(series, most=most, samples=sampling(run, engine.scene))
 
 
 def diagnose_and_correlate(
@@ -52,19 +58,22 @@ def diagnose_and_correlate(
         together = correlate(run, rules, trust=trust, most=most)
         return diagnose(run, rules, trust=trust), together
     series, engine = series_of(run, rules, trust=trust)
-    return concluded(engine, run), among(series, most=most, run=run)
+    together = among(series, most=most, samples=sampling(run, engine.scene))
+    return concluded(engine, run), together
 
 
-def among(series: Series, *, most: int = MOST, run: Run | None = None) -> list[Correlation]:
-    """Returns the correlations among series; see `correlate`."""
-    found = [*moving(series), *happening(series)]
-    if run is not None:
-        found += sampling(run)
-    return grouped(found, most)
+def among(
+    series: Series, *, most: int = MOST, samples: Sequence[Candidate] = ()
+) -> list[Correlation]:
+    """Returns the correlations among series, and among samples; see `correlate`."""
+    return grouped([*samples, *differing(series), *moving(series), *happening(series)], most)
 
 
 _ALIKE = 0.7
 """The least correlation at which two candidates count as one."""
+
+_WEAKER = 0.6
+"""The least share of another candidate's strength that an upstream one needs to stand for it."""
 
 MOST_ALSO = 20
 """How many others that move with a correlation to name."""
@@ -73,32 +82,63 @@ MOST_ALIKE = 4
 """How many of one kind about one target to return at most."""
 
 
-def grouped(found: list[tuple[Correlation, Floats]], most: int) -> list[Correlation]:
-    """Returns the strongest correlations, each with those that move with it.
+def grouped(found: Sequence[Candidate], most: int) -> list[Correlation]:
+    """Returns the correlations to report, each with those that move with it.
+
+    About the loss before others; of what moves together, what is most upstream in a training step
+    stands for the rest.
 
     Args:
-        found: correlations with the course of their candidates, aligned so that they compare.
+        found: all candidates.
         most: how many to return.
     """
-    ranked = sorted(found, key=lambda pair: -pair[0].strength)
-    leaders: list[tuple[Correlation, Floats]] = []
+    leaders: list[Candidate] = []
     members: list[list[Correlation]] = []
-    for correlation, course in ranked:
-        for at, (leader, theirs) in enumerate(leaders):
-            if _same(correlation, leader) and (
-                _node(correlation) == _node(leader) or _alike(course, theirs)
-            ):
-                members[at].append(correlation)
+    for candidate in sorted(found, key=_rank):
+        for at, leader in enumerate(leaders):
+            if _stands_for(leader, candidate):
+                members[at].append(candidate.correlation)
                 break
         else:
-            rivals = sum(_same(correlation, leader) for leader, _ in leaders)
+            rivals = sum(_same(candidate.correlation, leader.correlation) for leader in leaders)
             if len(leaders) < most and rivals < MOST_ALIKE:
-                leaders.append((correlation, course))
+                leaders.append(candidate)
                 members.append([])
     return [
-        replace(leader, also=tuple(m.first for m in group[:MOST_ALSO]))
-        for (leader, _), group in zip(leaders, members, strict=True)
+        replace(leader.correlation, also=_named(leader.correlation, group))
+        for leader, group in zip(leaders, members, strict=True)
     ]
+
+
+def _named(leader: Correlation, group: list[Correlation]) -> tuple[Side, ...]:
+    """Returns the others that move with a correlation, each once.
+
+    Without the complements of a group: that the rest has less follows from its having more.
+    """
+    names = (
+        m.first
+        for m in group
+        if m.first != leader.first and not (m.kind == "differs" and m.effect * leader.effect < 0)
+    )
+    return tuple(dict.fromkeys(names))[:MOST_ALSO]
+
+
+def _rank(candidate: Candidate) -> tuple[bool, int, float, bool]:
+    """Returns what sorts candidates; of two complementary groups, the one with more leads."""
+    correlation = candidate.correlation
+    about_loss = is_loss_name(correlation.second.text)
+    strength = round(correlation.strength, 3)
+    return not about_loss, candidate.origin, -strength, correlation.effect < 0
+
+
+def _stands_for(leader: Candidate, candidate: Candidate) -> bool:
+    """Whether the report of a leader covers a candidate."""
+    ours, theirs = candidate.correlation, leader.correlation
+    if ours.first.text == theirs.first.text and ours.second.text == theirs.second.text:
+        return True  # an event and a difference of one and the same tag
+    if not _same(ours, theirs) or theirs.strength < _WEAKER * ours.strength:
+        return False
+    return _node(ours) == _node(theirs) or _alike(candidate.course, leader.course)
 
 
 def _same(one: Correlation, other: Correlation) -> bool:

@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from comgra_decl.rules.finding import Place
 
-Kind = Literal["moves", "happens", "samples"]
+Kind = Literal["moves", "happens", "samples", "differs"]
 """moves: two series rise and fall together; happens: one event comes with another; samples: within
-a record, samples with more of one have more (or less) of the other."""
+a record, samples with more of one have more (or less) of the other; differs: records with a tag or
+of a type, or samples of a category, have more (or less) of a metric or loss than the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,19 @@ class Correlation:
         first: the candidate, such as a statistic of a tensor.
         second: what it is compared with, such as a loss.
         effect: a correlation from -1 to 1; for events, the share of `second` that come with
-            `first`.
+            `first`; for groups, Cliff's delta: the share of pairs in which the member has more,
+            minus the share in which it has less.
         low: lower end of the 95% interval of the effect.
         high: upper end of it.
         base: for events, the share of all records with `first`; otherwise None.
         lag_records: by how many records `first` precedes `second`; negative if it follows.
         lag_steps: the same in steps, the median.
         records: number of records behind it.
-        count: number of independent cases: effective records, episodes, or samples.
+        count: number of independent cases: effective records, episodes, or samples; for groups,
+            of members.
+        total: for groups, the number of members and others; otherwise 0.
+        medians: for groups, the median of `second` among members and among the others; None where
+            a trend makes these differ the other way round.
         q: the share of false ones among all that are at least as clear (Benjamini and Hochberg).
         first_step: a step that shows both.
         also: others that practically coincide with `first`.
@@ -67,6 +73,8 @@ class Correlation:
     base: float | None = None
     lag_records: int = 0
     lag_steps: int = 0
+    total: int = 0
+    medians: tuple[float, float] | None = None
     also: tuple[Side, ...] = ()
 
     @property
@@ -79,7 +87,12 @@ class Correlation:
     @property
     def sentence(self) -> str:
         """The correlation in one sentence, with its evidence."""
-        words = {"moves": self._moves, "happens": self._happens, "samples": self._samples}
+        words = {
+            "moves": self._moves,
+            "happens": self._happens,
+            "samples": self._samples,
+            "differs": self._differs,
+        }
         text = words[self.kind]()
         return (
             f"{text} The same holds for {len(self.also)} more that move with it."
@@ -123,6 +136,23 @@ class Correlation:
             f"{self.low:.2f} to {self.high:.2f}; {self.count} samples in {self.records} records)."
         )
 
+    def _differs(self) -> str:
+        more = "larger" if self.effect > 0 else "smaller"
+        of_samples = self.first.text.startswith("category ")
+        whose = f"Samples of {self.first}" if of_samples else _members(self.first.text)
+        sizes = [] if self.medians is None else ["{:.3g} against {:.3g}".format(*self.medians)]
+        low, high = sorted((1 + abs(end)) / 2 for end in (self.low, self.high))
+        pairs = f"{(1 + abs(self.effect)) / 2:.0%} of pairs, {low:.0%} to {high:.0%}"
+        cases = f"{self.count} of {self.total} {'samples' if of_samples else 'records'}"
+        how = [*sizes, f"{more} in {pairs}", cases]
+        return f"{whose} have a {more} {self.second} ({'; '.join(how)})."
+
     def to_json(self) -> dict[str, Any]:
         """Returns it as JSON-compatible data."""
         return {**asdict(self), "sentence": self.sentence}
+
+
+def _members(text: str) -> str:
+    """Returns the subject of a sentence about the steps with a tag or of a type."""
+    kind, _, name = text.partition(" ")
+    return f"Steps with tag {name}" if kind == "tag" else f"Steps of type {name}"

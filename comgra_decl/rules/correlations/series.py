@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.records import SlotInfo
 from comgra_decl.rules.base import Rule, SlotRule
 from comgra_decl.rules.correlations.correlation import Side
+from comgra_decl.rules.correlations.origin import Origin, Origins
 from comgra_decl.rules.diagnosis import examined
 from comgra_decl.rules.engine import Engine
 from comgra_decl.rules.table import SlotTable
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 MOST_VALUES = 30_000_000
 """How many numbers to hold in memory."""
+
+MODES = ("train", "eval")
+"""The types of steps without a tag."""
 
 LEAST = 0.8
 """The least share of records that must have a series."""
@@ -40,6 +43,7 @@ class Series:
         values: statistics of slots, float32 [n, m]; NaN where missing.
         numbers: losses and other metrics by name, float32 [n] each.
         marks: at which records something holds, bool [n] each: a rule fires, a type, a tag.
+        origins: where each column of `values` stands in a step; empty if unknown.
     """
 
     steps: NDArray[np.int64]
@@ -47,6 +51,21 @@ class Series:
     values: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     numbers: dict[str, Floats] = field(default_factory=dict)
     marks: dict[Side, NDArray[np.bool_]] = field(default_factory=dict)
+    origins: list[Origin] = field(default_factory=list)
+
+    def origin(self, column: int) -> Origin:
+        """Returns where a column of `values` stands."""
+        return self.origins[column] if self.origins else Origin.FORWARD
+
+    @property
+    def groups(self) -> dict[Side, NDArray[np.bool_]]:
+        """The marks that the program sets itself: types of execution and tags."""
+        return {side: mark for side, mark in self.marks.items() if is_group(side)}
+
+
+def is_group(side: Side) -> bool:
+    """Whether this is a type of execution or a tag."""
+    return side.text.startswith(("type ", "tag "))
 
 
 def series_of(
@@ -70,8 +89,11 @@ def series_of(
     found = Series(np.concatenate(reader.steps) if reader.steps else np.zeros(0, np.int64))
     if len(found.steps):
         table, names = engine.scene.table, engine.scene.statistics
-        found.sides, found.values = _columns(table, names, _joined(reader.windows, len(table)))
-        found.numbers = _numbers(run.kpis(), found.steps)
+        cube = _joined(reader.windows, len(table))
+        found.sides, found.values, found.origins = _columns(
+            table, names, cube=cube, origins=Origins(engine.scene)
+        )
+        found.numbers = _numbers(run, found.steps)
         fired = {name: _every(parts, reader) for name, parts in hits.items() if parts}
         found.marks = _fired(fired, len(found.steps)) | _labels(run, found.steps)
     return found, engine
@@ -129,14 +151,11 @@ def _joined(windows: list[Floats], slots: int) -> Floats:
     return np.concatenate(wide)
 
 
-def is_loss(info: SlotInfo) -> bool:
-    """Whether a tensor is a loss, which correlates with the loss by definition."""
-    return info.kind == "loss" or info.module_class.endswith("Loss")
-
-
-def _columns(table: SlotTable, names: tuple[str, ...], cube: Floats) -> tuple[list[Side], Floats]:
-    """Returns the series that most records have and that change."""
-    wanted = table.floating & ~table.where(lambda i: i.kind == "target" or is_loss(i))
+def _columns(
+    table: SlotTable, names: tuple[str, ...], *, cube: Floats, origins: Origins
+) -> tuple[list[Side], Floats, list[Origin]]:
+    """Returns the series that most records have and that change; leaves out those of the loss."""
+    wanted = table.floating & ~table.where(lambda i: origins.belongs_to_loss(i.key))
     flat = cube.reshape(len(cube), -1)
     there = np.isfinite(flat)
     with np.errstate(all="ignore"):
@@ -144,24 +163,41 @@ def _columns(table: SlotTable, names: tuple[str, ...], cube: Floats) -> tuple[li
         high = np.where(there, flat, -np.inf).max(axis=0)
     good = (there.mean(axis=0) >= LEAST) & (high > low) & np.repeat(wanted, len(names))
     chosen = np.flatnonzero(good)
-    sides = []
+    sides, known = [], []
     for column in chosen.tolist():
         slot, statistic = divmod(column, len(names))
         place = table.place(slot)
         sides.append(Side(f"{names[statistic]} of {place}", place, names[statistic]))
-    return sides, flat[:, chosen]
+        known.append(origins.of(table.infos[slot]))
+    return sides, flat[:, chosen], known
 
 
-def _numbers(table: pd.DataFrame, steps: NDArray[np.int64]) -> dict[str, Floats]:
+def _numbers(run: Run, steps: NDArray[np.int64]) -> dict[str, Floats]:
+    """Returns each metric at the records; one column for all types of training records.
+
+    Otherwise no loss would span two types, or steps with and without a tag.
+    """
+    records = run.records
+    trained = set(records["type"][records["mode"] == "train"])
+    table = run.kpis()
+    table = table.assign(label=_labelled(table, trained))
     found: dict[str, Floats] = {}
-    types = dict(table.groupby("name", sort=False)["type"].nunique().items())
-    for (name, type_), part in table.groupby(["name", "type"], sort=False):
+    for label, part in table.groupby("label", sort=False):
         known = part.drop_duplicates("step", keep="last").set_index("step")["value"]
         column = known.reindex(steps).to_numpy(np.float32)
-        label = str(name) if types[name] == 1 else f"{name} ({type_})"
         if np.isfinite(column).mean() >= LEAST and np.nanmax(column) > np.nanmin(column):
-            found[label] = column
+            found[str(label)] = column
     return found
+
+
+def _labelled(table: pd.DataFrame, trained: set[str]) -> list[str]:
+    """Returns what each number belongs to: its metric, and its type unless that is trained."""
+    pairs = list(zip(table["name"], table["type"], strict=True))
+    alone = {name for name, group in table.groupby("name") if group["type"].nunique() == 1}
+    return [
+        str(name) if type_ in trained or name in alone else f"{name} ({type_})"
+        for name, type_ in pairs
+    ]
 
 
 def _fired(columns: dict[str, NDArray[np.bool_]], records: int) -> dict[Side, NDArray[np.bool_]]:
@@ -174,12 +210,21 @@ def _fired(columns: dict[str, NDArray[np.bool_]], records: int) -> dict[Side, ND
 
 
 def _labels(run: Run, steps: NDArray[np.int64]) -> dict[Side, NDArray[np.bool_]]:
-    """Returns which records have each type and tag, if there are several."""
+    """Returns which records have each type and tag, if there are several.
+
+    The first tag of a step is its type, unless the spec says what the types are.
+    """
     records = run.records
     records = records[(records["mode"] == "train") & records["step"].isin(steps)]
     if len(records) != len(steps):
         return {}
-    found = {Side(f"type {t}"): (records["type"] == t).to_numpy() for t in run.types}
+    tagged = run.spec.types.by is None
+    found = {
+        Side(f"{'tag' if tagged and t not in MODES else 'type'} {t}"): (
+            records["type"] == t
+        ).to_numpy()
+        for t in run.types
+    }
     for tag in run.tags:
         found.setdefault(
             Side(f"tag {tag}"), np.array([tag in (tags or ()) for tags in records["tags"]], bool)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 WINDOW = 31
 """How many records define the usual size of a series."""
@@ -65,6 +66,31 @@ def changes(columns: Floats) -> Floats:
         found = np.clip(found / scale, -_CLIP, _CLIP)
     found[~np.isfinite(found)] = 0
     return normalized(found)
+
+
+def detrended(columns: Floats) -> Floats:
+    """Returns how far each value is from nearby ones, in units of the usual distance there."""
+    found = levelled(columns)
+    for _ in range(2):  # as in `changes`
+        found -= smoothed(found)
+    with np.errstate(all="ignore"):
+        scaled: Floats = found / smoothed(np.abs(found))
+    return scaled
+
+
+def ranked(columns: Floats) -> Floats:
+    """Returns the rank of each value in its column, from -1 to 1; 0 where values are missing.
+
+    Equal values share a rank. The middle rank is moved a little, so that 0 always means missing.
+    """
+    found = np.zeros_like(columns)
+    for column in range(columns.shape[1]):
+        there = np.flatnonzero(np.isfinite(columns[:, column]))
+        _, which, many = np.unique(columns[there, column], return_inverse=True, return_counts=True)
+        middle = np.cumsum(many) - many / 2
+        ranks = 2 * middle[which] / max(1, len(there)) - 1
+        found[there, column] = np.where(ranks == 0, 1e-6, ranks)
+    return found
 
 
 def _is_smooth(found: Floats) -> NDArray[np.bool_]:

@@ -64,7 +64,7 @@ class EvaluationGap(SlotRule):
         "BatchNorm is the usual cause: its running statistics lag behind (raise the momentum, "
         "train longer, or recompute them). Otherwise the data are preprocessed differently."
     )
-    explained_by = ("nonfinite", "loss_diverges", "large_update")
+    explained_by = ("nonfinite", "loss_diverges", "large_update", "repeated_batch")
     Parameters = EvaluationParameters
     statistics = ("std",)
     evidence = "factor"

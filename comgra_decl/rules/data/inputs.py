@@ -1,22 +1,106 @@
-"""Inputs that are not normalized."""
+"""Inputs and targets that are not normalized."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from comgra_decl.rules.api import (
+    ELEMENTWISE,
     Count,
     Factor,
+    Finding,
     Fraction,
     Mask,
     Measured,
     Patient,
     Scene,
+    Severity,
     SlotRule,
     Slots,
     SlotTable,
     Window,
+    per_run,
+    prediction_of,
+    target_of,
 )
+
+
+class TargetParameters(Patient):
+    """The options of `target_scale`."""
+
+    patience: Count = 3
+
+    largest: Factor = 100.0
+    """The largest mean magnitude allowed."""
+
+    reached: Fraction = 0.1
+    """Predictions below this share of the targets' size have not reached their scale."""
+
+
+class TargetScale(SlotRule):
+    """Targets of a regression that are not normalized."""
+
+    name = "target_scale"
+    severity = "hint"
+    certainty = 0.6
+    definition = (
+        "A floating-point target that a loss compares element by element (`mse_loss`, `l1_loss`, "
+        "...) has a mean magnitude above `largest` for `patience` records in a row. A warning "
+        "if the predictions' magnitude is below `reached` times that of the targets in the newest "
+        "record: at usual learning rates, a network needs very long to get there."
+    )
+    source = "Own definition; networks are initialized for outputs of unit size."
+    advice = (
+        "Subtract the mean of the training targets and divide by their standard deviation, or "
+        "predict a logarithm; undo it when predicting."
+    )
+    explained_by = ("nonfinite",)
+    Parameters = TargetParameters
+    statistics = ("abs_mean",)
+    evidence, of_calls, of_graph = "mean magnitude", True, True
+    needs = "targets of a regression, recorded where a loss compares a prediction with one"
+
+    _latest: dict[int, float] = per_run(dict)  # newest size by slot
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns the targets of element-wise losses."""
+        mask = np.zeros(len(table), np.bool_)
+        for call in self.scene.calls:
+            slot = target_of(self.scene, call)
+            if slot is not None and call.function in ELEMENTWISE and call.target.is_floating:
+                mask[slot] = True
+        return mask
+
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the size with the limit, and notes the newest sizes of all tensors."""
+        size = window.read("abs_mean", at).astype(np.float64)
+        every = np.arange(len(window.table))
+        known = window.read("abs_mean", every)
+        for slot in np.flatnonzero(~np.isnan(known).all(0)).tolist():
+            column = known[:, slot]
+            self._latest[slot] = float(column[~np.isnan(column)][-1])
+        return size > self.parameters.largest, size
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding, more severe if predictions are far from the targets' scale."""
+        found = super().findings(scene)
+        for call in scene.calls if found else ():
+            target, prediction = target_of(scene, call), prediction_of(scene, call)
+            if target in self.streak.fired and prediction is not None and target is not None:
+                size = self._latest.get(prediction, np.inf)
+                if size < self.parameters.reached * self._latest[target]:
+                    severity: Severity = self.parameters.severity or "warning"
+                    return [replace(found[0], severity=severity)]
+        return found
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Returns the message about a slot."""
+        return (
+            f"{scene.table.place(slot)} is not normalized: the mean magnitude of the targets is "
+            f"{self.streak.worst[slot]:.3g}."
+        )
 
 
 class InputParameters(Patient):

@@ -36,6 +36,7 @@ class RepeatedBatch(SlotRule):
         "a single batch is intended (full-batch training, overfitting one batch), switch this rule "
         "off."
     )
+    of_state = True
     statistics = ("mean",)
     evidence = "deviation over the batch"
     needs = "inputs of the model, which are recorded if `nodes` selects its root"
@@ -76,6 +77,6 @@ class RepeatedBatch(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} is the same in every record from step "
-            f"{self.streak.first[slot]} on: the same batch every time."
+            f"{scene.table.place(slot)} is the same in every record "
+            f"{self.streak.since(slot)}: the same batch every time."
         )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
+    CLASSIFICATION,
     ClassCounts,
     Count,
     Factor,
@@ -24,6 +25,7 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     per_run,
+    target_of,
 )
 
 _NEEDS = "targets, which are recorded where a loss compares a prediction with one"
@@ -82,9 +84,10 @@ class Unshuffled(Rule):
     name = "unshuffled"
     certainty = 0.65
     definition = (
-        "Over at least `least` records, the variance of the batches' mean targets is more than "
-        "`ratio` times the mean variance within a batch divided by the batch size, which is its "
-        "expected value for shuffled data (the F statistic of an analysis of variance)."
+        "Over at least `least` records of class targets, the variance of the batches' mean targets "
+        "is more than `ratio` times the mean variance within a batch divided by the batch size, "
+        "which is its expected value for shuffled data (the F statistic of an analysis of "
+        "variance)."
     )
     source = (
         "Own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
@@ -102,6 +105,8 @@ class Unshuffled(Rule):
         if not window.has("mean"):
             return
         for slot in np.flatnonzero(window.table.targets).tolist():
+            if "int" not in window.table.infos[slot].dtype:
+                continue  # of returns, soft labels and the like, batches may differ
             at = np.array([slot])
             mean = window.read("mean", at)[:, 0].astype(np.float64)
             within = window.read("mean", at, "std")[:, 0].astype(np.float64) ** 2
@@ -113,8 +118,10 @@ class Unshuffled(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first target that is out of order."""
+        compared = {target_of(scene, c) for c in scene.calls if c.function in CLASSIFICATION}
         for slot, (n, total, squares, chance) in self._sums.items():
-            if n < self.parameters.least or chance <= 0:
+            other = bool(scene.calls) and slot not in compared
+            if other or n < self.parameters.least or chance <= 0:
                 continue
             between = (squares - total**2 / n) / (n - 1)
             ratio = between / (chance / n)
@@ -153,6 +160,10 @@ class ImbalanceParameters(Patient):
     least: Annotated[Int, Field(ge=10)] = 500
     """The number of targets needed."""
 
+    least_of_ended: Annotated[Int, Field(ge=10)] = 100
+    """The number of targets needed once the run has ended; with fewer than `least`, classes must
+    differ by twice `ratio`."""
+
 
 class ClassImbalance(Rule):
     """Classes of very different frequency."""
@@ -162,7 +173,8 @@ class ClassImbalance(Rule):
     certainty = 0.5
     definition = (
         "Over all recorded targets (integers, one per sample; at least `least` of them), the most "
-        "frequent class is more than `ratio` times as frequent as the rarest class that occurs."
+        "frequent class is more than `ratio` times as frequent as the rarest class that occurs. A "
+        "run that has ended is judged by `least_of_ended` of them, and by twice the ratio."
     )
     source = "SageMaker Debugger (10, after 500 labels)."
     advice = "Weight the loss by class, or sample rare classes more often; do not rely on accuracy."
@@ -178,11 +190,13 @@ class ClassImbalance(Rule):
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first target that is out of balance."""
         for slot, known in self._counts.by_slot.items():
-            if sum(known.values()) < self.parameters.least or len(known) < 2:
+            total = sum(known.values())
+            if total < self._needed(scene) or len(known) < 2:
                 continue
+            limit = self.parameters.ratio * (1 if total >= self.parameters.least else 2)
             most, rarest = max(known, key=lambda c: known[c]), min(known, key=lambda c: known[c])
             ratio = known[most] / known[rarest]
-            if ratio > self.parameters.ratio:
+            if ratio > limit:
                 return [
                     self.finding(
                         scene,
@@ -200,6 +214,12 @@ class ClassImbalance(Rule):
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
         if not self._counts.by_slot:
-            return "no target with one integer per sample was recorded"
-        most, least = self._counts.most, self.parameters.least
+            fewest = ClassCounts.fewest
+            return f"no batch of at least {fewest} targets that are classes was recorded"
+        most, least = self._counts.most, self._needed(scene)
         return None if most >= least else f"it needs {least} targets; the run has {most}"
+
+    def _needed(self, scene: Scene) -> int:
+        """Returns the number of targets needed as things stand."""
+        least, of_ended = self.parameters.least, self.parameters.least_of_ended
+        return int(min(least, of_ended) if scene.ended else least)

@@ -17,6 +17,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    lower_rate,
     per_run,
 )
 
@@ -65,6 +66,14 @@ class ExplodingGradient(SlotRule):
 
     _early = per_run(Early, _FIRST)
     _early_total = per_run(Early, _FIRST)
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        further = (
+            "Check the initialization of this layer. In recurrent networks, use gates or shorter "
+            "sequences."
+        )
+        return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of outputs; if there are none, those of weights."""

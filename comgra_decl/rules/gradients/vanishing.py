@@ -7,18 +7,24 @@ from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
     Count,
+    Curve,
     Early,
+    Finding,
     Fraction,
     Mask,
     Measured,
+    Numbers,
     Patient,
     Scene,
     SlotRule,
     Slots,
     SlotTable,
     Window,
+    normalises,
     per_run,
     row_quantile,
+    sources_of,
+    trained_models,
 )
 
 _FIRST = 5  # records; their median is the start value
@@ -37,6 +43,12 @@ class VanishingParameters(Patient):
     fall: Fraction = 1e-3
     """How far that ratio may fall, relative to its first value."""
 
+    won: Fraction = 0.05
+    """Below this share of its first value, the loss of one of several networks counts as won."""
+
+    faded: Fraction = 0.3
+    """Below this share of their first size, the gradients of another network count as vanished."""
+
 
 class VanishingGradient(SlotRule):
     """Gradients that vanish on their way back to the first layers."""
@@ -48,7 +60,14 @@ class VanishingGradient(SlotRule):
         "a weight, if gradients of outputs are not recorded) is below `ratio` times the upper "
         "quartile of all such gradients in the step, in every iteration of the module, though not "
         "exactly zero; or that ratio has fallen below `fall` times its first value (median of "
-        f"{_FIRST} records). Needs at least {_FEWEST} gradients to compare."
+        f"{_FIRST} records). Needs at least {_FEWEST} gradients to compare. Tensors computed from "
+        "one whose gradient has not vanished are left out: they are side branches (keys of "
+        "attention, residual branches that start at zero). Or, where a step has several losses and "
+        "one model's outputs enter another model with gradient: one of the losses has fallen below "
+        "`won` times its first value (means of the first and last tenth), and the gradients of all "
+        "parameters of the first model below `faded` times theirs (medians of the first and last "
+        f"{_FIRST} records): one network has won, and the "
+        "other learns nothing anymore."
     )
     source = (
         "AutoTrainer (norm of the first layer below 1e-3 of that of the last one); here relative "
@@ -59,12 +78,82 @@ class VanishingGradient(SlotRule):
         "activation function (ReLU, GELU), or initialize by He or Glorot."
     )
     explained_by = ("nonfinite", "saturated", "dead_units", "poor_initialisation")
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = VanishingParameters
+    of_state = True
     statistics = ("l2",)
     lowest, backwards, evidence = True, True, "share of the upper quartile"
     needs = "gradients, such as {select: '**', capture: [output_grad]}"
 
     _early = per_run(Early, _FIRST)
+    _curves: dict[str, Curve] = per_run(dict)
+    _sizes: dict[str, tuple[list[float], list[float]]] = per_run(dict)  # of each model's gradient
+    _nodes: dict[str, Slots] = per_run(dict)
+    _seen: SlotTable | None = None
+
+    def look(self, window: Window) -> None:
+        """Takes the next training records."""
+        super().look(window)
+        if not window.has("l2"):
+            return
+        if window.table is not self._seen:
+            self._seen, self._nodes = window.table, _models(window.table)
+        for model, at in self._nodes.items():
+            total = np.sqrt(np.nansum(window.read("l2", at).astype(np.float64) ** 2, axis=1))
+            first, last = self._sizes.setdefault(model, ([], []))
+            known = total[np.isfinite(total) & (total > 0)].tolist()
+            first += known[: max(0, _FIRST - len(first))]
+            last[:] = (last + known)[-_FIRST:]
+
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Takes the next losses."""
+        if numbers.name == "loss" or numbers.name.startswith("loss["):
+            self._curves.setdefault(numbers.name, Curve()).add(numbers.steps, numbers.values)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the layers, or else about a network that is overpowered."""
+        return super().findings(scene) or self._overpowered(scene)
+
+    def _overpowered(self, scene: Scene) -> list[Finding]:
+        one = "modules" in scene.documents and len(trained_models(scene)) < 2
+        few = min(len(self._curves), len(self._sizes)) < 2
+        if one or few or scene.records < 4 * _FIRST:
+            return []
+        falls = {}
+        for name, curve in self._curves.items():
+            (start, _), (end, _) = curve.mean(0, 0.1), curve.mean(0.9, 1)
+            falls[name] = abs(end) / abs(start) if start else float("nan")
+        won = min(falls, key=lambda name: falls[name] if falls[name] == falls[name] else np.inf)
+        share = {m: float(np.median(b) / np.median(a)) for m, (a, b) in self._sizes.items() if b}
+        judged = _judged_by_others(scene, set(share))
+        faded = [m for m, s in share.items() if s < self.parameters.faded and m in judged]
+        if not falls[won] < self.parameters.won or not faded:
+            return []
+        model = faded[0]  # the one that runs first: gradients of both fade when one has won
+        slot = int(self._nodes[model][0])
+        return [
+            self.finding(
+                scene,
+                place=scene.table.place(slot),
+                first_step=0,
+                message=f"One network has won: {won} has fallen to {falls[won]:.1%} of its first "
+                f"value, and the gradient of {scene.table.infos[slot].key.node} and the layers "
+                f"after it to {share[model]:.1%} of its first size, so it learns nothing anymore.",
+                advice="Weaken the network that wins: a lower learning rate, fewer steps, noise on "
+                "its inputs, a gradient penalty or spectral normalization; or use a loss that does "
+                "not saturate (-log D(G(z)), hinge, Wasserstein).",
+                evidence={"loss": falls[won], "gradient": share[model]},
+            )
+        ]
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        if not normalises(scene):
+            return self.advice
+        return (
+            "Between this layer and the loss, use residual connections or another activation "
+            "function (ReLU, GELU), or initialize by He or Glorot."
+        )
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of outputs; if there are none, those of weights."""
@@ -79,6 +168,32 @@ class VanishingGradient(SlotRule):
         share[~enough] = np.nan
         fallen = share < self.parameters.fall * self._early.look(at, share)
         return (share < self.parameters.ratio) | fallen, share
+
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Leaves out side branches: where the gradient arrives further back, it has not vanished.
+
+        Such are keys of attention, and residual branches behind a gain that starts at zero.
+        """
+        table, sources = scene.table, sources_of(scene)
+        vanished = set(fired.tolist())
+        keep = [not self._arrives(table, sources, int(slot), vanished) for slot in fired]
+        return fired[np.array(keep, np.bool_)]
+
+    def _arrives(
+        self, table: SlotTable, sources: dict[int, list[int]], slot: int, vanished: set[int]
+    ) -> bool:
+        """Whether a tensor from which this one is computed has a gradient of usual size."""
+        waiting, seen = [int(table.forward[slot])], set[int]()
+        for forward in waiting:
+            for source in sources.get(forward, []):
+                gradient = table.by_key.get(table.infos[source].key._replace(pass_="grad"), -1)
+                if gradient < 0 or source in seen or table.infos[source].kind != "computed":
+                    continue
+                seen.add(source)
+                if gradient not in vanished:
+                    return True
+                waiting.append(source)
+        return False
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message about a slot."""
@@ -107,3 +222,29 @@ def _group(table: SlotTable, at: Slots) -> Slots:
     names = [(table.infos[slot].key.node, table.infos[slot].key.role) for slot in at.tolist()]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names], np.int64)
+
+
+def _models(table: SlotTable) -> dict[str, Slots]:
+    """Returns the gradients of the parameters of each model, in the order in which models run.
+
+    Models share a node up to its first dot where several of them are called.
+    """
+    found: dict[str, list[int]] = {}
+    at = np.flatnonzero(table.parameter_gradients)
+    for slot in at[np.argsort(table.order[at], kind="stable")].tolist():
+        found.setdefault(table.infos[slot].key.node.partition(".")[0], []).append(slot)
+    return {name: np.array(slots, np.int64) for name, slots in found.items()}
+
+
+def _judged_by_others(scene: Scene, models: set[str]) -> set[str]:
+    """Returns the models whose outputs another model takes with gradient, as a critic does."""
+    if not scene.structures:
+        return models
+    found = set()
+    for structure in scene.structures.values():
+        for a, b, gradient in structure.edges:
+            source, sink = (structure.keys[i].node.partition(".")[0] for i in (a, b))
+            both_computed = structure.kinds[a] == structure.kinds[b] == "computed"
+            if gradient and both_computed and source != sink and sink in models:
+                found.add(source)
+    return found & models

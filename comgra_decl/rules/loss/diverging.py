@@ -8,6 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
+    BINARY_LOGITS,
+    CLASSIFICATION,
+    ELEMENTWISE,
+    PROBABILITIES,
     CurveRule,
     Factor,
     Field,
@@ -15,9 +19,20 @@ from comgra_decl.rules.api import (
     Int,
     RuleParameters,
     Scene,
+    Severity,
+    Window,
+    computed_from_targets,
+    lower_rate,
     per_run,
-    target_pairs,
+    prediction_of,
+    predictions,
+    sources_of,
+    target_of,
 )
+
+_GROWN = 2.0  # times: targets that grow by more make their loss grow, too
+_STARTS = 3  # losses that are the start
+_LEAST_START = 1e-2  # a smaller start is no measure for what follows
 
 
 class DivergingParameters(RuleParameters):
@@ -26,8 +41,14 @@ class DivergingParameters(RuleParameters):
     growth: Factor = 2.0
     """How many times its best mean the loss may reach."""
 
-    least: Annotated[Int, Field(ge=10)] = 20
-    """The number of losses needed."""
+    least: Annotated[Int, Field(ge=1)] = 20
+    """The number of losses needed to compare tenths."""
+
+    explosion: Factor = 1000.0
+    """How many times its start a loss may reach, however few losses there are."""
+
+    least_of_ended: Annotated[Int, Field(ge=10)] = 10
+    """The number of losses needed once the run has ended."""
 
 
 class LossDiverges(CurveRule):
@@ -39,7 +60,10 @@ class LossDiverges(CurveRule):
     definition = (
         "The mean of the last tenth of all losses is above `growth` times the lowest mean of any "
         "earlier tenth, and above that of the first tenth by three standard errors; or a loss is "
-        "not finite."
+        f"not finite; or a loss reaches `explosion` times the smallest of the first {_STARTS}, or "
+        f"{_LEAST_START:g} if that is larger (a warning if the last loss is back at the first "
+        "one). A run that has ended with fewer losses, but at least `least_of_ended`, must reach "
+        "the square of `growth`: a tenth is then a single loss."
     )
     source = (
         "TheDeepChecker (twice the minimum); the comparison with the first tenth excludes noise "
@@ -53,13 +77,82 @@ class LossDiverges(CurveRule):
     Parameters = DivergingParameters
 
     _nonfinite: dict[str, int] = per_run(dict)
+    _start: dict[str, list[float]] = per_run(dict)
+    _top: dict[str, tuple[int, float]] = per_run(dict)  # first step of an explosion, highest loss
+    _last: dict[str, float] = per_run(dict)
+    _targets: dict[int, tuple[float, float]] = per_run(dict)  # first and newest size, by slot
+
+    @property
+    def least(self) -> int:
+        """The number of losses needed: one that explodes needs none before it."""
+        return 1
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        further = "If the loss rises steadily from the first step, look for a wrong sign."
+        return lower_rate(scene, self.advice, further=further)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Adds the losses to the curve, and notes the first that is not finite."""
         super().take(type_, steps, values)
+        self._see_explosion(type_, steps, values)
         wild = steps[~np.isfinite(values)]
         if len(wild):
             self._nonfinite.setdefault(type_, int(wild[0]))
+
+    def look(self, window: Window) -> None:
+        """Notes the first and the newest size of the targets that a loss compares by element."""
+        if not window.has("abs_mean"):
+            return
+        for call in self.scene.calls:
+            slot = target_of(self.scene, call)
+            if slot is None or call.function not in ELEMENTWISE:
+                continue
+            sizes = window.read("abs_mean", np.array([slot]))[:, 0]
+            known = sizes[np.isfinite(sizes)].tolist()
+            if known:
+                first, _ = self._targets.get(slot, (known[0], 0.0))
+                self._targets[slot] = first, known[-1]
+
+    @property
+    def _targets_grow(self) -> bool:
+        """Whether targets grow, as values in reinforcement learning do, and the loss with them."""
+        return any(new > _GROWN * first for first, new in self._targets.values())
+
+    def _see_explosion(
+        self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]
+    ) -> None:
+        start = self._start.setdefault(type_, [])
+        for step, value in zip(steps.tolist(), np.abs(values).tolist(), strict=True):
+            if not np.isfinite(value):
+                continue
+            self._last[type_] = value
+            if len(start) < _STARTS:
+                start.append(value)
+            if value > self.parameters.explosion * max(min(start), _LEAST_START):
+                first, highest = self._top.get(type_, (step, 0.0))
+                self._top[type_] = first, max(highest, value)
+
+    def _exploded(self, scene: Scene, type_: str) -> Finding | None:
+        if type_ not in self._top:
+            return None
+        (step, highest), start = self._top[type_], self._start[type_][0]
+        recovered = self._last[type_] <= start
+        return self.finding(
+            scene,
+            first_step=step,
+            message=f"The loss explodes: it reaches {highest:.4g} "
+            f"({highest / max(start, _LEAST_START):.3g} times the first loss), for the first time "
+            f"at step {step}.",
+            severity=self._how_bad(recovered=recovered),
+            certainty=0.85,
+            evidence={"first": start, "highest": highest},
+        )
+
+    def _how_bad(self, *, recovered: bool) -> Severity:
+        if self._targets_grow:
+            return "hint"
+        return "warning" if recovered else self.severity
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Compares the end with the best part and with the start."""
@@ -68,6 +161,11 @@ class LossDiverges(CurveRule):
             step = self._nonfinite[type_]
             text = f"The loss is not finite from step {step} on."
             return self.finding(scene, first_step=step, message=text, certainty=0.9)
+        exploded = self._exploded(scene, type_)
+        usual = self.parameters.least
+        least = min(usual, self.parameters.least_of_ended) if scene.ended else usual
+        if exploded is not None or self._losses[type_] < least:
+            return exploded
         tenths = [curve.mean(i / 10, (i + 1) / 10) for i in range(10)]
         means = np.array([mean for mean, _ in tenths])
         if len(curve.steps) < 10 or not np.isfinite(means).all():
@@ -75,16 +173,22 @@ class LossDiverges(CurveRule):
         best = int(means[:-1].argmin())
         (last, last_error), (first, first_error) = tenths[-1], tenths[0]
         above = last - first > 3 * float(np.hypot(last_error, first_error))
-        if not above or means[best] <= 0 or last <= self.parameters.growth * means[best]:
+        growth = self.parameters.growth ** (1 if self._losses[type_] >= usual else 2)
+        if not above or means[best] <= 0 or last <= growth * means[best]:
             return None
         at = curve.steps[min(len(curve.steps) - 1, (best + 1) * len(curve.steps) // 10)]
         return self.finding(
             scene,
             first_step=at,
+            severity="hint" if self._targets_grow else self.severity,
             message=f"The loss diverges: from {means[best]:.4g} at its best to {last:.4g} in the "
             f"last tenth of {curve.count} steps.",
             evidence={"best": float(means[best]), "last": last},
         )
+
+
+_NEVER = CLASSIFICATION | BINARY_LOGITS | PROBABILITIES
+"""Losses that are never negative where predictions and targets are what they should be."""
 
 
 class NegativeParameters(RuleParameters):
@@ -101,10 +205,12 @@ class NegativeLoss(CurveRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "The targets are classes (integers), so the loss should be a negative log-likelihood and "
-        "not negative, but at least a tenth of all losses are below -0.001. Or the targets are "
-        "other numbers, nine out of ten losses are negative, and the loss keeps falling: the mean "
-        "of the last tenth is more than `growth` times that of the first tenth."
+        "The loss is that of a classifier (only `cross_entropy`, `nll_loss` or a binary "
+        "cross-entropy compare a prediction with a target, and by the graph the loss depends on "
+        "nothing else) and cannot be negative, but at least a tenth of all losses are below "
+        "-0.001. Or no such function is called, targets "
+        "are not integers, nine out of ten losses are negative, and the loss keeps falling: the "
+        "mean of the last tenth is more than `growth` times that of the first tenth."
     )
     source = "AutoTrainer (a negative loss where that is impossible); usually a wrong sign."
     advice = (
@@ -126,15 +232,16 @@ class NegativeLoss(CurveRule):
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Judges the count by the kind of targets."""
         count, first = self._negative.get(type_, [0, 0])
-        classes = any("int" in target.dtype for _, target in target_pairs(scene))
-        if not classes:
+        if any(call.target.is_integer and call.function not in _NEVER for call in scene.calls):
+            return None  # actions of a policy, whose loss may have either sign
+        if not scene.calls or not all(call.function in _NEVER for call in scene.calls):
             return self._endless(scene, type_, count, first)
-        if count < max(3, 0.1 * self._losses[type_]):
+        if count < max(3, 0.1 * self._losses[type_]) or _has_other_terms(scene):
             return None
         return self.finding(
             scene,
             first_step=first,
-            message=f"The loss is negative from step {first} on although its targets are classes.",
+            message=f"The loss is negative from step {first} on; a classifier's cannot be.",
             evidence={"negative": count},
         )
 
@@ -153,3 +260,16 @@ class NegativeLoss(CurveRule):
             evidence={"first": start, "last": end},
             severity="warning",
         )
+
+
+def _has_other_terms(scene: Scene) -> bool:
+    """Whether tensors enter a loss that are neither predictions nor computed from targets."""
+    known = predictions(scene) | computed_from_targets(scene)
+    known |= {slot for call in scene.calls if (slot := prediction_of(scene, call)) is not None}
+    infos = scene.table.infos
+    return any(
+        source not in known and infos[source].kind == "computed"
+        for sink, sources in sources_of(scene).items()
+        if infos[sink].kind == "loss"
+        for source in sources
+    )

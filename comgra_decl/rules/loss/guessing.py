@@ -81,6 +81,8 @@ class NoBetterThanGuessing(CurveRule):
         "dead_units",
         "loss_diverges",
         "probabilities_as_logits",
+        "shrinking_weight",
+        "repeated_batch",
     )
     Parameters = GuessingParameters
 

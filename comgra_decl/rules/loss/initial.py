@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
+    CLASSIFICATION,
     Factor,
     Finding,
     LossRule,
@@ -33,7 +34,8 @@ class InitialLoss(LossRule):
     definition = (
         "The first loss is above `factor` times ln(C), where C is the number of classes: the last "
         "dimension of the prediction (or the second, if targets have further dimensions), where "
-        "targets are integers. An untrained network should lose ln(C)."
+        "targets are integers; of several classifications in a step, the sum of ln(C). An "
+        "untrained network should lose that. Steps that also call other losses are left out."
     )
     source = (
         "The book chapter 'Debugging: Visualizing Activation Maps & Gradients' (ln C; 50 is far "
@@ -43,7 +45,7 @@ class InitialLoss(LossRule):
         "Use smaller initial weights in the last layer, normalize its inputs, and check the scale "
         "of the data. Check whether the loss is summed where it should be averaged."
     )
-    explained_by = ("nonfinite", "input_scale", "poor_initialisation")
+    explained_by = ("nonfinite", "input_scale", "poor_initialisation", "batch_mixing")
     Parameters = InitialParameters
 
     _first: dict[str, tuple[int, float]] = per_run(dict)
@@ -56,14 +58,20 @@ class InitialLoss(LossRule):
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Compares the first loss with guessing."""
         step, loss = self._first[type_]
-        classes = classes_of(scene)
-        if classes < 2 or step > 0 or not loss > self.parameters.factor * log(classes):
+        known = [call.classes for call, seen in scene.calls.items() if seen.first <= step]
+        several = [classes for classes in known if classes > 1] or [classes_of(scene)]
+        others = any(call.function not in CLASSIFICATION for call in scene.calls)
+        if min(several) < 2 or step > 0 or others:
             return None
+        guessing = sum(log(classes) for classes in several)
+        if not loss > self.parameters.factor * guessing:
+            return None
+        named = " + ".join(f"ln({classes})" for classes in several)
         return self.finding(
             scene,
             first_step=step,
             last_step=step,
-            message=f"The first loss is {loss:.4g}; guessing among {classes} classes costs "
-            f"ln({classes}) = {log(classes):.3f}.",
-            evidence={"loss": loss, "guessing": log(classes), "classes": classes},
+            message=f"The first loss is {loss:.4g}; guessing among the classes costs {named} = "
+            f"{guessing:.3f}.",
+            evidence={"loss": loss, "guessing": guessing, "classes": max(several)},
         )

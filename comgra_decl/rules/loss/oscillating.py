@@ -17,6 +17,7 @@ from comgra_decl.rules.api import (
     RuleParameters,
     Scene,
     per_run,
+    trained_models,
 )
 
 
@@ -42,7 +43,7 @@ class LossOscillates(LossRule):
         "Within `window` consecutive losses, with their linear trend removed, consecutive losses "
         "have a correlation below `correlation` and a standard deviation above `size` of their "
         "mean: every step overshoots the minimum. Noise between batches alone has a correlation of "
-        "0."
+        "0. Applies where a single model is trained, by a single loss."
     )
     source = "TheDeepChecker counts changes of direction; noise has those as well."
     advice = "Lower the learning rate, or the momentum."
@@ -51,6 +52,11 @@ class LossOscillates(LossRule):
 
     _open: dict[str, list[tuple[int, float]]] = per_run(dict)
     _found: dict[str, tuple[int, int, float, float]] = per_run(dict)
+
+    @property
+    def least(self) -> int:
+        """The number of losses in a window."""
+        return int(self.parameters.window)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Checks each complete window."""
@@ -79,8 +85,9 @@ class LossOscillates(LossRule):
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Returns where it began."""
-        if type_ not in self._found:
-            return None
+        kinds = {(call.function, call.prediction.shape[1:]) for call in scene.calls}
+        if type_ not in self._found or len(trained_models(scene)) > 1 or len(kinds) > 1:
+            return None  # models, or tasks, that take turns share the metric `loss`
         first, last, correlation, size = self._found[type_]
         return self.finding(
             scene,

@@ -48,7 +48,7 @@ class Overfitting(Rule):
         "Stop early, at the lowest validation loss. Regularize (weight decay, dropout, "
         "augmentation), use more data, or use a smaller network."
     )
-    explained_by = ("nonfinite", "loss_diverges")
+    explained_by = ("nonfinite", "loss_diverges", "repeated_batch")
     Parameters = OverfitParameters
 
     _train = per_run(Curve)

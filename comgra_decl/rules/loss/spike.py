@@ -95,6 +95,11 @@ class LossSpike(LossRule):
         known.append(value)
 
     @property
+    def least(self) -> int:
+        """The number of losses before the first that can be called a spike, and that one."""
+        return int(self.parameters.window) // 2 + 1
+
+    @property
     def _times(self) -> float:
         return float(self.parameters.times)
 

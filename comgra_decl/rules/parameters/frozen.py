@@ -34,9 +34,10 @@ class FrozenMoves(SlotRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "The l2 norm of a parameter that has requires_grad=False, and received no gradient in the "
-        f"last record, changes by more than {_CHANGE:g} of itself between records, `patience` "
-        "times in a row."
+        "The l2 norm of a parameter that has requires_grad=False, that an optimizer holds and that "
+        f"received no gradient in the last record, changes by more than {_CHANGE:g} of itself "
+        "between records, `patience` times in a row. Parameters that no optimizer holds are left "
+        "out: a program moves them itself (averages of weights, target networks)."
     )
     source = (
         "The section on frozen layers in the book chapter 'Debugging: Visualizing Activation Maps "
@@ -68,7 +69,8 @@ class FrozenMoves(SlotRule):
         """Keeps the parameters that cannot be trained."""
         parameters = scene.parameters
         keys = [scene.table.infos[slot].key for slot in fired.tolist()]
-        frozen = [parameters.get((k.node, k.role), {}).get("trainable") is False for k in keys]
+        facts = [parameters.get((key.node, key.role), {}) for key in keys]
+        frozen = [f.get("trainable") is False and f.get("optimized", True) for f in facts]
         return fired[np.array(frozen, np.bool_)]
 
     def marks(self) -> dict[int, int]:

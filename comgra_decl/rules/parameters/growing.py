@@ -17,11 +17,12 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    decays,
+    lower_rate,
     per_run,
 )
 
-_FIRST = 3  # records; their median is the start value
-_TINY = 1e-3  # weights with a smaller root mean square count as initialized to zero
+_TINY = 3e-3  # weights with a smaller root mean square count as initialized to zero
 
 
 class GrowingParameters(Patient):
@@ -39,20 +40,27 @@ class GrowingWeight(SlotRule):
     name = "growing_weight"
     certainty = 0.55
     definition = (
-        f"The l2 norm of a weight exceeds `growth` times its first value (median of {_FIRST} "
-        "records) for `patience` records in a row. Weights that start near zero (root mean square "
-        f"below {_TINY:g}) do not count."
+        "The l2 norm of a weight exceeds `growth` times its first value for `patience` records in "
+        f"a row. Weights that start near zero (root mean square below {_TINY:g}) do not count."
     )
     source = "TheDeepChecker's diverging weights (doubling at each of five checks)."
     advice = "Lower the learning rate, add weight decay, or normalize after the layer."
     explained_by = ("nonfinite", "large_update", "accumulated_gradient")
     Parameters = GrowingParameters
+    of_state = True
     statistics = ("l2",)
     evidence = "times its first size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
-    _early = per_run(Early, _FIRST)
+    _early = per_run(Early, 1)
     _least = per_run(Largest, smallest=True)
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        further = "Or normalize after the layer."
+        if not decays(scene):
+            further = "Or add weight decay, or normalize after the layer."
+        return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the weights."""

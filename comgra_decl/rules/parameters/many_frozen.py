@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 from comgra_decl.rules.api import MOST_OTHERS, Finding, Place, Rule, RuleParameters, Scene, Share
 
@@ -10,7 +12,7 @@ from comgra_decl.rules.api import MOST_OTHERS, Finding, Place, Rule, RuleParamet
 class ManyFrozenParameters(RuleParameters):
     """The options of `frozen_parameters`."""
 
-    share: Share = 0.5
+    share: Share = 0.1
     """The largest allowed share of frozen elements."""
 
 
@@ -21,8 +23,9 @@ class ManyFrozen(Rule):
     severity = "hint"
     certainty = 0.6
     definition = (
-        "More than `share` of all elements of parameters had requires_grad=False when their "
-        "modules were first seen. Only you know whether that is intended."
+        "More than `share` of all elements of the parameters of a model that is trained have "
+        "requires_grad=False. Models without a trainable parameter are left out (teachers, "
+        "averages of weights). Only you know whether it is intended."
     )
     source = (
         "The frozen network in the book chapter 'Debugging: Visualizing Activation Maps & "
@@ -36,10 +39,9 @@ class ManyFrozen(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns one finding for all frozen parameters."""
-        sizes = {Place(*key): prod(facts["shape"]) for key, facts in scene.parameters.items()}
-        frozen = [
-            Place(*key) for key, facts in scene.parameters.items() if facts["trainable"] is False
-        ]
+        parameters = _trained_models(scene)
+        sizes = {Place(*key): prod(facts["shape"]) for key, facts in parameters.items()}
+        frozen = [Place(*key) for key, facts in parameters.items() if facts["trainable"] is False]
         total, still = sum(sizes.values()), sum(sizes[place] for place in frozen)
         if scene.records < 2 or not total or still / total <= self.parameters.share:
             return []
@@ -59,3 +61,17 @@ class ManyFrozen(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
         return None if scene.parameters else "no module with parameters was seen"
+
+
+def _trained_models(scene: Scene) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Returns the facts about the parameters of models of which some are trainable."""
+    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    model: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for module in [*(scene.documents.get("modules") or []), None]:
+        if module is None or not module["path"]:  # a model begins with its root
+            if any(facts["trainable"] for facts in model.values()):
+                found |= model
+            model = {}
+        if module is not None:
+            model |= {(module["node"], name): f for name, f in module["parameters"].items()}
+    return found

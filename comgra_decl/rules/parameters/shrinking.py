@@ -16,6 +16,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    lower_decay,
     per_run,
 )
 
@@ -51,11 +52,16 @@ class ShrinkingWeight(SlotRule):
     )
     explained_by = ("nonfinite", "large_update")
     Parameters = ShrinkingParameters
+    of_state = True
     statistics = ("l2",)
     lowest, evidence = True, "share of its first size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
     _early = per_run(Early, _FIRST)
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        return lower_decay(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the weights."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,36 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    is_gradient,
     per_run,
+    reaching_loss,
 )
 
 _STATES = {
-    "none": "never has a gradient",
-    "zero": "has a gradient of exactly zero",
-    "unknown": "never changes",
+    "none": "is trainable but not trained: it never has a gradient",
+    "zero": "is trainable but not trained: its gradient is exactly zero",
+    "unknown": "is trainable but not trained: it never changes",
+    "unused": "is trainable but never used: its module is not called",
+    "unreached": "is trainable but not trained: what its module returns does not reach the loss",
+    "not optimized": "has a gradient, but no optimizer holds it: it stays as it was initialized",
 }
+_ADVICE = {
+    "unused": (
+        "Call the module, or remove it. A parameter that is kept for later can be left out with "
+        "requires_grad=False."
+    ),
+    "unreached": (
+        "Add what the module returns to the loss, or remove it. If it is kept for later, set "
+        "requires_grad=False."
+    ),
+    "not optimized": (
+        "Create the optimizer after the last change to the model, or add the parameter with "
+        "`optimizer.add_param_group`. If it is frozen on purpose, set requires_grad=False, which "
+        "also saves its gradient."
+    ),
+}
+_ORDER = ("none", "zero", "unknown", "not optimized", "unreached", "unused")
+_HINTS = ("unreached", "unused")
 
 
 class Untrained(SlotRule):
@@ -37,18 +58,25 @@ class Untrained(SlotRule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "A parameter with `requires_grad` has no gradient in any record although others have one, "
-        "or a gradient of exactly zero for `patience` records in a row. If gradients are not "
-        "recorded: the parameter stays exactly the same for `patience` records while others change."
+        "A parameter with `requires_grad` that an optimizer holds has no gradient in any record "
+        "although others have one, or a gradient of exactly zero for `patience` records in a row "
+        "(a hint if its module is never called, or if nothing that it returns reaches the loss). "
+        "Or it receives gradients, no optimizer holds it although others are held, and it never "
+        "changes: an error if it lies behind all that is trained, a hint if it lies before all of "
+        "that, a warning in between. If gradients are not recorded: it stays exactly the same for "
+        "`patience` records while others change. Left out are parameters that no optimizer holds "
+        "and that receive no gradient (teachers, target networks), and biases with a gradient of "
+        "zero whose weight has one, which cancel out behind them (before a normalization, or in a "
+        "difference)."
     )
     source = (
         "TheDeepChecker's untrained parameters; the section on unused parameters in the book "
         "chapter 'Debugging: Visualizing Activation Maps & Gradients'."
     )
     advice = (
-        "Check that the optimizer received it (`optimizer.add_param_group`), that its module is "
-        "called, and that nothing cuts it off from the loss: detach(), .data, .item(), "
-        "torch.no_grad(), an argmax. If it is frozen on purpose, set requires_grad=False."
+        "Check that its module is called and that nothing cuts it off from the loss: detach(), "
+        ".data, .item(), torch.no_grad(), an argmax. If it is frozen on purpose, set "
+        "requires_grad=False."
     )
     explained_by = ("nonfinite",)
     statistics = ("abs_max",)
@@ -56,6 +84,19 @@ class Untrained(SlotRule):
     needs = "gradients of parameters, {select: '**', capture: [parameter_grad]}"
 
     _before: dict[str, Previous] = per_run(dict)
+    _last: dict[str, Previous] = per_run(dict)
+    _moved: set[int] = per_run(set)  # slots of parameters that have changed
+
+    def look(self, window: Window) -> None:
+        """Takes the next training records."""
+        super().look(window)
+        at = np.flatnonzero(window.table.parameters)
+        for name in ("mean", "l2", "abs_max"):
+            if window.has(name) and len(at):
+                value = window.read(name, at).astype(np.float64)
+                before = self._last.setdefault(name, Previous()).look(at, value)
+                changed = (value != before) & np.isfinite(value) & np.isfinite(before)
+                self._moved |= {int(slot) for slot in at[changed.any(0)]}
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of parameters; if there are none, the parameters."""
@@ -77,48 +118,113 @@ class Untrained(SlotRule):
         return still & ~still.all(1, keepdims=True), size
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding for all parameters that are not trained."""
-        parameters = scene.parameters
-        missing = [] if scene.records < self.patience else self._without(scene)
-        zero = {scene.table.place(int(s)) for s in self.streak.fired if self._is_still(scene, s)}
-        zero = {p for p in zero if parameters.get((p.node, p.role), {}).get("trainable", True)}
-        places = [Place(node, role) for node, role in parameters]
-        found = [p for p in places if p in missing or Place(p.node, p.role, 0, "grad") in zero]
-        found += [p for p in sorted(zero, key=str) if p.pass_ == "forward"]
-        found += [p for p in sorted(zero, key=str) if (p.node, p.role) not in parameters]
-        found = list(dict.fromkeys(found))
+        """Returns one finding for all parameters that are not trained, about the worst of them."""
+        found = self._found(scene)
         if not found:
             return []
-        lead, gradient = self._lead(scene, found, missing)
+        state = min(found.values(), key=_ORDER.index)
+        same = [place for place, its in found.items() if its == state]
+        lead = same[0]
+        if state == "zero":  # gradients come from the loss: they end at the last layer without one
+            lead = max(same, key=lambda place: self._ran(scene, place))
+        rest = [place for place in found if place != lead]
         return [
             self.finding(
                 scene,
                 place=lead,
                 first_step=0,
-                message=f"{lead} is trainable but not trained: it {_STATES[gradient]}.",
-                evidence={"records": scene.records, "gradient": gradient},
-                also=len(found) - 1,
-                others=tuple(place for place in found if place != lead)[:MOST_OTHERS],
+                message=f"{lead} {_STATES[state]}.",
+                advice=_ADVICE.get(state, self.advice),
+                severity=self._severity(scene, lead, state),
+                evidence={"records": scene.records, "gradient": state},
+                also=len(rest),
+                others=tuple(rest)[:MOST_OTHERS],
             )
         ]
+
+    def _found(self, scene: Scene) -> dict[Place, str]:
+        """Returns all parameters that are not trained, and why each is not."""
+        zero = {scene.table.place(int(s)) for s in self.streak.fired if self._is_still(scene, s)}
+        parameters = scene.parameters
+        without = set() if scene.records < self.patience else self._without(scene)
+        held = bool(scene.optimizers) or any(f.get("optimized") for f in parameters.values())
+        found: dict[Place, str] = {}
+        for (node, role), facts in parameters.items():
+            place = Place(node, role)
+            if not facts.get("trainable") or facts.get("tied_to"):
+                continue
+            if held and not facts.get("optimized", True):
+                if self._is_left_out(scene, place):
+                    found[place] = "not optimized"
+            elif place in without:
+                found[place] = self._why_without(scene, node)
+            elif Place(node, role, 0, "grad") in zero and not self._cancels(scene, node, role):
+                found[place] = "zero"
+        known = {Place(*key) for key in parameters}
+        for place in sorted(zero, key=str):
+            if place.pass_ == "forward" and place not in found:
+                found[place] = "unknown"
+            elif place.pass_ != "forward" and Place(place.node, place.role) not in known:
+                found[place] = "zero"
+        return found
+
+    def _severity(self, scene: Scene, lead: Place, state: str) -> str:
+        """Returns how serious it is that a parameter is not trained."""
+        if state in _HINTS:
+            return "hint"
+        if state != "not optimized":
+            return self.severity
+        here = self._ran(scene, lead)
+        trained = [
+            self._ran(scene, Place(*key))
+            for key, facts in scene.parameters.items()
+            if facts.get("optimized")
+        ]
+        if all(here > other for other in trained):
+            return "error"
+        return "hint" if all(here < other for other in trained) else "warning"
+
+    def _is_left_out(self, scene: Scene, place: Place) -> bool:
+        """Whether gradients come back to the module of a parameter, and nothing changes it."""
+        slot = scene.table.by_key.get(SlotKey(place.node, place.role, 0, "forward"))
+        if slot is None or slot in self._moved or scene.records < self.patience:
+            return False
+        return any(
+            info.key.node == place.node and is_gradient(info.key.pass_)
+            for info in scene.table.infos
+        )
+
+    def _why_without(self, scene: Scene, node: str) -> str:
+        """Returns why a parameter has no gradient."""
+        if not self._is_called(scene, node):
+            return "unused"
+        inside = f"{node}."
+        reaching = {key.node for key in reaching_loss(scene)}
+        # the outputs of the module, or of one within it; parameters reach whatever uses them
+        reached = not reaching or any(n == node or n.startswith(inside) for n in reaching)
+        return "none" if reached else "unreached"
+
+    def _is_called(self, scene: Scene, node: str) -> bool:
+        """Whether a module, or one within it, has computed anything with gradient."""
+        return any(
+            info.kind == "computed"
+            and info.key.pass_ == "forward"
+            and (info.key.node == node or info.key.node.startswith(f"{node}."))
+            for info in scene.table.infos
+        )
+
+    def _cancels(self, scene: Scene, node: str, role: str) -> bool:
+        """Whether only the bias of a module has no gradient: it cancels out behind the module."""
+        if role != "bias":
+            return False
+        weight = scene.table.by_key.get(SlotKey(node, "weight", 0, "grad"))
+        return weight is not None and weight not in self.streak.fired
 
     def follows(self, finding: Finding, other: Finding) -> bool:
         """Whether another finding explains it; a dead rectifier explains a gradient of zero."""
         if finding.evidence["gradient"] == "zero" and other.rule == "dead_units":
             return other.place is not None and other.place.pass_ == "forward"
         return super().follows(finding, other)
-
-    def _lead(
-        self, scene: Scene, found: Sequence[Place], missing: Collection[Place]
-    ) -> tuple[Place, str]:
-        """Returns the parameter to name, and the state of its gradient."""
-        never = [place for place in found if place in missing]
-        if never:
-            return never[0], "none"
-        if not scene.table.parameter_gradients.any():
-            return found[0], "unknown"
-        # gradients come from the loss: the last layer without one is where they end
-        return max(found, key=lambda place: self._ran(scene, place)), "zero"
 
     def _ran(self, scene: Scene, place: Place) -> int:
         """Returns when the parameter's node ran in a step; -1 if unknown."""

@@ -19,7 +19,9 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     grown,
+    lower_rate,
     per_run,
+    raise_rate,
 )
 
 _TINY = 1e-3  # weights with a smaller root mean square count as initialized to zero
@@ -61,6 +63,10 @@ class LargeUpdate(SlotRule):
     _before = per_run(Previous)
     _step = per_run(Previous)
     _size = np.zeros(0)  # root mean square of each weight in its first record
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        return lower_rate(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the weights; biases start at zero."""
@@ -122,12 +128,17 @@ class SmallUpdate(SlotRule):
     advice = "Raise the learning rate, or find out why gradients are that small."
     explained_by = ("vanishing_gradient", "untrained_parameter", "gradient_scale")
     Parameters = SmallParameters
+    of_state = True
     statistics = ("l2",)
     lowest, evidence = True, "update / weight"
     needs = "parameters and their gradients, {select: '**', capture: [parameter, parameter_grad]}"
 
     _step = per_run(Previous)
     _before = per_run(lambda: {name: Previous() for name in ("l2", "min", "max")})
+
+    def advise(self, scene: Scene) -> str:
+        """Returns what to do, by what the optimizers are set to."""
+        return raise_rate(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the weights that have gradients or recorded updates."""

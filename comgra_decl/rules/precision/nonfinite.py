@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
+    EVALUATION_TYPES,
     Bools,
     Count,
     Finding,
     Mask,
     Measured,
+    Numbers,
     Patient,
     Scene,
     SlotRule,
@@ -19,9 +22,12 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     is_gradient,
+    is_validation,
     per_run,
     sources_of,
 )
+
+_MOST_STRETCHES = 64  # of non-finite values of a metric
 
 
 class NonfiniteParameters(Patient):
@@ -40,7 +46,9 @@ class Nonfinite(SlotRule):
         "A tensor contains NaN or infinity. A mask, which holds -inf and otherwise finite numbers, "
         "does not count unless a NaN is computed from it. The finding names the tensor that the "
         "step computed first, forward before backward, at the first step where this happens; "
-        "everything recorded before it is finite."
+        "everything recorded before it is finite. Where that step lies between two records, the "
+        "loss and other metrics narrow it down: the last finite value before they turn non-finite "
+        "for the rest of the interval, and the first one that is not."
     )
     source = (
         "SageMaker Debugger (exploding tensor); DebugUnderflowOverflow of transformers, which "
@@ -57,6 +65,13 @@ class Nonfinite(SlotRule):
     needs = "any tensor"
 
     _samples: dict[int, int] = per_run(dict)
+    _metrics: dict[tuple[str, str], Stretches] = per_run(dict)
+
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Takes the next losses and other metrics of the training."""
+        if numbers.type not in EVALUATION_TYPES and not is_validation(numbers):
+            known = self._metrics.setdefault((numbers.name, numbers.type), Stretches())
+            known.add(numbers.steps, ~np.isfinite(numbers.values))
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns all slots of floating-point tensors."""
@@ -116,11 +131,17 @@ class Nonfinite(SlotRule):
         """Returns the message about a slot."""
         sample = self._samples.get(slot, -1)
         which = "" if sample < 0 else f", first in recorded sample {sample}"
-        return (
-            f"{scene.table.place(slot)} contains NaN or infinity from step "
-            f"{self.streak.first[slot]} on{which}; everything recorded before it in that step is "
-            "finite."
-        )
+        first, after = int(self.streak.first[slot]), self.streak.after_step(slot)
+        when = f"from step {first} on"
+        if after is not None and after < first - 1:
+            when = f"at step {first}, and not yet in the record before, of step {after}"
+        info = scene.table.infos[slot]
+        so = "everything recorded before it in that step is finite"
+        if info.kind == "parameter" and info.key.pass_ == "forward":
+            # it was read before anything was computed in this step
+            of = "of an earlier step" if after != first - 1 else f"of step {after}"
+            so = f"it was spoilt before the forward pass, by the backward pass or the update {of}"
+        return f"{scene.table.place(slot)} contains NaN or infinity {when}{which}; {so}."
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns one finding, placed where the non-finite values came from."""
@@ -131,3 +152,66 @@ class Nonfinite(SlotRule):
         slot = next(s for s in self.streak.fired.tolist() if scene.table.place(s) == place)
         sample = self._samples.get(slot, -1)
         return [replace(found[0], sample=None if sample < 0 else sample)]
+
+    def narrowed(self, finding: Finding) -> Finding:
+        """Returns the finding with its interval narrowed by what is logged at every step."""
+        if finding.is_exact and finding.after_step is not None:
+            return finding
+        recorded, after = finding.first_step, finding.after_step
+        turns = [
+            (first, name, before)
+            for (name, _), known in self._metrics.items()
+            for before, first in known.until(recorded)
+            if first > (-1 if after is None else after)
+        ]
+        if not turns:
+            return finding
+        first, name, before = min(turns, key=lambda turn: turn[0])
+        told = f"{name} is not finite from step {first} on"
+        if before is not None:
+            # what the backward pass of the last finite one made shows in the next value only
+            after = max(before - 1, -1 if after is None else after)
+            told = f"{name} is still finite at step {before} and no longer at step {first}"
+            if before == first - 1:
+                told += (
+                    f": the backward pass or the update of step {before}, or the forward pass of "
+                    f"step {first}, made the first of them"
+                )
+        return replace(
+            finding,
+            first_step=first,
+            after_step=None if after is None or after < 0 else after,
+            message=f"{finding.message} {told[0].upper()}{told[1:]}.",
+            evidence={**finding.evidence, "first recorded at": recorded},
+        )
+
+
+class Stretches:
+    """The stretches of steps in which a metric was not finite, each with what came before."""
+
+    def __init__(self) -> None:
+        self._all: list[tuple[int | None, int, int | None]] = []  # finite, first, finite again
+        self._finite: int | None = None
+
+    def add(self, steps: NDArray[np.int64], bad: Bools) -> None:
+        """Takes the next values: their steps, and which of them are not finite."""
+        inside = bool(self._all) and self._all[-1][2] is None
+        for row in np.flatnonzero(np.diff(bad, prepend=inside)).tolist():
+            step = int(steps[row])
+            if not bad[row]:
+                if not self._all or self._all[-1][2] is not None:
+                    continue  # it ends a stretch that was one too many
+                self._all[-1] = (*self._all[-1][:2], step)
+            elif len(self._all) < _MOST_STRETCHES:
+                before = int(steps[row - 1]) if row else self._finite
+                self._all.append((before, step, None))
+        good = steps[~bad]
+        self._finite = int(good[-1]) if len(good) else self._finite
+
+    def until(self, step: int) -> list[tuple[int | None, int]]:
+        """Returns (last finite step before, first step) of the stretches that last until `step`."""
+        return [
+            (before, first)
+            for before, first, end in self._all
+            if first <= step and (end is None or end > step)
+        ]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
 
 from comgra_decl.rules.api import (
     Count,
+    Factor,
     Field,
+    Finding,
+    First,
     Fraction,
     Int,
     Mask,
@@ -21,7 +25,10 @@ from comgra_decl.rules.api import (
     Window,
     combined,
     per_run,
+    sources_of,
 )
+
+_STARTS_SMALL = 10  # times `ratio`: a branch that starts below is meant to
 
 
 class BranchParameters(Patient):
@@ -32,6 +39,9 @@ class BranchParameters(Patient):
     ratio: Fraction = 1e-3
     """The smallest size allowed, relative to the largest branch."""
 
+    drowned: Factor = 8.0
+    """How many times as large as the data a parameter may be that is added to it."""
+
     after: Annotated[Int, Field(ge=0)] = 10
     """The number of first records to ignore, because branches may start at zero on purpose."""
 
@@ -40,11 +50,13 @@ class _Branches(SlotRule):
     """Compares tensors of the same shape from which one tensor is computed."""
 
     Parameters = BranchParameters
+    of_state = True
     statistics = ("l2",)
     lowest, evidence = True, "share of the largest branch"
     pass_, of_graph = "forward", True
 
     _groups: list[Slots] = per_run(list)
+    _first = per_run(First)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the branches."""
@@ -74,6 +86,7 @@ class _Branches(SlotRule):
             share[:, group] = np.fmin(share[:, group], part / np.fmax.reduce(part, 1)[:, None])
         late = window.first + np.arange(len(window)) >= self.parameters.after
         found = share[:, at]
+        self._first.look(at, found)
         return (found < self.parameters.ratio) & late[:, None], found
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
@@ -86,11 +99,16 @@ class BranchIgnored(_Branches):
 
     name = "branch_ignored"
     certainty = 0.5
+    of_state = True
     definition = (
         "Several tensors of the same shape are combined into another one of this shape (a residual "
         "branch and what it is added to), and one of them has an l2 norm below `ratio` times that "
         "of the largest, in every iteration within a step, for `patience` records in a row. The "
-        "first `after` records are ignored."
+        "first `after` records are ignored. A hint if all such branches start below "
+        f"{_STARTS_SMALL} times `ratio`, as behind a gain that starts near zero. Or a parameter "
+        "[1, positions, features] (the same for all samples) goes into the same module as a "
+        "computed tensor [batch, positions, features] and is more than `drowned` times as large "
+        "(root mean square) in all of the last `patience` records."
     )
     source = "comgra's README (planned: residual connections that are ignored)."
     advice = (
@@ -107,6 +125,77 @@ class BranchIgnored(_Branches):
     )
     needs = "outputs of branches that are combined, with `graph: true`"
 
+    _drowning: dict[int, int] = per_run(dict)  # records by parameter
+    _drowned: dict[int, tuple[int, int, float]] = per_run(dict)  # first step, branch, ratio
+
+    def look(self, window: Window) -> None:
+        """Takes the next training records."""
+        super().look(window)
+        for parameter, branches in self._added(window).items():
+            at = np.array([parameter, *branches], np.int64)
+            sizes = window.read("l2", at) / np.sqrt(window.elements(at))
+            ratio = sizes[:, 0] / np.fmax.reduce(sizes[:, 1:], axis=1)
+            largest = int(branches[int(np.nanargmax(np.nan_to_num(sizes[0, 1:])))])
+            for step, value in zip(window.steps.tolist(), ratio.tolist(), strict=True):
+                drowns = value > self.parameters.drowned
+                self._drowning[parameter] = self._drowning.get(parameter, 0) + 1 if drowns else 0
+                if drowns:
+                    first, _, worst = self._drowned.get(parameter, (step, 0, 0.0))
+                    self._drowned[parameter] = first, largest, max(worst, value)
+                else:
+                    self._drowned.pop(parameter, None)
+
+    def _added(self, window: Window) -> dict[int, list[int]]:
+        """Returns tensors of parameters, with the computed tensors that they may be added to.
+
+        That is, what has as many elements in its last dimension and as many dimensions and goes
+        into the same module, of which the parameter is not one.
+        """
+        if not window.has("l2"):
+            return {}
+        infos = window.table.infos
+        found: dict[int, list[int]] = {}
+        for sink, sources in sources_of(self.scene).items():
+            known = [infos[slot] for slot in dict.fromkeys(sources)]
+            given = [i for i in known if i.kind == "computed" and i.batch_dim is not None]
+            for info in known:
+                outside = info.kind == "parameter" and info.key.node != infos[sink].key.node
+                if outside and len(info.shape) == 3 and info.shape[0] == 1:
+                    alike = [
+                        i.id for i in given if (len(i.shape), i.shape[-1]) == (3, info.shape[-1])
+                    ]
+                    if alike:
+                        found.setdefault(info.id, alike)
+        return found
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about a branch, or else about an input that a parameter drowns."""
+        found = super().findings(scene)
+        if found and self.parameters.severity is None:
+            fired = self.chosen(scene, self.streak.lasting)
+            if (self._first.known(fired) < _STARTS_SMALL * self.parameters.ratio).all():
+                found = [replace(found[0], severity="hint")]  # a gain that starts near zero
+        return found or self._drowned_inputs(scene)
+
+    def _drowned_inputs(self, scene: Scene) -> list[Finding]:
+        for parameter, (step, branch, ratio) in self._drowned.items():
+            if self._drowning[parameter] >= min(self.parameters.patience, scene.records):
+                place = scene.table.place(branch)
+                return [
+                    self.finding(
+                        scene,
+                        place=place,
+                        first_step=step,
+                        message=f"{place} has hardly any effect: {scene.table.place(parameter)}, "
+                        "which is the same for all samples and added to it, is up to "
+                        f"{ratio:.0f} times as large.",
+                        advice="Initialize the parameter smaller (0.02 is usual for positions), or "
+                        "scale up what it is added to.",
+                        evidence={"ratio": ratio},
+                    )
+                ]
+        return []
+
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message about a slot."""
         return (
@@ -120,6 +209,7 @@ class GradientImbalance(_Branches):
 
     name = "gradient_imbalance"
     certainty = 0.45
+    of_state = True
     definition = (
         "Several tensors of the same shape are combined, and the gradient of one of them has an l2 "
         "norm below `ratio` times that of another, in every iteration within a step, for "

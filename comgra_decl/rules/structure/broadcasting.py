@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from comgra_decl.rules.api import Finding, Rule, Scene, SlotInfo, target_pairs
+from math import prod
+
+import numpy as np
+
+from comgra_decl.rules.api import ELEMENTWISE, Finding, LossCall, Rule, Scene, place_of
 
 
 class SilentBroadcasting(Rule):
@@ -12,49 +16,73 @@ class SilentBroadcasting(Rule):
     severity = "error"
     certainty = 0.95
     definition = (
-        "A floating-point prediction and its floating-point target differ in shape, such as [64, "
-        "1] and [64]: their difference has the shape [64, 64], so every prediction is compared "
-        "with every target. Shapes that align as intended (one target for all samples) and batches "
-        "of one sample are left out."
+        "A loss that compares element by element (`mse_loss`, `l1_loss`, `smooth_l1_loss`, "
+        "`huber_loss` or a subtraction) gets a prediction and a target whose numbers of dimensions "
+        "differ, such as [64, 1] and [64], and which together broadcast to more elements than "
+        "either has: every prediction is compared with every target. Judged by the shapes that the "
+        "function gets. In a subtraction, the longer shape must end in 1 or have a 1 next to the "
+        "batch and at least two more dimensions; other ones are ways to compute distances."
     )
     source = (
         "The first bug in the book chapter 'Debugging: Visualizing Activation Maps & Gradients'."
     )
-    advice = "Give both the same shape: `prediction.squeeze(-1)` or `target.unsqueeze(-1)`."
+    advice = "Give both the same shape where the loss is called, for example by squeeze(-1)."
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first pair that does not match."""
-        for prediction, target in target_pairs(scene):
-            if _misfit(prediction, target):
-                shapes = f"{list(prediction.shape)} and {list(target.shape)}"
-                return [
-                    self.finding(
-                        scene,
-                        place=scene.table.place(prediction.id),
-                        first_step=0,
-                        message=f"{prediction.key.node} and its target have shapes {shapes}: every "
-                        "prediction is compared with every target.",
-                        evidence={"answer": str(prediction.shape), "target": str(target.shape)},
-                    )
-                ]
+        """Returns a finding about the first call whose shapes do not match."""
+        for call, seen in scene.calls.items():
+            if not _misfit(call):
+                continue
+            a, b = list(call.prediction.shape), list(call.target.shape)
+            result = list(np.broadcast_shapes(call.prediction.shape, call.target.shape))
+            return [
+                self.finding(
+                    scene,
+                    place=place_of(scene, call),
+                    first_step=seen.first,
+                    last_step=seen.last,
+                    message=f"{_named(call)} gets a prediction of shape {a} and a target of shape "
+                    f"{b}, which broadcast to {result}: every prediction is compared with every "
+                    "target.",
+                    advice=_advice(call),
+                    evidence={"prediction": str(a), "target": str(b), "result": str(result)},
+                )
+            ]
         return []
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        if scene.structure is None:
-            return "no dependency graph is recorded; set `graph: true`"
-        if not any(target_pairs(scene)):
-            return "no call compares an output with a target"
-        return None
+        return None if scene.calls else "no call compares a prediction with a target"
 
 
-def _misfit(prediction: SlotInfo, target: SlotInfo) -> bool:
-    if "float" not in prediction.dtype or "float" not in target.dtype:
+def _misfit(call: LossCall) -> bool:
+    a, b = call.prediction.shape, call.target.shape
+    if call.function not in ELEMENTWISE or len(a) == len(b) or not a or not b:
         return False
-    a, b = prediction.shape, target.shape
-    if a == b or not a or not b or len(a) == len(b):
+    try:
+        result = np.broadcast_shapes(a, b)
+    except ValueError:
         return False
-    short, long = sorted((a, b), key=len)
-    if long[len(long) - len(short) :] == short:
-        return False  # one target for all samples, aligned as numpy does
-    return short[0] > 1 and 1 in long
+    if prod(result) <= max(prod(a), prod(b)):
+        return False
+    longer = max(a, b, key=len)
+    distances = len(longer) == 3 and longer[-1] != 1  # [n, 1, d] - [m, d]
+    return not (call.function.endswith(("sub", "sub__")) and distances)
+
+
+def _named(call: LossCall) -> str:
+    return "A subtraction" if call.function.endswith(("sub", "sub__")) else call.function
+
+
+def _advice(call: LossCall) -> str:
+    a, b = call.prediction.shape, call.target.shape
+    longer, name = (a, "prediction") if len(a) > len(b) else (b, "target")
+    shorter = "target" if name == "prediction" else "prediction"
+    ones = [dim for dim, size in enumerate(longer) if size == 1]
+    if not ones:
+        return "Give both the same shape where the loss is called."
+    dim = -1 if longer[-1] == 1 else ones[0]
+    return (
+        f"Give both the same shape where the loss is called: `{name}.squeeze({dim})` or "
+        f"`{shorter}.unsqueeze({dim})`."
+    )

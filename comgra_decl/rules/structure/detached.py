@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from comgra_decl.rules.api import MOST_OTHERS, Finding, Place, Rule, Scene, SlotKey, Structure
+from comgra_decl.rules.api import (
+    EARLIER_STEP,
+    MOST_OTHERS,
+    Finding,
+    Place,
+    Rule,
+    Scene,
+    SlotKey,
+    Structure,
+)
 
 
 class Detached(Rule):
@@ -14,7 +23,9 @@ class Detached(Rule):
     definition = (
         "In the dependency graph, the value of a tensor computed from trainable parameters reaches "
         "the loss, but no gradient comes back along any path, and these parameters have no "
-        "gradient."
+        "gradient. Or (a hint) a tensor that is trained through other paths goes into a module "
+        "with trained parameters, and no gradient comes back from there in any iteration; modules "
+        "that take integers (embeddings) do not count."
     )
     source = (
         "Own definition, by the graph; the silent failures in the book chapter 'Debugging: "
@@ -31,7 +42,7 @@ class Detached(Rule):
             return []
         cut = _cuts(scene, scene.structure)
         if not cut:
-            return []
+            return self._partly(scene, scene.structure)
         key = cut[0]
         place = Place(key.node, key.role, key.iteration)
         others = tuple(Place(k.node, k.role, k.iteration) for k in cut[1 : MOST_OTHERS + 1])
@@ -44,6 +55,31 @@ class Detached(Rule):
                 "it is computed from trainable parameters.",
                 also=len(cut) - 1,
                 others=others,
+            )
+        ]
+
+    def _partly(self, scene: Scene, structure: Structure) -> list[Finding]:
+        """Returns a hint about tensors through which only some paths carry gradient."""
+        found = _one_way(scene, structure)
+        if not found:
+            return []
+        (source, sink), *rest = found
+        place = Place(source.node, source.role, source.iteration)
+        others = dict.fromkeys(Place(key.node, key.role, key.iteration) for key, _ in rest)
+        others.pop(place, None)
+        return [
+            self.finding(
+                scene,
+                place=place,
+                first_step=0,
+                message=f"No gradient comes back from {sink.node} to {place}, which it is computed "
+                f"from: {place} is trained through other paths only.",
+                advice="If this is not intended, look for detach(), torch.no_grad(), or sample() "
+                "where rsample() carries gradient.",
+                severity="hint",
+                certainty=0.6,
+                also=len(others),
+                others=tuple(others)[:MOST_OTHERS],
             )
         ]
 
@@ -102,6 +138,7 @@ def _untrained(scene: Scene, structure: Structure, trained: set[int]) -> set[int
         if structure.kinds[i] == "parameter"
         and i not in trained
         and parameters.get((key.node, key.role), {}).get("trainable")
+        and parameters[key.node, key.role].get("optimized", True)  # not a teacher's
         and key._replace(pass_="grad") not in table.by_key
         and table.parameter_gradients.any()
     }
@@ -119,3 +156,28 @@ def _made_of(structure: Structure, starts: set[int]) -> set[int]:
                 found.add(b)
                 waiting.append(b)
     return found
+
+
+def _one_way(scene: Scene, structure: Structure) -> list[tuple[SlotKey, SlotKey]]:
+    """Returns (source, sink) of edges between trained tensors that never carry gradient."""
+    losses = {i for i, kind in enumerate(structure.kinds) if kind == "loss"}
+    trained = _reaching(structure, losses, with_gradient=True)
+    parameters = {i for i in trained if structure.kinds[i] == "parameter"}
+    made = _made_of(structure, parameters)
+    weighted = {structure.keys[i].node for i in parameters}
+    keys = structure.keys
+    flows = {(keys[a].node, keys[b].node) for a, b, gradient in structure.edges if gradient}
+    classes = {info.key: info.module_class for info in scene.table.infos}
+    return [
+        (keys[a], keys[b])
+        for a, b, gradient in structure.edges
+        if not gradient
+        and structure.kinds[a] == structure.kinds[b] == "computed"
+        and a in trained
+        and a in made
+        and b in trained
+        and keys[b].node in weighted
+        and (keys[a].node, keys[b].node) not in flows
+        and not keys[a].role.endswith(EARLIER_STEP)
+        and "Embedding" not in classes.get(keys[b], "")
+    ]

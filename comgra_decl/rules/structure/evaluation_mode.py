@@ -1,28 +1,29 @@
-"""Training that continues in evaluation mode."""
+"""Training in evaluation mode."""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
 
 from comgra_decl.rules.api import (
-    NO_SLOTS,
+    MODES,
+    MOST_OTHERS,
     Count,
-    Largest,
-    Mask,
-    Measured,
+    Finding,
     Patient,
+    Place,
+    Rule,
     Scene,
-    SlotInfo,
-    SlotRule,
-    Slots,
-    SlotTable,
     Window,
     per_run,
-    single_sources,
 )
 
-_EXACT = 1e-4  # of the spread; the precision of a batch's float32 mean
-_OFF = 2e-3  # of the spread; running means differ more from a batch's
+_CLASSES = ("Dropout", "BatchNorm", "InstanceNorm", "StochasticDepth", "DropPath")
+"""Parts of the names of classes that behave differently in evaluation mode."""
+
+_FROM_START = (
+    "Call model.train() before training: a model may be loaded in evaluation mode. If it is "
+    "intended, switch this rule off."
+)
 
 
 class EvaluationModeParameters(Patient):
@@ -31,82 +32,91 @@ class EvaluationModeParameters(Patient):
     patience: Count = 5
 
 
-class TrainingInEvaluationMode(SlotRule):
-    """Training that continues in evaluation mode."""
+@dataclass
+class _Model:
+    """A model that is called with gradients."""
+
+    trained: bool = False  # whether it was in training mode before
+    since: int = -1  # first step of the records in evaluation mode; -1 in training mode
+    records: int = 0
+
+
+class TrainingInEvaluationMode(Rule):
+    """Training in evaluation mode."""
 
     name = "training_in_evaluation_mode"
     severity = "error"
-    certainty = 0.8
+    certainty = 0.85
     definition = (
-        "For `patience` records in a row, a Dropout module that dropped elements before returns "
-        "its input unchanged. Or the mean of a BatchNorm module's output, which in training mode "
-        f"equals the mean of its bias and did so before, differs from it by more than {_OFF:.1%} "
-        "of the output's spread. Or training records have gradients but no forward pass in "
-        "training mode, though earlier ones had."
+        "For `patience` records in a row and until the end, a model is called with gradients in "
+        "evaluation mode only, most of its parameters are held by an optimizer, and it has modules "
+        "that behave differently there (BatchNorm, Dropout). An error if it was in training mode "
+        "before, otherwise a warning. Single modules in evaluation mode (a frozen BatchNorm) do "
+        "not count."
     )
-    source = (
-        "Own derivation: sum((x - mean(x)) / std(x)) = 0. The usual cause is a forgotten "
-        "model.train()."
-    )
+    source = "Own definition; the usual cause is a forgotten model.train()."
     advice = "Call model.train() after every evaluation, before the next training step."
     explained_by = ("nonfinite",)
     Parameters = EvaluationModeParameters
-    statistics = ("mean", "std", "zero_fraction")
-    evidence, of_graph = "distance from training mode", True
-    needs = "outputs of Dropout or BatchNorm modules, with `graph: true` and parameters"
 
-    _trained = per_run(Largest)
-    _partner = NO_SLOTS
+    _models: dict[str, _Model] = per_run(dict)
 
-    def wants(self, table: SlotTable) -> Mask:
-        """Returns Dropout modules with their inputs, and BatchNorm modules with their biases."""
-        self._partner = np.full(len(table), -1, np.int64)
-        sources = single_sources(self.scene)
-        bias = {i.key.node: i.id for i in table.infos if _is_bias(i)}
-        for slot in np.flatnonzero(table.outputs).tolist():
-            info = table.infos[slot]
-            if info.key.role == "output" and "Dropout" in info.module_class:
-                self._partner[slot] = sources[slot]
-            elif info.key.role == "output" and info.module_class.startswith("BatchNorm"):
-                self._partner[slot] = bias.get(info.key.node, -1)
-        return self._partner >= 0
+    def look(self, window: Window) -> None:
+        """Takes the modes of the next training records."""
+        for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
+            for node, training in (facts.get(MODES) or {}).items():
+                model = self._models.setdefault(str(node), _Model())
+                if training:
+                    model.trained, model.since, model.records = True, -1, 0
+                else:
+                    model.since = step if model.since < 0 else model.since
+                    model.records += 1
 
-    def _take(self, window: Window) -> None:
-        """Takes the next records; a module missing from the forward pass counts as a hit."""
-        at = self.columns(window.table)
-        if not window.has(*self.statistics) or not len(at) or not len(window):
-            return
-        with np.errstate(all="ignore"):
-            hit, evidence = self.measure(window, at)
-        there = window.present[:, at]
-        trained = window.present[:, window.table.parameter_gradients].any(1, keepdims=True)
-        been = self._trained.look(at, np.full(there.shape, np.nan)) == 1
-        gone = ~there & ~window.present[:, window.table.computed].any(1, keepdims=True) & trained
-        hit |= gone & been
-        evidence = np.where(gone, 1.0, evidence)
-        self.streak.look(window.steps, at, hit=hit, present=there | gone, evidence=evidence)
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first model that is trained in evaluation mode."""
+        for node, model in self._models.items():
+            different = _different(scene, node)
+            if model.records < self.parameters.patience or not different:
+                continue
+            since = f"From step {model.since} on" if model.trained else "From the start"
+            return [
+                self.finding(
+                    scene,
+                    place=Place(different[0]),
+                    first_step=model.since,
+                    message=f"{since}, {node} is trained in evaluation mode: {different[0]} and "
+                    "modules like it behave as in evaluation.",
+                    advice=self.advice if model.trained else _FROM_START,
+                    severity=self.severity if model.trained else "warning",
+                    evidence={"records": model.records},
+                    also=len(different) - 1,
+                    others=tuple(Place(name) for name in different[1 : MOST_OTHERS + 1]),
+                )
+            ]
+        return []
 
-    def measure(self, window: Window, at: Slots) -> Measured:
-        """Tells the two modes apart."""
-        partner = self._partner[at]
-        norm = window.table.parameters[partner]
-        zeros = window.read("zero_fraction", at) - window.read("zero_fraction", partner)
-        mean = window.read("mean", at).astype(np.float64)
-        off = np.abs(mean - window.read("mean", partner))
-        spread = np.hypot(window.read("std", at), window.read("mean", at, "std"))
-        distance = np.where(spread > 0, off / spread, np.nan)
-        training = np.where(norm, distance < _EXACT, zeros > 0)
-        other = np.where(norm, distance > _OFF, (zeros == 0) & (off == 0))
-        been = self._trained.look(at, np.where(training, 1.0, np.nan))
-        return other & (been == 1), np.where(norm, distance, 1.0)
-
-    def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
-        return (
-            f"From step {self.streak.first[slot]} on, training continues in evaluation mode: "
-            f"{scene.table.place(slot)} behaves as in evaluation."
-        )
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        if not self._models:
+            return "no record tells in which mode a model was called"
+        if scene.records < self.parameters.patience:
+            return f"it needs {self.parameters.patience} training records; it has {scene.records}"
+        if not any(_different(scene, node) for node in self._models):
+            return "no trained model has a BatchNorm or Dropout module"
+        return None
 
 
-def _is_bias(info: SlotInfo) -> bool:
-    return info.kind == "parameter" and info.key.pass_ == "forward" and info.key.role == "bias"
+def _different(scene: Scene, root: str) -> list[str]:
+    """Returns the modules of a trained model that behave differently in evaluation mode."""
+    found: list[str] = []
+    inside, held, total = False, 0, 0
+    for module in scene.documents.get("modules") or []:
+        if not module["path"]:
+            inside = module["node"] == root
+        if inside:
+            if any(part in module["class"] for part in _CLASSES):
+                found.append(str(module["node"]))
+            for facts in module["parameters"].values():
+                total += facts.get("count", 1)
+                held += facts.get("count", 1) if facts.get("optimized", True) else 0
+    return found if held > total / 2 else []

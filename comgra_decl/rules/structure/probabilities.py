@@ -1,22 +1,28 @@
-"""Probabilities passed to a loss that expects logits."""
+"""Losses that get predictions of the wrong kind, such as probabilities in place of logits."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from comgra_decl.rules.api import (
+    BINARY_LOGITS,
+    CLASSIFICATION,
+    LOGITS_OF_CLASSES,
+    Finding,
+    LossCall,
     Mask,
     Measured,
     Scene,
+    Seen,
     SlotRule,
     Slots,
     SlotTable,
     Window,
-    predictions,
-    target_pairs,
+    place_of,
+    prediction_of,
 )
+
+_LOGARITHMS = ("LogSoftmax", "LogSigmoid", "Log", "Logsumexp")
 
 
 class ProbabilitiesAsLogits(SlotRule):
@@ -24,48 +30,69 @@ class ProbabilitiesAsLogits(SlotRule):
 
     name = "probabilities_as_logits"
     severity = "error"
-    certainty = 0.85
+    certainty = 0.9
     definition = (
-        "The network's predictions lie in 0 .. 1 and sum to 1 for every sample, for `patience` "
-        "records in a row; their targets are classes (integers); and the loss never falls below "
-        "what a cross-entropy of probabilities can reach, ln(1 + (C - 1) / e)."
+        "A cross-entropy gets a prediction that a softmax or sigmoid has computed; or one whose "
+        "elements lie in 0 .. 1 with the mean 1 / C over C classes in every sample, for `patience` "
+        "records in a row. Judged by what the function gets."
     )
     source = "A common mistake: softmax twice. The bound is that of logits in 0 .. 1."
     advice = "Pass the input of the softmax to the loss, or use NLLLoss with log-probabilities."
     statistics = ("min", "max", "mean")
-    evidence = "classes"
+    evidence, of_graph, of_calls = "classes", True, True
     needs = "outputs, {select: '**', capture: [output]}"
 
-    _smallest_loss = float("inf")
-
-    def look_at_numbers(self, numbers: Any) -> None:
-        """Notes the smallest loss."""
-        if numbers.name == "loss" and len(numbers.values):
-            smallest = np.nanmin(np.append(numbers.values, np.inf))
-            self._smallest_loss = min(self._smallest_loss, float(smallest))
+    _classes: Slots = np.zeros(0, np.int64)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs that may be rows of classes."""
-        return table.outputs & table.where(lambda i: len(i.shape) == 2 and i.batch_dim == 0)
+        """Returns the predictions that a cross-entropy gets."""
+        self._classes = np.zeros(len(table), np.int64)
+        for call in self._calls(self.scene):
+            slot = prediction_of(self.scene, call)
+            if slot is not None:
+                self._classes[slot] = call.classes
+        return self._classes > 1
+
+    @staticmethod
+    def _calls(scene: Scene) -> dict[LossCall, Seen]:
+        return {call: s for call, s in scene.calls.items() if call.function in LOGITS_OF_CLASSES}
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Finds rows that sum to 1."""
-        classes = window.elements(at)
+        """Finds elements in 0 .. 1 whose mean is 1 / C."""
+        classes = self._classes[at].astype(np.float64)
         total = window.read("mean", at) * classes
         spread = window.read("mean", at, "std") * classes
-        hit = (classes > 1) & (window.read("min", at) >= 0) & (window.read("max", at) <= 1 + 1e-6)
+        hit = (window.read("min", at) >= 0) & (window.read("max", at) <= 1 + 1e-6)
         hit &= (np.abs(total - 1) < 1e-3) & (spread < 1e-3)
-        return hit, classes
+        return hit, np.broadcast_to(classes, hit.shape)
 
-    def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps predictions whose targets are classes."""
-        final = predictions(scene)
-        asked = any("int" in target.dtype for _, target in target_pairs(scene))
-        keep = [
-            slot in final and asked and self._smallest_loss >= 0.99 * self._bound(slot)
-            for slot in fired.tolist()
-        ]
-        return fired[np.array(keep, np.bool_)]
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first call that gets probabilities."""
+        for call, seen in self._calls(scene).items():
+            if call.prediction.made_by in ("Softmax", "Sigmoid"):
+                how = call.prediction.made_by.lower()
+                return [
+                    self.finding(
+                        scene,
+                        place=place_of(scene, call),
+                        first_step=seen.first,
+                        last_step=seen.last,
+                        message=f"{call.function} gets probabilities, computed by a {how}, and "
+                        "applies the softmax to them again: the loss cannot fall below "
+                        f"{_bound(call.classes):.3g}.",
+                        certainty=0.95,
+                        evidence={"made_by": how, "classes": call.classes},
+                    )
+                ]
+        return super().findings(scene)
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        calls = self._calls(scene)
+        if not calls:
+            return "no cross-entropy is called"
+        known = any(call.prediction.made_by for call in calls)
+        return None if known else super().missing(scene)
 
     def marks(self) -> dict[int, int]:
         """Returns nothing: attention, too, consists of probabilities."""
@@ -74,9 +101,170 @@ class ProbabilitiesAsLogits(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} contains probabilities, and the loss seems to apply the "
-            f"softmax to them again: it cannot fall below {self._bound(slot):.3g}."
+            f"{scene.table.place(slot)} contains probabilities, and the loss applies the softmax "
+            f"to them again: it cannot fall below {_bound(int(self.streak.worst[slot])):.3g}."
         )
 
-    def _bound(self, slot: int) -> float:
-        return float(np.log1p((self.streak.worst[slot] - 1) / np.e))
+
+class LogitsAsLogProbabilities(SlotRule):
+    """Predictions passed to a negative log-likelihood that are no logarithms of probabilities."""
+
+    name = "logits_as_log_probabilities"
+    severity = "error"
+    certainty = 0.85
+    definition = (
+        "`nll_loss` gets a prediction with elements above 0 in `patience` records in a row, or "
+        "`nll_loss` or `kl_div` get one that a softmax has computed: logarithms of probabilities "
+        "are never positive. Judged by what the function gets."
+    )
+    source = "A common mistake: NLLLoss of logits or of probabilities; own definition."
+    advice = "Use cross_entropy, which expects logits, or apply log_softmax first."
+    statistics = ("max",)
+    evidence, of_graph, of_calls = "largest element", True, True
+    needs = "outputs, {select: '**', capture: [output]}"
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns the predictions that `nll_loss` gets."""
+        mask = np.zeros(len(table), np.bool_)
+        for call in self._calls(self.scene):
+            slot = prediction_of(self.scene, call)
+            if slot is not None and call.function != "kl_div":
+                mask[slot] = True
+        return mask
+
+    @staticmethod
+    def _calls(scene: Scene) -> dict[LossCall, Seen]:
+        wanted = (CLASSIFICATION - LOGITS_OF_CLASSES) | {"kl_div"}
+        return {call: seen for call, seen in scene.calls.items() if call.function in wanted}
+
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Finds positive elements."""
+        largest = window.read("max", at).astype(np.float64)
+        return largest > 1e-3, largest
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first call that gets no logarithms."""
+        for call, seen in self._calls(scene).items():
+            if call.prediction.made_by == "Softmax":
+                return [
+                    self.finding(
+                        scene,
+                        place=place_of(scene, call),
+                        first_step=seen.first,
+                        last_step=seen.last,
+                        message=f"{call.function} gets probabilities; it expects their logarithms.",
+                        evidence={"made_by": "softmax"},
+                    )
+                ]
+        if any(call.prediction.made_by in _LOGARITHMS for call in self._calls(scene)):
+            return []
+        return super().findings(scene)
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return super().missing(scene) if self._calls(scene) else "nll_loss is not called"
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Returns the message about a slot."""
+        return (
+            f"{scene.table.place(slot)} is passed to nll_loss and has elements up to "
+            f"{self.streak.worst[slot]:.3g}; logarithms of probabilities are never positive."
+        )
+
+
+class SigmoidTwice(SlotRule):
+    """Probabilities passed to a binary cross-entropy, which applies the sigmoid again."""
+
+    name = "sigmoid_twice"
+    severity = "error"
+    certainty = 0.9
+    definition = (
+        "`binary_cross_entropy_with_logits` gets a prediction that a sigmoid or softmax has "
+        "computed. Where autograd does not tell what has computed it: all elements lie in 0 .. 1 "
+        "in all of at least `patience` records, come within 0.05 of both ends, and the targets are "
+        "not constant. Judged by what the function gets."
+    )
+    source = "A common mistake: a sigmoid before BCEWithLogitsLoss; own definition."
+    advice = "Remove the sigmoid, or use BCELoss; apply the sigmoid where probabilities are needed."
+    statistics = ("min", "max")
+    evidence, of_graph, of_calls = "largest element", True, True
+    needs = "outputs, {select: '**', capture: [output]}"
+
+    _outside: set[int]
+
+    def reset(self) -> None:
+        """Forgets the run."""
+        super().reset()
+        self._outside = set()
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns the predictions of unknown origin that the loss gets."""
+        mask = np.zeros(len(table), np.bool_)
+        for call in self._calls(self.scene):
+            slot = prediction_of(self.scene, call)
+            if slot is not None and not call.prediction.made_by:
+                mask[slot] = True
+        return mask
+
+    @staticmethod
+    def _calls(scene: Scene) -> dict[LossCall, Seen]:
+        return {call: seen for call, seen in scene.calls.items() if call.function in BINARY_LOGITS}
+
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Finds elements that are probabilities, and notes where they are not."""
+        low = window.read("min", at).astype(np.float64)
+        # the largest over the batch of the samples' minima and maxima
+        high = window.read("max", at, "abs_max").astype(np.float64)
+        inside = (low >= 0) & (high <= 1)
+        self._outside |= {int(s) for s in at[(~inside & window.present[:, at]).any(0)]}
+        return inside & (low < 0.05) & (high > 0.95), high
+
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Leaves out predictions that were outside 0 .. 1 in any record and call of their model."""
+        infos = scene.table.infos
+        outside = {infos[slot].key.node for slot in self._outside}
+        known = [infos[slot].key.node in outside for slot in fired.tolist()]
+        return fired[~np.array(known, np.bool_)]
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first call that gets probabilities."""
+        for call, seen in self._calls(scene).items():
+            if call.prediction.made_by in ("Sigmoid", "Softmax"):
+                how = call.prediction.made_by.lower()
+                return [
+                    self.finding(
+                        scene,
+                        place=place_of(scene, call),
+                        first_step=seen.first,
+                        last_step=seen.last,
+                        message=f"{call.function} gets probabilities, computed by a {how}, and "
+                        "applies the sigmoid to them again.",
+                        certainty=0.95,
+                        evidence={"made_by": how},
+                    )
+                ]
+        return super().findings(scene)
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        calls = self._calls(scene)
+        if not calls:
+            return "no binary cross-entropy of logits is called"
+        known = any(call.prediction.made_by for call in calls)
+        return None if known else super().missing(scene)
+
+    def marks(self) -> dict[int, int]:
+        """Returns nothing: gates, too, contain probabilities."""
+        return {}
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Returns the message about a slot."""
+        return (
+            f"{scene.table.place(slot)} contains probabilities, and the loss applies the sigmoid "
+            "to them again."
+        )
+
+
+def _bound(classes: int) -> float:
+    """Returns the smallest cross-entropy of logits that are probabilities of C classes."""
+    return float(np.log1p((classes - 1) / np.e))

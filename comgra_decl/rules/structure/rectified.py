@@ -22,6 +22,11 @@ from comgra_decl.rules.api import (
 )
 
 _SQUASHING = ("Sigmoid", "Softmax", "LogSoftmax", "LogSigmoid", "Tanh")
+_CLIPPING = (
+    *("Relu", "LeakyRelu", "Threshold", "Hardtanh", "Clamp", "Elu", "Gelu", "Silu", "Softplus"),
+    *("Sigmoid", "Softmax", "LogSoftmax", "LogSigmoid", "Tanh", "Log", "Mul", "Sub", "Add", "Div"),
+)
+"""Functions, as autograd names them, that may lie behind a rectifier, or are one."""
 _LEFT = 0.5  # share of the negative part that is left, at most
 
 
@@ -75,6 +80,9 @@ class RectifiedAnswer(SlotRule):
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Keeps predictions, and inputs of their final sigmoid or softmax, that need both signs."""
+        made = [call.prediction.made_by for call in scene.calls]
+        if made and not any(name in _CLIPPING or not name for name in made):
+            return fired[:0]  # losses get what no activation function has computed
         table, final = scene.table, predictions(scene)
         # targets may appear after the last measured window
         lowest = grown(self._lowest_target, len(table), np.nan)

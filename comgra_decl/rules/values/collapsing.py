@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from comgra_decl.rules.api import (
     VARYING,
+    Bools,
     Early,
+    Finding,
     Fraction,
     Mask,
     Measured,
@@ -17,7 +21,10 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     computed_from_targets,
+    grown,
     per_run,
+    predictions,
+    target_pairs,
 )
 
 _FIRST = 5  # records; their median is the start value
@@ -39,7 +46,11 @@ class CollapsingOutput(SlotRule):
         "For `patience` records in a row, the relative variation of a tensor over the batch is "
         f"below `fall` times its first value (median of {_FIRST} records). The relative variation "
         "is the largest standard deviation over the batch of any recorded statistic of the "
-        "samples, divided by the largest magnitude of that statistic."
+        "samples, divided by the largest magnitude of that statistic. Or an output that the model "
+        "returns, and that no loss compares with a target, has shrunk to less than `fall` of its "
+        "first size (l2 norm): a code that no longer tells samples apart, as when the posterior of "
+        "an autoencoder collapses to its prior. A hint if neither a prediction nor what a model "
+        "returns is among these tensors."
     )
     source = (
         "comgra's README (planned: variance over the batch falls, collapse); the generator that "
@@ -59,13 +70,17 @@ class CollapsingOutput(SlotRule):
         "saturated",
         "dead_units",
     )
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = CollapsingParameters
+    of_state = True
     any_statistic, lowest = VARYING, True
     needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
     fewest_samples = 4
     evidence = "share of its first variation"
 
     _early = per_run(Early, _FIRST)
+    _first_size = per_run(Early, 1)
+    _shrunk: Bools = np.zeros(0, np.bool_)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs with a batch dimension."""
@@ -76,15 +91,58 @@ class CollapsingOutput(SlotRule):
         most = window.variation(at)
         most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
         share = most / self._early.look(at, most)
-        return share < self.parameters.fall, share
+        fallen = share < self.parameters.fall
+        if window.has("l2"):
+            size = window.read("l2", at).astype(np.float64)
+            left = size / self._first_size.look(at, size)
+            small = (left < self.parameters.fall) & window.table.remembered(
+                CollapsingOutput, _codes
+            )[at]
+            self._shrunk = grown(self._shrunk, len(window.table), fill=False)
+            self._shrunk[at] |= (small & ~fallen).any(0)
+            share, fallen = np.where(small & ~fallen, left, share), fallen | small
+        return fallen, share
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out losses of single samples."""
-        return fired[~np.isin(fired, list(computed_from_targets(scene)))]
+        """Leaves out losses of single samples, and predictions that may be small."""
+        fired = fired[~np.isin(fired, list(computed_from_targets(scene)))]
+        compared = predictions(scene) if any(target_pairs(scene)) else set()
+        shrunk = grown(self._shrunk, len(scene.table), fill=False)
+        return fired[~(shrunk[fired] & np.isin(fired, list(compared)))]
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding; a hint if only tensors within the network become alike."""
+        found = super().findings(scene)
+        if not found:
+            return []
+        final = predictions(scene) | set(np.flatnonzero(_codes(scene.table)).tolist())
+        roots = {str(m["node"]) for m in scene.documents.get("modules") or [] if not m["path"]}
+        outer = [
+            slot
+            for slot in self.chosen(scene, self.streak.lasting).tolist()
+            if slot in final or scene.table.infos[slot].key.node in roots
+        ]
+        if outer or self.parameters.severity is not None:
+            return found
+        return [replace(found[0], severity="hint")]
+
+    def follows(self, finding: Finding, other: Finding) -> bool:
+        """Whether another finding explains it: one that began no later."""
+        return super().follows(finding, other) and other.first_step <= finding.first_step
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message about a slot."""
+        if slot < len(self._shrunk) and self._shrunk[slot]:
+            return (
+                f"{scene.table.place(slot)} collapses: for all samples, it has shrunk to "
+                f"{self.streak.worst[slot]:.1%} of its first size and no longer tells them apart."
+            )
         return (
             f"{scene.table.place(slot)} becomes the same for all samples: its variation over "
             f"the batch has fallen to {self.streak.worst[slot]:.1%} of its first value."
         )
+
+
+def _codes(table: SlotTable) -> Mask:
+    """Returns the outputs that a model returns beside others, such as mean and variance."""
+    return table.where(lambda i: i.key.role.startswith("output[") or i.key.role.count(".") > 0)

@@ -52,7 +52,9 @@ class InputIndependence(SlotRule):
         "is not used."
     )
     explained_by = ("nonfinite", "dead_units", "saturated", "large_update", "growing_weight")
+    explained_by_earlier = ("shrinking_weight",)
     Parameters = IndependentParameters
+    of_state = True
     any_statistic, lowest = VARYING, True
     needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
     fewest_samples = 2

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
+    BINARY_LOGITS,
+    CLASSIFICATION,
     Count,
     Field,
     Mask,
@@ -20,6 +22,8 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     per_run,
+    prediction_of,
+    target_of,
     target_pairs,
 )
 
@@ -42,11 +46,12 @@ class OneAnswer(SlotRule):
     name = "one_answer"
     certainty = 0.65
     definition = (
-        "For `patience` records in a row, the predictions [N, classes] of all recorded samples "
-        f"(at least {_FEWEST}) favor the same class although the targets of the batch (integers) "
-        "differ. The prediction must be confident: its softmax assigns that class, averaged over "
-        "the samples, at least `surety` of the way from 1 / classes to 1. An untrained network "
-        "also predicts one class, but hardly prefers it."
+        "For `patience` records in a row, the predictions of all recorded samples (at least "
+        f"{_FEWEST}) favor the same class although the targets of the batch differ: predictions "
+        "[N, classes] of a cross-entropy or negative log-likelihood, or one logit per sample of a "
+        "binary cross-entropy. The prediction must be confident: its softmax assigns that class, "
+        "averaged over the samples, at least `surety` of the way from 1 / classes to 1. An "
+        "untrained network also predicts one class, but hardly prefers it."
     )
     source = (
         "The network that predicts 'dog' for everything in the book chapter 'Debugging: "
@@ -58,8 +63,9 @@ class OneAnswer(SlotRule):
     )
     explained_by = ("nonfinite", "input_independence", "single_class", "detached")
     Parameters = OneAnswerParameters
+    of_state = True
     statistics = ("mean",)
-    evidence, of_graph = "class", True
+    evidence, of_graph, of_calls = "class", True, True
     needs = "predictions with `values: true`, and targets that are classes, with `graph: true`"
 
     _last: dict[int, int] = per_run(dict)
@@ -68,12 +74,24 @@ class OneAnswer(SlotRule):
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns predictions [N, classes] that are compared with a target of classes."""
-        self._targets = {
-            prediction.id: target.id
-            for prediction, target in target_pairs(self.scene)
-            if "int" in target.dtype and "float" in prediction.dtype
-            if len(prediction.shape) == 2 and len(target.shape) == 1 and prediction.batch_dim == 0
-        }
+        self._targets = {}
+        for call in self.scene.calls:
+            prediction, target = prediction_of(self.scene, call), target_of(self.scene, call)
+            binary = call.function in BINARY_LOGITS and call.prediction.elements == (
+                call.prediction.shape[0] if call.prediction.shape else 0
+            )
+            classes = call.function in CLASSIFICATION and len(call.prediction.shape) == 2
+            if prediction is None or target is None or not (binary or classes):
+                continue
+            if table.infos[prediction].batch_dim == 0:
+                self._targets[prediction] = target
+        if not self.scene.calls:  # recorded without facts of loss calls
+            self._targets = {
+                prediction.id: target.id
+                for prediction, target in target_pairs(self.scene)
+                if "int" in target.dtype and "float" in prediction.dtype
+                if len(prediction.shape) == 2 and len(target.shape) == 1
+            }
         return table.where(lambda info: info.id in self._targets)
 
     def measure(self, window: Window, at: Slots) -> Measured:
@@ -108,9 +126,13 @@ class OneAnswer(SlotRule):
 
 def _one_class(values: NDArray[Any] | None, surety: float) -> int:
     """Returns the class that is confidently predicted for all samples [n, classes]; -1 if none."""
-    if values is None or values.ndim != 2 or len(values) < _FEWEST or np.isnan(values).any():
+    if values is None or len(values) < _FEWEST or np.isnan(values).any():
         return -1
     outputs = np.asarray(values, np.float64)
+    if outputs.size == len(outputs):  # one logit per sample
+        outputs = np.stack((np.zeros(len(outputs)), outputs.reshape(-1)), axis=1)
+    if outputs.ndim != 2:
+        return -1
     predicted = outputs.argmax(1)
     chance = 1 / outputs.shape[1]
     if (predicted != predicted[0]).any() or chance == 1:

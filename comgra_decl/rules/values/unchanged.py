@@ -42,6 +42,7 @@ class UnchangedOutput(SlotRule):
         "or a saturated function, a cached result, or a multiplication by zero."
     )
     explained_by = ("nonfinite", "dead_units", "all_zero", "saturated", "input_independence")
+    of_state = True
     statistics = ("mean", "std", "l2", "min", "max")
     evidence, of_graph = "mean", True
     needs = "outputs and their inputs, with `graph: true`"
@@ -58,7 +59,9 @@ class UnchangedOutput(SlotRule):
         wanted = {
             slot: given
             for slot in sorted(known)
-            if table.outputs[slot] and (given := [s for s in known[slot] if values[s]])
+            if table.infos[slot].key.node != "prediction"  # made of targets, too, as in cosines
+            and table.outputs[slot]
+            and (given := [s for s in known[slot] if values[s]])
         }
         entering = np.array([s for given in wanted.values() for s in given], np.int64)
         self._followed = np.unique(np.append(entering, [*wanted]).astype(np.int64))
@@ -83,8 +86,8 @@ class UnchangedOutput(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} is exactly the same in every record from step "
-            f"{self.streak.first[slot]} on, although its inputs change."
+            f"{scene.table.place(slot)} is exactly the same in every record "
+            f"{self.streak.since(slot)}, although its inputs change."
         )
 
 

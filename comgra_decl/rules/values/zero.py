@@ -22,6 +22,7 @@ class AllZero(SlotRule):
         "trained, a mask that covers everything, or underflow in float16."
     )
     explained_by = ("dead_units", "untrained_parameter")
+    of_state = True
     statistics = ("abs_max",)
     lowest, evidence = True, "largest magnitude"
     needs = "outputs, {select: '**', capture: [output]}"

@@ -72,7 +72,9 @@ def test_a_loss_module_lies_between_the_model_and_the_loss() -> None:
         sgd(model).step()
 
     found = {edge for edge in one_step(program) if "target" not in edge}
-    assert found == arrows("input -> a => Net => MSELoss => loss, Net => MSELoss:1 => loss")
+    assert found == arrows(
+        "input -> a => Net => MSELoss => loss, Net => prediction:1 => MSELoss:1 => loss"
+    )
 
 
 def test_accumulated_batches_are_iterations() -> None:

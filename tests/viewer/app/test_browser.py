@@ -89,6 +89,26 @@ def test_a_click_on_a_finding_jumps_to_its_node_and_step(viewer: Callable[..., A
     shows(page, node=query(page, "node"), step=BROKEN_FROM)
 
 
+def test_the_checklist_shows_its_states_its_numbers_and_what_it_cannot_see(
+    viewer: Callable[..., Any],
+) -> None:
+    page = viewer("?section=findings", ".health")
+    finite = page.locator(".health li.red", has_text="Are all numbers finite?")
+    numbers = finite.locator(".numbers")
+    assert numbers.inner_text() == f"NaN or infinity in 3 of 12 records from step {BROKEN_FROM} on"
+    assert numbers.bounding_box()["width"] > 50
+    partly = page.locator(".health li.partly").first
+    assert partly.locator(".numbers").inner_text().startswith("partly looked (1 of 2)")
+    dots = {
+        state: page.locator(f".health .dot.{state}").first.evaluate(
+            "dot => { const s = getComputedStyle(dot); return s.background + s.border }"
+        )
+        for state in ("red", "green", "partly", "unchecked")
+    }
+    assert len(set(dots.values())) == 4
+    page.locator(".caveats", has_text="leak into inputs").wait_for()
+
+
 def test_a_link_restores_the_view_back_goes_back_and_selectors_choose(
     viewer: Callable[..., Any],
 ) -> None:

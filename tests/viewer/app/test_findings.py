@@ -12,7 +12,16 @@ from torch import nn
 
 import comgra_decl
 from comgra_decl.query import open_run
-from comgra_decl.rules import Diagnosis, Place, diagnose
+from comgra_decl.rules import (
+    Correlation,
+    Diagnosis,
+    Place,
+    Reading,
+    Side,
+    Unchecked,
+    diagnose,
+    unseen,
+)
 from comgra_decl.viewer.model.choices import choices, run_choice
 from comgra_decl.viewer.model.findings import (
     finding_marks,
@@ -185,3 +194,31 @@ def test_what_was_not_checked_is_said_with_the_reason(broken: RunView) -> None:
     page = page_of(found(broken), shown(broken))
     for entry in diagnosis.unchecked:
         assert entry.rule.replace("_", " ") in page
+
+
+def test_the_checklist_shows_who_looked_and_the_numbers(broken: RunView) -> None:
+    reading = Reading("loss 2.27 \u2192 1.6 in 50 steps")
+    why = Unchecked("loss_not_falling", "it needs 60 losses; the run has 50")
+    partly = Diagnosis([], [why], ["loss_diverges"], 50, readings={"falling": reading})
+    page = page_of(Found(partly), shown(broken))
+    line = next(part for part in page.split("<li") if "Does the loss fall?" in part)
+    assert line.startswith(' class="partly" title="partly looked (1 of 2): loss 2.27')
+    assert "loss_not_falling could not look: it needs 60 losses" in line
+    numbers = f"partly looked (1 of 2); {reading.text}"
+    assert f'<span class="numbers">{numbers}</span>' in line
+    for sentence in unseen(partly):
+        assert f"<p>{sentence}</p>" in page
+
+
+def test_a_difference_between_groups_links_to_the_loss_of_samples(broken: RunView) -> None:
+    loss = Side("loss", Place("head"), "mean")
+    correlation = Correlation(
+        kind="differs", first=Side("category 3"), second=loss, effect=0.84, low=0.8, high=0.86,
+        records=300, count=1193, total=4800, q=0.0, first_step=7, medians=(1.82, 0.0187),
+    )  # fmt: skip
+    page = page_of(Found(None, (correlation,)), shown(broken))
+    assert (
+        "Samples of category 3 have a larger loss (1.82 against 0.0187; larger in 92% of pairs, "
+        "90% to 93%; 1193 of 4800 samples)."
+    ) in page
+    assert "Show head" in page

@@ -1,0 +1,136 @@
+"""Facts of the calls in which a prediction meets a target; see `records.LOSS_CALLS`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from comgra_decl.hooks.pytree import gradient_function
+from comgra_decl.stats import dtype_name
+
+_RESHAPING = (
+    "View UnsafeView ReshapeAlias Reshape Squeeze Unsqueeze Select Slice Permute Transpose T "
+    "Expand Alias AsStrided Clone Contiguous ToCopy Copy Index Gather Unflatten Split Unbind"
+).split()
+"""What autograd calls functions that move, choose or copy elements without changing them."""
+
+_MOST_HOPS = 16
+_MOST_NODES = 20_000
+_SOFTMAXES = ("Softmax", "LogSoftmax")
+
+
+def form_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """Returns the shape and the dtype of a tensor."""
+    return {"shape": [] if tensor.is_nested else [*tensor.shape], "dtype": dtype_name(tensor)}
+
+
+def origin_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """Returns which function computed the values of a tensor, and over which dimension.
+
+    Functions that only move or choose elements are passed over.
+
+    Returns:
+        `{"made_by": "Softmax", "dim": 1}`, without "dim" where the function has none, or where
+        elements have been moved since and dimensions may be others; empty where autograd does not
+        tell.
+    """
+    node = gradient_function(tensor)
+    for hops in range(_MOST_HOPS):
+        if node is None:
+            return {}
+        name = _function_name(node)
+        if name not in _RESHAPING:
+            return {"made_by": name, **({} if hops else _dimension(node))}
+        following = node.next_functions
+        node = following[0][0] if following else None
+    return {}
+
+
+def batch_softmaxes(loss: torch.Tensor, batch: int) -> list[list[int]]:
+    """Returns the shapes of the softmaxes behind a loss that run over the batch.
+
+    That is, over dimension 0 of a tensor with other dimensions as well, whose first one has the
+    size of the batch. Square ones are left out: similarities of a batch with itself.
+    """
+    found = []
+    for node in _nodes_behind(loss):
+        if _function_name(node) in _SOFTMAXES and _dimension(node).get("dim") == 0:
+            shape = _shape(node)
+            if len(shape) > 1 and shape[0] == batch and shape[1] != batch:
+                found.append(shape)
+    return found
+
+
+def plain_arguments(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, bool | int | float | str | None]:
+    """Returns the further arguments of a loss function by name; `True` stands for a tensor.
+
+    Empty for operators and for functions of C++, which do not tell the names of their parameters.
+    """
+    given = {**dict(zip(_parameter_names(func), args, strict=False)), **kwargs}
+    found: dict[str, bool | int | float | str | None] = {}
+    for name, value in given.items():
+        if name in ("input", "target", "targets"):
+            continue
+        if isinstance(value, torch.Tensor):
+            found[name] = True
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            found[name] = value
+    return found
+
+
+def target_argument(func: Any) -> tuple[str, int] | None:
+    """Returns name and position of the target of a loss function; None for other functions."""
+    names = _parameter_names(func)
+    return next(
+        ((name, names.index(name)) for name in ("target", "targets") if name in names), None
+    )
+
+
+@lru_cache(maxsize=512)
+def _parameter_names(func: Any) -> tuple[str, ...]:
+    if not inspect.isfunction(func):
+        return ()
+    try:
+        return tuple(inspect.signature(func).parameters)
+    except ValueError:  # `**` of tensors wraps a function of C++, which tells none of its names
+        return ()
+
+
+def _nodes_behind(loss: torch.Tensor) -> Iterator[Any]:
+    start = gradient_function(loss)
+    waiting, seen = [start], {start}
+    for node in waiting:
+        if node is None or len(waiting) > _MOST_NODES:
+            continue
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+
+
+def _function_name(node: Any) -> str:
+    """Returns "Softmax" for a node called "SoftmaxBackward0"."""
+    return str(node.name()).partition("Backward")[0]
+
+
+def _dimension(node: Any) -> dict[str, int]:
+    if _function_name(node) not in _SOFTMAXES:
+        return {}
+    dim, shape = getattr(node, "_saved_dim", None), _shape(node)
+    if dim is None or not shape:
+        return {}
+    # autograd shows a negative dimension as an unsigned number
+    return {"dim": dim - 2**64 + len(shape) if dim >= 2**63 else dim}
+
+
+def _shape(node: Any) -> list[int]:
+    """Returns the shape of what a node of autograd's graph has computed, if this torch tells."""
+    outputs = getattr(node, "_input_metadata", None)
+    return [int(n) for n in outputs[0].shape] if outputs else []

@@ -1,0 +1,133 @@
+"""The calls in which a prediction meets a target: what a loss function really got."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from comgra_decl.records import LOSS_CALLS, SlotKey
+
+LOGITS_OF_CLASSES = frozenset({"cross_entropy", "cross_entropy_loss", "multi_margin_loss"})
+"""Functions of logits, one per class, and of integer targets."""
+
+BINARY_LOGITS = frozenset(
+    {"binary_cross_entropy_with_logits", "multilabel_soft_margin_loss", "soft_margin_loss"}
+)
+"""Functions of logits, one per yes-or-no question."""
+
+PROBABILITIES = frozenset({"binary_cross_entropy"})
+
+CLASSIFICATION = LOGITS_OF_CLASSES | {"nll_loss", "nll_loss_nd", "nll_loss2d"}
+"""Functions whose integer targets are classes, so that they cannot be negative when used right."""
+
+ELEMENTWISE = frozenset(
+    {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "sub", "rsub", "__sub__", "__rsub__"}
+)
+"""Functions that compare a prediction with a target element by element, broadcasting both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as a function got it.
+
+    Attributes:
+        shape: its shape.
+        dtype: its dtype, such as "float32".
+        slot: the iteration of the node `prediction` or `target` that records it; None where it is
+            not recorded under that name.
+        made_by: the function that computed its values, as autograd names it, such as "Softmax" or
+            "Addmm"; empty if unknown. Of predictions only.
+        dim: the dimension of a softmax; None for other functions.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    slot: int | None
+    made_by: str = ""
+    dim: int | None = None
+
+    @property
+    def elements(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it holds integers."""
+        return "int" in self.dtype
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether it holds floating-point numbers."""
+        return "float" in self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class LossCall:
+    """A call that compares a prediction with a target.
+
+    Attributes:
+        function: name of the function; of a hand-written loss that of an operator, such as "sub".
+        arguments: its other arguments, sorted by name, if they are numbers, strings or None; `True`
+            for a tensor.
+        prediction: what it compares.
+        target: with what.
+    """
+
+    function: str
+    arguments: tuple[tuple[str, Any], ...]
+    prediction: Operand
+    target: Operand
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """Returns an argument of the call, or `default` if the call has none of this name."""
+        return dict(self.arguments).get(name, default)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes of a classification; 0 for other losses."""
+        shape = self.prediction.shape
+        if self.function not in CLASSIFICATION or not shape:
+            return 0
+        return shape[1] if len(shape) > 1 else shape[0]
+
+    @property
+    def prediction_key(self) -> SlotKey | None:
+        """The slot that records the prediction; None if it is what a model returned."""
+        at = self.prediction.slot
+        return None if at is None else SlotKey("prediction", "output", at, "forward")
+
+    @property
+    def target_key(self) -> SlotKey | None:
+        """The slot that records the target; None if none does."""
+        at = self.target.slot
+        return None if at is None else SlotKey("target", "target", at, "forward")
+
+
+def loss_calls(facts: Mapping[str, Any]) -> Iterator[LossCall]:
+    """Yields the calls that the facts of a record describe; leaves out what is malformed."""
+    for call in facts.get(LOSS_CALLS) or ():
+        try:
+            yield LossCall(
+                str(call["function"]),
+                tuple(sorted((str(k), v) for k, v in dict(call["arguments"]).items())),
+                _operand(call["prediction"]),
+                _operand(call["target"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            continue
+
+
+def _operand(form: Mapping[str, Any]) -> Operand:
+    slot = form["slot"]
+    shape = tuple(int(n) for n in form["shape"])
+    dim = form.get("dim")
+    return Operand(
+        shape,
+        str(form["dtype"]),
+        None if slot is None else int(slot),
+        str(form.get("made_by", "")),
+        None if dim is None else int(dim),
+    )

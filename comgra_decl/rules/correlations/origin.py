@@ -1,0 +1,109 @@
+"""Where a quantity stands in a training step: upstream ones may be causes of those downstream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from fnmatch import fnmatchcase
+
+from comgra_decl.records import SlotInfo, SlotKey, Structure
+from comgra_decl.rules.base import Scene
+from comgra_decl.rules.table import is_gradient
+
+
+class Origin(IntEnum):
+    """The part of a step in which a quantity comes about, upstream first."""
+
+    DATA = 0
+    """Inputs of the model, tags, types of execution, categories of samples."""
+
+    METRIC = 1
+    """Metrics that the program logs, such as a learning rate or a temperature."""
+
+    FORWARD = 2
+    """Activations, parameters and buffers."""
+
+    OUTCOME = 3
+    """What measures the result: losses, accuracies, rules that fire."""
+
+    BACKWARD = 4
+    """Gradients and updates."""
+
+
+_OUTCOMES = (
+    "*loss*", "*acc*", "*err*", "*perplexity*", "*ppl*", "*score*", "*reward*", "*return*",
+    "*precision*", "*recall*", "*f1*", "*auc*", "*mse*", "*mae*", "*entropy*", "*likelihood*",
+)  # fmt: skip
+
+
+def is_loss_name(name: str) -> bool:
+    """Whether a metric is a loss, by its name."""
+    return "loss" in name.lower()
+
+
+def of_metric(name: str) -> Origin:
+    """Returns where a metric stands, by its name."""
+    lower = name.lower()
+    if "grad" in lower:
+        return Origin.BACKWARD
+    outcome = any(fnmatchcase(lower, pattern) for pattern in _OUTCOMES)
+    return Origin.OUTCOME if outcome else Origin.METRIC
+
+
+def is_loss(info: SlotInfo) -> bool:
+    """Whether a tensor is a loss, by its kind or by the class of its module."""
+    return info.kind == "loss" or info.module_class.endswith("Loss")
+
+
+class Origins:
+    """Where the tensors of a run stand, and which of them belong to the loss.
+
+    A tensor belongs to the loss if it is a target, a loss, or computed from one of these. Of the
+    loss it says what the loss says itself.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self._own = {info.key for info in scene.table.infos if _is_target_or_loss(info)}
+        by_key = scene.table.by_key
+        for structure in scene.structures.values():
+            reached = {at for at, key in enumerate(structure.keys) if key in self._own}
+            reached |= {at for at, kind in enumerate(structure.kinds) if kind in ("target", "loss")}
+            reached |= _downstream(structure, reached)
+            reached |= _only_for(structure, reached)
+            self._own |= {structure.keys[at] for at in reached if structure.keys[at] in by_key}
+
+    def belongs_to_loss(self, key: SlotKey) -> bool:
+        """Whether the values of this tensor in the forward pass belong to the loss."""
+        return key._replace(pass_="forward") in self._own
+
+    def of(self, info: SlotInfo) -> Origin:
+        """Returns where a tensor stands."""
+        pass_ = info.key.pass_
+        if is_gradient(pass_) or pass_ == "update":
+            return Origin.BACKWARD
+        return Origin.DATA if info.kind == "input" else Origin.FORWARD
+
+
+def _is_target_or_loss(info: SlotInfo) -> bool:
+    return info.key.pass_ == "forward" and (info.kind == "target" or is_loss(info))
+
+
+def _downstream(structure: Structure, start: Iterable[int]) -> set[int]:
+    """Returns what is computed from the given nodes of a graph, directly or not."""
+    reached, waiting = set(start), list(start)
+    sinks: dict[int, list[int]] = {}
+    for a, b, _ in structure.edges:
+        sinks.setdefault(a, []).append(b)
+    while waiting:
+        for sink in sinks.get(waiting.pop(), ()):
+            if sink not in reached:
+                reached.add(sink)
+                waiting.append(sink)
+    return reached
+
+
+def _only_for(structure: Structure, own: set[int]) -> set[int]:
+    """Returns the inputs that nothing but the loss uses: targets that the model is given."""
+    inputs = {at for at, kind in enumerate(structure.kinds) if kind == "input"}
+    used = {a for a, b, _ in structure.edges if a in inputs and b not in own}
+    return {a for a, b, _ in structure.edges if a in inputs and b in own} - used

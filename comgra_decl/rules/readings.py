@@ -1,0 +1,420 @@
+"""The numbers of a run behind the answers to the checklist.
+
+A reading is collected for every run, whatever rules look. It is shown beside the answer, and it can
+withhold a tick: numbers that contradict an answer are never printed beside a green one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
+from math import log
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.base import Scene
+from comgra_decl.rules.calls import BINARY_LOGITS, CLASSIFICATION, LossCall
+from comgra_decl.rules.graph import classes_of, predictions
+from comgra_decl.rules.loss_readings import LossReadings
+from comgra_decl.rules.memory import Slots, grown
+from comgra_decl.rules.table import RECTIFIERS, SlotTable, elements_of
+from comgra_decl.rules.window import VARYING, Numbers, Window
+
+Verdict = Literal["fine", "unknown", "poor", "bad"]
+"""fine: the numbers do not contradict a tick; unknown: they do not allow one; poor and bad: they
+answer the question with no, whatever rules looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a run shows about one question.
+
+    Attributes:
+        text: the numbers, such as "loss 2.27 → 3.60".
+        verdict: see `Verdict`.
+        deciding: rules that must have looked at this run before the question is ticked, besides
+            those of the question.
+    """
+
+    text: str
+    verdict: Verdict = "fine"
+    deciding: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as JSON-compatible data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Reading:
+        """Returns the reading that `to_json` was called on; ignores unknown keys."""
+        known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
+        return cls(**{**known, "deciding": tuple(known.get("deciding", ()))})
+
+
+class _Means:
+    """The mean of a number of each slot over all records."""
+
+    def __init__(self) -> None:
+        self._sums = np.zeros(0)
+        self._counts = np.zeros(0)
+
+    def look(self, at: Slots, values: NDArray[Any]) -> None:
+        """Takes values [records, slots]; ignores those that are not finite."""
+        there = np.isfinite(values)
+        size = int(at.max(initial=-1)) + 1
+        self._sums, self._counts = (grown(x, size, 0.0) for x in (self._sums, self._counts))
+        self._sums[at] += np.where(there, values, 0).sum(axis=0, dtype=np.float64)
+        self._counts[at] += there.sum(axis=0)
+
+    @property
+    def largest(self) -> float:
+        """The largest mean of any slot; 0 if there is none."""
+        at = np.flatnonzero(self._counts)
+        return float((self._sums[at] / self._counts[at]).max(initial=0.0))
+
+    def range(self, table: SlotTable) -> str:
+        """Returns the smallest and the largest mean with their tensors; "" if there is none."""
+        at = np.flatnonzero(self._counts)
+        return _range(table, at, self._sums[at] / self._counts[at])
+
+
+class Readings:
+    """Collects the readings of a run; what it returns does not depend on windows."""
+
+    def __init__(self) -> None:
+        self.losses = LossReadings()
+        self._seen = np.zeros(0, np.bool_)
+        self._wild: dict[str, tuple[int, int]] = {}  # number of records, and the first step
+        self._first: NDArray[np.float32] = np.zeros((0, 0, 0), np.float32)
+        self._last = self._first
+        self._gradients = _Means()
+        self._updates = _Means()
+        self._largest: dict[str, float] = {}
+
+    def look(self, window: Window) -> None:
+        """Takes the next training records."""
+        if not len(window):
+            return
+        with np.errstate(all="ignore"):
+            self._see_finite(window)
+            if not len(self._first):
+                self._first = np.array(window.aggregates[0])
+            self._last = np.array(window.aggregates[-1])
+            table = window.table
+            if window.has("abs_mean"):
+                at = np.flatnonzero(table.layer_gradients)
+                self._gradients.look(at, window.read("abs_mean", at))
+            if window.has("l2"):
+                at, updates = table.remembered(Readings, _updated)
+                self._updates.look(at, window.read("l2", updates) / window.read("l2", at))
+            if window.has("abs_max"):
+                for name, wanted in _EXTREMES.items():
+                    at = table.remembered((Readings, name), wanted)
+                    values = window.read("abs_max", at, "abs_max")
+                    top = float(np.nanmax(np.where(np.isfinite(values), values, 0), initial=0))
+                    self._largest[name] = max(top, self._largest.get(name, 0.0))
+
+    def _see_finite(self, window: Window) -> None:
+        """Counts tensors, and records with tensors that are not finite; masks are left out."""
+        at = np.flatnonzero(window.table.floating)
+        self._seen = grown(self._seen, len(window.table), False)
+        self._seen[at] |= window.present[:, at].any(axis=0)
+        wild = window.read("nonfinite", at, "abs_max") > 0
+        if wild.any() and window.has("min", "max"):
+            high = window.read("max", at)
+            inside = np.isfinite(high) | np.isneginf(high)
+            wild &= ~(np.isneginf(window.read("min", at)) & inside)
+        backward = window.table.backward[at]
+        for kind, columns in (("any", wild), ("backward", wild[:, backward])):
+            rows = np.flatnonzero(columns.any(axis=1))
+            count, first = self._wild.get(kind, (0, -1))
+            if len(rows):
+                first = int(window.steps[rows[0]]) if first < 0 else first
+                self._wild[kind] = count + len(rows), first
+
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Takes the next numbers of one metric and type of execution."""
+        self.losses.look(numbers)
+
+    def readings(self, scene: Scene) -> dict[str, Reading]:
+        """Returns the readings so far, by the name that questions give them."""
+        made: dict[str, Callable[[Scene], Reading | None]] = {
+            "finite": self._finite,
+            "shapes": _shapes,
+            "trained": _trained,
+            "cleared": self._cleared,
+            "half": self._half,
+            "inputs": self._inputs,
+            "labels": _labels,
+            "predictable": self._predictable,
+            "dependent": self._dependent,
+            "evaluation": self._evaluation,
+            "first_loss": self._first_loss,
+            "scales": self._scales,
+            "falling": self._falling,
+            "steady": self._steady,
+            "gradients": self._gradient_scale,
+            "updates": self._update_size,
+            "alive": self._alive,
+            "spread": self._spread,
+            "last_layer": _last_layer,
+        }
+        found = {name: make(scene) for name, make in made.items()}
+        return {name: reading for name, reading in found.items() if reading is not None}
+
+    # -- code
+
+    def _finite(self, scene: Scene) -> Reading | None:
+        if not scene.records:
+            return None
+        tensors = f"{int(self._seen.sum())} tensors of {scene.records} records"
+        if not self._wild:
+            return Reading(f"no NaN or infinity in {tensors}")
+        count, first = self._wild["any"]
+        since = f"from step {first} on"
+        return Reading(f"NaN or infinity in {count} of {scene.records} records {since}", "bad")
+
+    def _cleared(self, scene: Scene) -> Reading | None:
+        first, last = (_norm(scene, record) for record in (self._first, self._last))
+        if first is None or last is None:
+            return None
+        return Reading(f"norm of all gradients {first:.3g} \u2192 {last:.3g}")
+
+    def _half(self, scene: Scene) -> Reading | None:
+        if not self._largest.get("half"):
+            return None
+        return Reading(f"largest number in half precision {self._largest['half']:.3g}")
+
+    # -- data
+
+    def _inputs(self, scene: Scene) -> Reading | None:
+        at = _inputs(scene.table)
+        mean = self._of(scene, "mean", self._last, at)
+        if mean is None or not np.isfinite(mean).any():
+            return None
+        top = f"largest magnitude {self._largest.get('inputs', 0):.3g}"
+        return Reading(f"{top}; mean in the last record {_range(scene.table, at, mean)}")
+
+    def _predictable(self, scene: Scene) -> Reading | None:
+        classes, ends = classes_of(scene), self.losses.ends()
+        if classes < 2 or ends is None:
+            return None
+        return Reading(f"loss {ends.last:.3g}, guessing ln({classes}) = {log(classes):.3g}")
+
+    def _dependent(self, scene: Scene) -> Reading | None:
+        at = np.array(sorted(predictions(scene)), np.int64)
+        at = at[at < len(self._last)]
+        if not len(at):
+            return None
+        most = np.full(len(at), np.nan)
+        for name in (name for name in VARYING if name in scene.statistics):
+            values = self._last[at, scene.statistics.index(name)]
+            with np.errstate(all="ignore"):
+                varied = np.where(values[:, 2] > 0, values[:, 1] / values[:, 2], np.nan)
+            most = np.fmax(most, varied)
+        known = most[np.isfinite(most)]
+        if not len(known):
+            return None
+        return Reading(f"predictions of a batch vary by {known.min():.2g} of the largest")
+
+    def _evaluation(self, scene: Scene) -> Reading | None:
+        judged = self.losses.validation()
+        return None if judged is None else Reading(*judged)
+
+    # -- initialization
+
+    def _first_loss(self, scene: Scene) -> Reading | None:
+        ends = self.losses.ends()
+        if ends is None:
+            return None
+        classes = classes_of(scene)
+        if classes < 2:
+            text = f"first loss {ends.first:.3g}; without classes, the cost of guessing is unknown"
+            return Reading(text, "unknown")
+        return Reading(f"first loss {ends.first:.3g}, ln({classes}) = {log(classes):.3g}")
+
+    def _scales(self, scene: Scene) -> Reading | None:
+        at = _spreading(scene.table)
+        std = self._of(scene, "std", self._first, at)
+        text = "" if std is None else _range(scene.table, at[: len(std)], std)
+        return Reading(f"std of the first record: {text}") if text else None
+
+    # -- dynamics
+
+    def _falling(self, scene: Scene) -> Reading | None:
+        judged = self.losses.falling()
+        return None if judged is None else Reading(*judged)
+
+    def _steady(self, scene: Scene) -> Reading | None:
+        judged = self.losses.steady()
+        return None if judged is None else Reading(*judged)
+
+    def _gradient_scale(self, scene: Scene) -> Reading | None:
+        text = self._gradients.range(scene.table)
+        if not text:
+            return None
+        still = not self._gradients.largest
+        return self._unless_wild(f"mean magnitude {text}", "poor" if still else "fine")
+
+    def _unless_wild(self, text: str, verdict: Verdict = "fine") -> Reading:
+        """Returns a reading about gradients or updates; it is poor if some are not finite."""
+        if "backward" not in self._wild:
+            return Reading(text, verdict)
+        return Reading(f"{text}; not finite from step {self._wild['backward'][1]} on", "poor")
+
+    def _update_size(self, scene: Scene) -> Reading | None:
+        text = self._updates.range(scene.table)
+        if text:
+            return self._unless_wild(f"per step {text} of the weight")
+        at = np.flatnonzero(scene.table.weights)
+        before, after = (self._of(scene, "l2", r, at) for r in (self._first, self._last))
+        if before is None or after is None or not len(before):
+            return None
+        with np.errstate(all="ignore"):
+            moved = np.abs(after[: len(before)] - before) / before
+        text = _range(scene.table, at[: len(before)], moved)
+        return self._unless_wild(f"norms changed in all by {text} of themselves") if text else None
+
+    # -- activations
+
+    def _alive(self, scene: Scene) -> Reading | None:
+        at = np.flatnonzero(scene.table.outputs)
+        zero = self._of(scene, "zero_fraction", self._last, at)
+        if zero is None or not np.isfinite(zero).any():
+            return None
+        rectified = [i for i in range(len(zero)) if _is_rectifier(scene, int(at[i]))]
+        chosen = [i for i in rectified or range(len(zero)) if np.isfinite(zero[i])]
+        if not chosen:
+            return None
+        most = max(chosen, key=lambda i: float(zero[i]))
+        where = scene.table.place(int(at[most]))
+        return Reading(f"at most {zero[most]:.0%} zeros ({where}) in the last record")
+
+    def _spread(self, scene: Scene) -> Reading | None:
+        at = _spreading(scene.table)
+        first, last = (self._of(scene, "std", r, at) for r in (self._first, self._last))
+        if first is None or last is None:
+            return None
+        with np.errstate(all="ignore"):
+            ratio = last[: len(first)] / first
+        text = _range(scene.table, at[: len(first)], ratio)
+        return Reading(f"std, last record / first: {text}") if text else None
+
+    def _of(
+        self, scene: Scene, statistic: str, record: NDArray[np.float32], at: Slots
+    ) -> NDArray[np.float32] | None:
+        """Returns a statistic of the slots that a record knows; None if it is not recorded."""
+        if statistic not in scene.statistics or not len(record):
+            return None
+        known = at[at < len(record)]
+        found: NDArray[np.float32] = record[known, scene.statistics.index(statistic), 0]
+        return found
+
+
+def _shapes(scene: Scene) -> Reading | None:
+    if not scene.calls:
+        return None
+    some = [
+        f"{call.function} of {list(call.prediction.shape)} and {list(call.target.shape)}"
+        for call in islice(scene.calls, 2)
+    ]
+    more = f" and {len(scene.calls) - 2} more" if len(scene.calls) > 2 else ""
+    return Reading(", ".join(some) + more)
+
+
+def _trained(scene: Scene) -> Reading | None:
+    facts = scene.parameters.values()
+    trainable = [f for f in facts if f.get("trainable") and not f.get("tied_to")]
+    if not trainable:
+        return None
+    known = [f for f in trainable if "optimized" in f]
+    if not known:
+        return Reading(f"{len(trainable)} parameters are trainable")
+    held = sum(bool(f["optimized"]) for f in known)
+    return Reading(f"an optimizer holds {held} of {len(known)} trainable parameters")
+
+
+def _labels(scene: Scene) -> Reading | None:
+    """Says which targets there are; classes must also be counted before the question is ticked."""
+    if not scene.calls:
+        return None
+    call = _last(scene.calls)
+    target = f"targets {call.target.dtype} {list(call.target.shape)}"
+    classes = call.function in CLASSIFICATION and call.target.is_integer
+    if not classes:
+        return Reading(target)
+    return Reading(f"{target}, {call.classes} classes", "fine", ("class_imbalance", "single_class"))
+
+
+def _last_layer(scene: Scene) -> Reading | None:
+    """Says what the loss gets; the rules about its function must have looked."""
+    if not scene.calls:
+        return None
+    call = _last(scene.calls)
+    made = f" of what {call.prediction.made_by} computes" if call.prediction.made_by else ""
+    deciding: tuple[str, ...] = ()
+    if call.function in CLASSIFICATION and call.target.is_integer:
+        deciding = ("probabilities_as_logits",)
+    elif call.function in BINARY_LOGITS:
+        deciding = ("sigmoid_twice",)
+    many = sum(seen.records for seen in scene.calls.values())
+    return Reading(f"{call.function}{made}, {many} calls recorded", "fine", deciding)
+
+
+def _last(calls: Mapping[LossCall, Any]) -> LossCall:
+    """Returns the newest kind of call: auxiliary losses come first."""
+    return next(reversed(list(calls)))
+
+
+def _inputs(table: SlotTable) -> Slots:
+    return np.flatnonzero(table.floating & table.where(lambda info: info.kind == "input"))
+
+
+def _halves(table: SlotTable) -> Slots:
+    return np.flatnonzero(table.where(lambda info: info.dtype in ("float16", "bfloat16")))
+
+
+_EXTREMES = {"inputs": _inputs, "half": _halves}
+
+
+def _spreading(table: SlotTable) -> Slots:
+    """Returns the outputs with several values per sample, which have a spread."""
+    return np.flatnonzero(table.outputs & table.where(lambda info: elements_of(info) > 1))
+
+
+def _is_rectifier(scene: Scene, slot: int) -> bool:
+    return scene.table.infos[slot].module_class in RECTIFIERS
+
+
+def _updated(table: SlotTable) -> tuple[Slots, Slots]:
+    """Returns the slots of the weights whose updates are recorded, and those of the updates."""
+    pairs = [
+        (slot, table.by_key[key])
+        for slot in np.flatnonzero(table.weights).tolist()
+        if (key := table.infos[slot].key._replace(pass_="update")) in table.by_key
+    ]
+    at = np.array(pairs, np.int64).reshape(-1, 2)
+    return at[:, 0], at[:, 1]
+
+
+def _norm(scene: Scene, record: NDArray[np.float32]) -> float | None:
+    """Returns the l2 norm of all gradients of parameters in a record."""
+    at = np.flatnonzero(scene.table.parameter_gradients)
+    at = at[at < len(record)]
+    if "l2" not in scene.statistics or not len(at):
+        return None
+    sizes = record[at, scene.statistics.index("l2"), 0].astype(np.float64)
+    return float(np.sqrt(np.nansum(sizes**2))) if np.isfinite(sizes).any() else None
+
+
+def _range(table: SlotTable, at: Slots, values: NDArray[Any]) -> str:
+    """Returns the smallest and the largest value with their tensors; "" if there is none."""
+    known = np.flatnonzero(np.isfinite(values))
+    if not len(known):
+        return ""
+    ends = known[values[known].argmin()], known[values[known].argmax()]
+    texts = [f"{values[i]:.2g} ({table.place(int(at[i]))})" for i in ends]
+    return texts[0] if ends[0] == ends[1] else " to ".join(texts)

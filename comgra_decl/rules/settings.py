@@ -1,0 +1,175 @@
+"""What the optimizers of a run are set to, for advice that names what is there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.finding import since
+
+if TYPE_CHECKING:
+    from comgra_decl.rules.base import Scene
+
+_DECOUPLED = ("AdamW", "SGD")
+"""Optimizers that take learning rate times weight decay off each weight in a step."""
+
+_LOWERED = 0.01  # of its largest value: a learning rate that the schedule has taken away
+
+_ALIKE, _DIFFERENT, _OFTEN = 1e-3, 5e-3, 3  # total norms, shares in them, and repetitions
+
+
+class LearningRates:
+    """The largest learning rate of each record's optimizers, over the run.
+
+    Attributes:
+        first: in the first record that has one; None before that.
+        now: in the newest such record.
+        most: the largest of all.
+        zero: if it is 0 now, the first record's step since when, and the step of the record before.
+    """
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+        self.now: float | None = None
+        self.most = 0.0
+        self.zero: tuple[int, int | None] | None = None
+        self._step: int | None = None
+
+    def add(self, step: int, optimizers: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the optimizers of the next record."""
+        rates = [rate for rate, _, _ in _groups(optimizers)]
+        if not rates:
+            return
+        self.now = max(rates)
+        self.first = self.now if self.first is None else self.first
+        self.most = max(self.most, self.now)
+        if self.now:
+            self.zero = None
+        elif self.zero is None:
+            self.zero = step, self._step
+        self._step = step
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether it has grown since the first record."""
+        return self.first is not None and self.most > 1.1 * self.first
+
+
+class Clipping:
+    """Tells from the gradients that optimizers use whether their total norm is clipped.
+
+    It is where four records in a row have the same total norm, to a thousandth, though the shares
+    of single parameters in it differ.
+
+    Attributes:
+        norm: what they are clipped to; None if they are not known to be.
+    """
+
+    def __init__(self) -> None:
+        self.norm: float | None = None
+        self._total, self._alike = math.nan, 0
+        self._shares = np.zeros(0)
+
+    def look(self, sizes: NDArray[Any]) -> None:
+        """Takes the l2 norms of all gradients of parameters in the next records, [records, n]."""
+        sizes = np.nan_to_num(sizes.astype(np.float64), nan=0.0)
+        with np.errstate(all="ignore"):
+            totals = np.sqrt((sizes**2).sum(1))
+        for row, total in enumerate(totals.tolist()):
+            if not 0 < total < math.inf:
+                continue
+            shares = sizes[row] / total
+            known = np.zeros(len(shares))
+            known[: len(self._shares)] = self._shares[: len(shares)]
+            alike = abs(total - self._total) <= _ALIKE * total
+            differ = bool((np.abs(shares - known) > _DIFFERENT).any())
+            self._alike = self._alike + 1 if alike and differ else 0
+            if self._alike >= _OFTEN:
+                self.norm = total
+            self._total, self._shares = total, shares
+
+
+def raise_rate(scene: Scene, otherwise: str) -> str:
+    """Returns what to do about updates that are too small."""
+    rates = scene.rates
+    if rates.now is None:
+        return otherwise
+    if rates.zero is not None:
+        first, after = rates.zero
+        if after is None:
+            return "The learning rate is 0 from the start: set it, or look at its schedule."
+        return (
+            f"The learning rate is 0 {since(first, after)}; it was {rates.most:.3g} before. Look "
+            "at its schedule: for how many steps is it made, and is it called once per step or per "
+            "epoch?"
+        )
+    if rates.now < _LOWERED * rates.most:
+        return (
+            f"The learning rate has fallen from {rates.most:.3g} to {rates.now:.3g}: look at its "
+            "schedule."
+        )
+    return f"Raise the learning rate of {rates.now:.3g}, or find out why gradients are that small."
+
+
+def lower_rate(scene: Scene, otherwise: str, *, further: str = "") -> str:
+    """Returns what to do about steps that are too large, without what is already done.
+
+    Args:
+        scene: what is known about the run.
+        otherwise: the advice where no learning rate is known.
+        further: what else to do; one sentence.
+    """
+    rates = scene.rates
+    if not rates.now:
+        return otherwise
+    warm = "" if rates.warms_up else ", or warm it up"
+    clip = "; clip the gradient norm (to about 1)"
+    if scene.clipping.norm is not None:
+        clip = f"; gradients are already clipped to a norm of {scene.clipping.norm:.3g}"
+    text = f"Lower the learning rate of {rates.now:.3g}, tenfold to begin with{warm}{clip}."
+    return f"{text} {further}".rstrip()
+
+
+def lower_decay(scene: Scene, otherwise: str) -> str:
+    """Returns what to do about weights that fade away."""
+    known = [*_groups(scene.optimizers)]
+    if not known:
+        return otherwise
+    rate, decay, kind = max(known, key=lambda group: group[0] * group[1])
+    elsewhere = "look for a penalty in the loss, or for a layer that is not needed"
+    if not any(decay for _, decay, _ in known):
+        return f"No optimizer has weight decay, so {elsewhere}."
+    if kind not in _DECOUPLED:
+        return f"Weight decay {decay:.3g} is added to the gradients: lower it, or {elsewhere}."
+    share = f"{100 * rate * decay:.3g}%"
+    removes = (
+        f"Weight decay {decay:.3g} times learning rate {rate:.3g} removes {share} of each weight "
+        "per step"
+    )
+    if rate * decay * max(scene.last_step, 1) < 1:
+        return f"{removes}, which is too little to explain it: {elsewhere}."
+    return f"{removes}: lower the weight decay (usual for AdamW: 0.01 to 0.1)."
+
+
+def decays(scene: Scene) -> bool:
+    """Whether any optimizer has weight decay."""
+    return any(decay for _, decay, _ in _groups(scene.optimizers))
+
+
+def normalises(scene: Scene) -> bool:
+    """Whether the network has a normalisation layer."""
+    return any("Norm" in info.module_class for info in scene.table.infos)
+
+
+def _groups(optimizers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float, str]]:
+    """Yields learning rate, weight decay and optimizer class of each parameter group."""
+    for optimizer in optimizers:
+        for group in optimizer.get("groups") or ():
+            rate, decay = group.get("lr"), group.get("weight_decay")
+            if isinstance(rate, (int, float)):
+                decay = decay if isinstance(decay, (int, float)) else 0.0
+                yield float(rate), float(decay), str(optimizer.get("class", ""))

@@ -1,0 +1,123 @@
+"""Samples of a batch that influence each other through a softmax over the wrong dimension."""
+
+from __future__ import annotations
+
+from math import log
+
+from comgra_decl.rules.api import (
+    CLASSIFICATION,
+    LOGITS_OF_CLASSES,
+    Finding,
+    LossCall,
+    Numbers,
+    Rule,
+    Scene,
+    place_of,
+)
+
+_NEAR = 0.02  # relative
+
+
+class BatchMixing(Rule):
+    """A softmax over the wrong dimension, which mixes the samples of a batch."""
+
+    name = "batch_mixing"
+    severity = "error"
+    certainty = 0.9
+    definition = (
+        "The prediction that `nll_loss` gets was computed by a log-softmax over another dimension "
+        "than that of the classes (the second, or the only one). Or (a warning) a softmax in the "
+        "backward graph of the loss runs over the batch: over dimension 0 of a tensor with the "
+        "batch's size there, whose next dimension has another size, while targets have the batch's "
+        "size, too. Or (a warning) the only loss of the run is a cross-entropy whose first value "
+        f"is ln(batch) to {_NEAR:.0%}, where ln(classes) is another number."
+    )
+    source = (
+        "Karpathy, A Recipe for Training Neural Networks (use backprop to chart dependencies: "
+        "information mixes across the batch dimension); own definition."
+    )
+    advice = (
+        "Compute the softmax over the classes (dim=1, or dim=-1 where classes come last). "
+        "`comgra-decl batch-mixing` shows where samples meet."
+    )
+
+    _first: tuple[int, float] | None = None
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first softmax over a wrong dimension."""
+        for call, seen in scene.calls.items():
+            if _is_wrong(call):
+                shape = list(call.prediction.shape)
+                return [
+                    self.finding(
+                        scene,
+                        place=place_of(scene, call),
+                        first_step=seen.first,
+                        last_step=seen.last,
+                        message=f"The softmax before {call.function} runs over dimension "
+                        f"{call.prediction.dim} of {shape}"
+                        f"{', the batch' if call.prediction.dim == 0 else ''}; the classes are "
+                        f"dimension {min(1, len(shape) - 1)}.",
+                        evidence={"dim": int(call.prediction.dim or 0), "shape": str(shape)},
+                    )
+                ]
+        return self._inside(scene) or self._guesses(scene)
+
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Notes the first loss."""
+        if numbers.name == "loss" and self._first is None and len(numbers.values):
+            self._first = int(numbers.steps[0]), float(numbers.values[0])
+
+    def _guesses(self, scene: Scene) -> list[Finding]:
+        """Compares the first loss with guessing among the samples of the batch."""
+        if self._first is None or self._first[0] > 0 or len(scene.calls) != 1:
+            return []
+        (call,) = scene.calls
+        loss, classes = self._first[1], call.classes
+        batch = call.target.shape[0] if call.target.shape else 0
+        if min(batch, classes) < 2 or not call.target.is_integer:
+            return []
+        near = abs(loss - log(batch)) < _NEAR * log(batch)
+        if not near or abs(log(batch) - log(classes)) < 5 * _NEAR * log(classes):
+            return []
+        return [
+            self.finding(
+                scene,
+                place=place_of(scene, call),
+                first_step=0,
+                message=f"The first loss is {loss:.4g}, which is ln({batch}), the cost of guessing "
+                f"among the samples of the batch; among {classes} classes it would be "
+                f"{log(classes):.4g}: a softmax seems to run over the batch.",
+                severity="warning",
+                certainty=0.7,
+                evidence={"loss": loss, "batch": batch, "classes": classes},
+            )
+        ]
+
+    def _inside(self, scene: Scene) -> list[Finding]:
+        batches = {call.target.shape[0] for call in scene.calls if call.target.shape}
+        for shape in scene.batch_softmaxes:
+            if shape[0] in batches:
+                return [
+                    self.finding(
+                        scene,
+                        first_step=0,
+                        message=f"A softmax of shape {list(shape)} runs over dimension 0, the "
+                        "batch: samples influence each other.",
+                        severity="warning",
+                        certainty=0.75,
+                        evidence={"shape": str(list(shape))},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return None if scene.calls else "no call compares a prediction with a target"
+
+
+def _is_wrong(call: LossCall) -> bool:
+    made = call.prediction
+    if call.function not in CLASSIFICATION - LOGITS_OF_CLASSES or made.dim is None:
+        return False
+    return made.made_by == "LogSoftmax" and made.dim != min(1, len(made.shape) - 1)
