@@ -84,7 +84,9 @@ class DeadUnits(SlotRule):
         weight = self._weights[at]
         # a bias alone without a gradient cancels out behind its module
         alive = window.read("zero_fraction", np.maximum(weight, 0)) <= self.parameters.share
-        hit &= ~(bias & (weight >= 0) & alive)
+        # and a layer without any gradient is not trained, which is another rule's finding
+        still = (zeros == 1) & (window.read("zero_fraction", np.maximum(weight, 0)) == 1)
+        hit &= ~(bias & (weight >= 0) & (alive | still))
         if bias.any():
             nothing = (zeros[:, bias] == 1).all(1)  # nothing is trained: another rule's finding
             hit[np.ix_(nothing, bias)] = False

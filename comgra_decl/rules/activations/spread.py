@@ -22,6 +22,7 @@ from comgra_decl.rules.api import (
     per_run,
     predictions_and_logits,
     row_quantile,
+    sources_of,
 )
 
 _FIRST = 5  # records; their median is the start value
@@ -67,12 +68,22 @@ class PoorInitialisation(SlotRule):
     statistics = ("std",)
     evidence = "times too large"
     needs = "outputs of layers with weights, {select: '**', capture: [output]}"
+    of_graph = True
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of modules whose weights have at least two dimensions."""
+        """Returns outputs of modules whose weights have at least two dimensions.
+
+        Not those that only normalization layers take: their size has no effect.
+        """
+        normalized = _normalized(self.scene)
         nodes = {i.key.node for i in table.infos if i.kind == "parameter" and len(i.shape) > 1}
         return table.outputs & table.where(
-            lambda i: i.key.node in nodes and i.key.role == "output" and not _embeds(i.module_class)
+            lambda i: (
+                i.key.node in nodes
+                and i.key.role == "output"
+                and not _embeds(i.module_class)
+                and i.id not in normalized
+            )
         )
 
     def measure(self, window: Window, at: Slots) -> Measured:
@@ -178,3 +189,15 @@ def _before(spread: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np
 
 def _embeds(module_class: str) -> bool:
     return "Embedding" in module_class or "Norm" in module_class
+
+
+def _normalized(scene: Scene) -> set[int]:
+    """Returns the slots that enter only normalization layers, by the graphs so far."""
+    infos = scene.table.infos
+    sinks: dict[int, list[int]] = {}
+    for sink, sources in sources_of(scene).items():
+        for source in sources:
+            sinks.setdefault(source, []).append(sink)
+    return {
+        source for source, its in sinks.items() if all("Norm" in infos[s].module_class for s in its)
+    }

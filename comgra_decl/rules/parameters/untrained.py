@@ -11,6 +11,7 @@ from comgra_decl.rules.api import (
     Finding,
     Mask,
     Measured,
+    Numbers,
     Place,
     Previous,
     Scene,
@@ -28,14 +29,14 @@ _STATES = {
     "none": "is trainable but not trained: it never has a gradient",
     "zero": "is trainable but not trained: its gradient is exactly zero",
     "unknown": "is trainable but not trained: it never changes",
-    "unused": "is trainable but never used: its module is not called",
+    "unused": "is trainable but never used",
     "unreached": "is trainable but not trained: what its module returns does not reach the loss",
     "not optimized": "has a gradient, but no optimizer holds it: it stays as it was initialized",
 }
 _ADVICE = {
     "unused": (
-        "Call the module, or remove it. A parameter that is kept for later can be left out with "
-        "requires_grad=False."
+        "Use it (is its module called?), or remove it. A parameter that is kept for later can be "
+        "left out with requires_grad=False."
     ),
     "unreached": (
         "Add what the module returns to the loss, or remove it. If it is kept for later, set "
@@ -47,6 +48,7 @@ _ADVICE = {
         "also saves its gradient."
     ),
 }
+_LOSSES = 10  # whose mean is the start, or the end
 _ORDER = ("none", "zero", "unknown", "not optimized", "unreached", "unused")
 _HINTS = ("unreached", "unused")
 
@@ -60,7 +62,8 @@ class Untrained(SlotRule):
     definition = (
         "A parameter with `requires_grad` that an optimizer holds has no gradient in any record "
         "although others have one, or a gradient of exactly zero for `patience` records in a row "
-        "(a hint if its module is never called, or if nothing that it returns reaches the loss). "
+        "(a hint if it is never used, or if nothing that its module returns reaches the loss; and "
+        "for gradients of zero, if the loss has fallen by half all the same). "
         "Or it receives gradients, no optimizer holds it although others are held, and it never "
         "changes: an error if it lies behind all that is trained, a hint if it lies before all of "
         "that, a warning in between. If gradients are not recorded: it stays exactly the same for "
@@ -85,6 +88,8 @@ class Untrained(SlotRule):
 
     _before: dict[str, Previous] = per_run(dict)
     _last: dict[str, Previous] = per_run(dict)
+    _first: list[float] = per_run(list)
+    _latest: list[float] = per_run(list)
     _moved: set[int] = per_run(set)  # slots of parameters that have changed
 
     def look(self, window: Window) -> None:
@@ -157,7 +162,7 @@ class Untrained(SlotRule):
                 if self._is_left_out(scene, place):
                     found[place] = "not optimized"
             elif place in without:
-                found[place] = self._why_without(scene, node)
+                found[place] = self._why_without(scene, place)
             elif Place(node, role, 0, "grad") in zero and not self._cancels(scene, node, role):
                 found[place] = "zero"
         known = {Place(*key) for key in parameters}
@@ -170,7 +175,7 @@ class Untrained(SlotRule):
 
     def _severity(self, scene: Scene, lead: Place, state: str) -> str:
         """Returns how serious it is that a parameter is not trained."""
-        if state in _HINTS:
+        if state in _HINTS or (state == "zero" and self._learns):
             return "hint"
         if state != "not optimized":
             return self.severity
@@ -184,6 +189,20 @@ class Untrained(SlotRule):
             return "error"
         return "hint" if all(here < other for other in trained) else "warning"
 
+    @property
+    def _learns(self) -> bool:
+        """Whether the loss has fallen by half."""
+        if len(self._latest) < _LOSSES or len(self._first) < _LOSSES:
+            return False
+        return float(np.mean(self._latest)) < 0.5 * float(np.mean(self._first))
+
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Notes the first and the newest losses."""
+        if numbers.name == "loss":
+            values = numbers.values.tolist()
+            self._first += values[: max(0, _LOSSES - len(self._first))]
+            self._latest[:] = (self._latest + values)[-_LOSSES:]
+
     def _is_left_out(self, scene: Scene, place: Place) -> bool:
         """Whether gradients come back to the module of a parameter, and nothing changes it."""
         slot = scene.table.by_key.get(SlotKey(place.node, place.role, 0, "forward"))
@@ -194,9 +213,11 @@ class Untrained(SlotRule):
             for info in scene.table.infos
         )
 
-    def _why_without(self, scene: Scene, node: str) -> str:
+    def _why_without(self, scene: Scene, place: Place) -> str:
         """Returns why a parameter has no gradient."""
-        if not self._is_called(scene, node):
+        node, key = place.node, SlotKey(place.node, place.role, 0, "forward")
+        used = {graph.keys[a] for graph in scene.structures.values() for a, _, _ in graph.edges}
+        if not self._is_called(scene, node) or (used and key not in used):
             return "unused"
         inside = f"{node}."
         reaching = {key.node for key in reaching_loss(scene)}
