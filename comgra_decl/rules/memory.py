@@ -186,8 +186,7 @@ class Streak:
 
 
 def _at_latest(begins: Bools, values: NDArray[np.int64], known: Slots) -> NDArray[np.int64]:
-    """Returns the value at the latest beginning up to each row; `known` before the first beginning.
-    """
+    """Returns the value at the latest beginning up to each row; before the first, `known`."""
     rows = np.arange(len(begins))[:, None]
     latest = np.maximum.accumulate(np.where(begins, rows, -1), axis=0)
     taken = np.take_along_axis(np.broadcast_to(values, begins.shape), np.maximum(latest, 0), axis=0)
@@ -261,8 +260,7 @@ class Largest:
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [records, slots]; returns the extreme up to each value, in the same shape.
-        """
+        """Takes values [records, slots]; returns the extreme up to each value, same shape."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         stacked = np.concatenate((self._known[at][None], values))
         until: Matrix = self._extreme.accumulate(stacked, axis=0)[1:]
@@ -278,8 +276,7 @@ class Previous:
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [records, slots], NaN where missing; returns the previous ones, same shape.
-        """
+        """Takes values [records, slots], NaN where missing; returns the previous values."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         stacked = np.concatenate((self._known[at][None], values))
         rows = np.arange(len(stacked))[:, None]

@@ -351,9 +351,7 @@ def _labels(scene: Scene) -> Reading | None:
 
 
 def _last_layer(scene: Scene) -> Reading | None:
-    """Returns a reading about the inputs of the loss; ticking requires the rules about its
-    function.
-    """
+    """Returns a reading about the inputs of the loss; ticking requires the rules about it."""
     if not scene.calls:
         return None
     call = _last(scene.calls)

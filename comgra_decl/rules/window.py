@@ -27,9 +27,7 @@ class Details(Protocol):
     """Parts of records that few rules need, for few slots; read on demand."""
 
     def histograms(self, slot: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Returns counts [records, bins] and ranges [records, 2] of a slot; None without
-        histograms.
-        """
+        """Returns counts [records, bins] and ranges [records, 2] of a slot, if recorded."""
 
     def samples(self, slot: int) -> NDArray[Any] | None:
         """Returns the statistics of the recorded samples [records, samples, statistics], if any."""
