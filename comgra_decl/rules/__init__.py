@@ -1,4 +1,4 @@
-"""Finds out what is wrong with a training, where it began, and what to do about it.
+"""Diagnoses a training run: what is wrong, where it began, and what to do about it.
 
 ```python
 from comgra_decl.rules import diagnose

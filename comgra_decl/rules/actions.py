@@ -1,4 +1,4 @@
-"""What happens when a rule finds something: a log line, a note, a message, a stop."""
+"""Actions on findings: log lines, notes, notifications, and stopping the program."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _log = logging.getLogger("comgra_decl")
 
 _LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "hint": logging.INFO}
 _PAUSE = 1.0
-"""The least number of seconds between two log lines."""
+"""Minimum number of seconds between two log lines."""
 
 _WAITING = 100
-"""How many messages may wait for a slow URL; more are dropped."""
+"""Maximum number of notifications queued for a slow URL; further ones are dropped."""
 
 
 class Actions:
-    """Acts on findings as the spec asks; called on the writer thread.
+    """Acts on findings as declared in the spec; called on the writer thread.
 
     Args:
-        spec: what to do.
-        run: where the run is, for messages.
+        spec: the actions to take.
+        run: the run's location, for messages.
         note: adds a note to the run.
-        interrupt: stops the program in a debugger, given the reason; None if nothing can.
-        loud: whether findings are logged at their own level instead of DEBUG. Of several ranks one
-            is loud, because a problem usually shows on all.
+        interrupt: stops the program in a debugger, given the reason; None if unavailable.
+        loud: whether findings are logged at their own level instead of DEBUG. Only one of several
+            ranks is loud, because most problems appear on all ranks.
         clock: returns seconds; limits the log to one line per second.
     """
 
@@ -59,12 +59,12 @@ class Actions:
         self._messenger = None if spec.notify is None else Messenger(spec.notify)
         self._requests: list[Request] = []
         self.reason: str | None = None
-        """Why the program should stop; None if it should not."""
+        """Why the program must stop; None if it may continue."""
 
     def __call__(self, finding: Finding) -> None:
-        """Acts on a new finding, by the worst severity among itself and what it explains.
+        """Acts on a new finding, based on the worst severity among it and the findings it explains.
 
-        One that another finding explains is only logged as a detail.
+        A finding that another one explains is only logged at DEBUG level.
         """
         if finding.because is not None:
             _log.debug("comgra: %s: %s", finding.rule, finding.message)
@@ -86,11 +86,11 @@ class Actions:
             self.reason = reason
 
     def withdraw(self, finding: Finding, step: int) -> None:
-        """Says where a finding was reported that it no longer holds.
+        """Reports, wherever a finding was reported, that it no longer holds.
 
         Args:
-            finding: as it was when it was reported.
-            step: the newest step that the rules have seen.
+            finding: the finding as it was reported.
+            step: the newest step that the rules have checked.
         """
         spec = self._spec
         if at_least(finding.weight, spec.log):
@@ -123,7 +123,7 @@ class Actions:
         return requests
 
     def stop_if_due(self, *_: Any) -> None:
-        """Stops the program if a finding requires it; called before an optimizer step."""
+        """Stop the program if a finding requires it; called before an optimizer step."""
         if self.reason is not None:
             raise SystemExit(
                 f"comgra: training stopped (comgra.on_finding.stop: {self._spec.stop}) because of "
@@ -132,12 +132,12 @@ class Actions:
 
 
 def _interval(finding: Finding) -> str:
-    """Returns between which steps a finding began; nothing where the step is known."""
+    """Returns the interval in which a finding began; empty if the exact step is known."""
     return "" if finding.is_exact else f" ({finding.began})"
 
 
 class Messenger:
-    """Sends findings to a URL, one after the other, on its own thread."""
+    """Sends findings to a URL, one at a time, on a separate thread."""
 
     def __init__(self, spec: NotifySpec) -> None:
         self._url, self._timeout = spec.url, float(spec.timeout)
@@ -151,7 +151,7 @@ class Messenger:
         try:
             self._queue.put_nowait(content)
         except queue.Full:
-            self._complain("too many findings are waiting")
+            self._complain("too many findings are queued")
 
     def _run(self) -> None:
         while True:

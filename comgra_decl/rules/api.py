@@ -1,4 +1,4 @@
-"""Everything a rule needs, in one import: for the rules in this package and for your own.
+"""Everything that a rule needs, whether built in or your own.
 
 ```python
 import numpy as np

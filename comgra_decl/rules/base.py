@@ -1,6 +1,6 @@
-"""The base classes of rules, and how a rule declares its options and its state.
+"""Base classes of rules, and the declarations of their options and state.
 
-A new rule is a class in its own file; see `docs/findings.md`.
+Each rule is a class in its own file; see `docs/findings.md`.
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ Factor = Annotated[Number, Field(gt=1)]
 """A number above 1."""
 
 Measured = tuple[Bools, NDArray[Any]]
-"""Where a condition holds, and the evidence; both [records, slots]."""
+"""Where a condition holds, and the evidence for it; both of shape [records, slots]."""
 
 
 class RuleParameters(SpecModel):
-    """The options of a rule, as the spec sets them; defaults are declared here and nowhere else."""
+    """The options of a rule, as set in the spec; their defaults are declared only here."""
 
     severity: Severity | None = None
     """`error`, `warning` or `hint`; null for the rule's own severity."""
 
 
 class Patient(RuleParameters):
-    """The options of a rule whose condition must hold for several records in a row."""
+    """The options of a rule whose condition must hold for several consecutive records."""
 
     patience: Count = 5
-    """How many records in a row must meet the condition."""
+    """Number of consecutive records that must meet the condition."""
 
 
 @dataclass(frozen=True)
 class _PerRun:
-    """A declared start value: `Rule.reset` replaces it by what `make` returns."""
+    """A declared initial value, which `Rule.reset` replaces with the result of `make`."""
 
     make: Callable[[], Any]
 
 
 def per_run(make: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    """Declares an attribute of a rule that starts fresh in every run.
+    """Declares an attribute of a rule that is recreated for every run.
 
-    For example `early = per_run(Early, 5)`. Needed for whatever a rule changes in place: memories,
-    dicts, lists. A start value that is only ever replaced can be a plain class attribute.
+    For example `early = per_run(Early, 5)`. Required for values that a rule changes in place:
+    memories, dicts, lists. A value that is only ever reassigned can be a plain class attribute.
 
     Args:
-        make: creates the start value.
+        make: creates the initial value.
         arguments: passed to `make`.
         options: passed to `make`.
 
@@ -87,7 +87,7 @@ def per_run(make: Callable[..., T], *arguments: Any, **options: Any) -> T:
 
 @dataclass(slots=True)
 class Seen:
-    """In which training records something was: the first step, the last, and how many records."""
+    """The training records that contain something: first step, last step and number of records."""
 
     first: int
     last: int
@@ -96,28 +96,30 @@ class Seen:
 
 @dataclass
 class Scene:
-    """What is known about a run besides its records.
+    """Facts about a run in addition to its records.
 
     Attributes:
-        table: the slots.
+        table: the slots of the run.
         statistics: names of the recorded statistics.
         structures: the dependency graphs of all records so far, by hash.
         reshaped: by the same hash, the slots whose shape in the first record with that graph
             differs from the slot table.
-        structure: the graph of the newest record that has one.
+        structure: the dependency graph of the newest record that has one.
         documents: the run's documents "modules" and "report".
-        calls: the distinct calls in which a prediction met a target, at most 256, with the steps
-            of the first and last training record that has each, and the number of these records.
-        optimizers: the optimizers that stepped in the newest training record (see
+        calls: the distinct calls that compare a prediction with a target (at most 256). Each has
+            the steps of the first and last training record that contain it, and the number of these
+            records.
+        optimizers: the optimizers whose step is in the newest training record (see
             `records.OPTIMIZERS`).
         rates: their learning rates in all training records so far.
         clipping: whether their gradients are clipped.
-        batch_softmaxes: shapes of the tensors [batch, ...] with a softmax over the batch.
+        batch_softmaxes: shapes [batch, ...] of the tensors to which a softmax over the batch was
+            applied.
         records: number of training records so far.
         evaluations: number of evaluation records so far.
-        last_step: step of the newest record or number; -1 before the first.
-        has_histograms: whether records hold histograms.
-        ended: whether the run has ended, so that nothing more will come.
+        last_step: step of the newest record or metric value; -1 before the first.
+        has_histograms: whether records contain histograms.
+        ended: whether the run has ended, so that no more records follow.
     """
 
     table: SlotTable = field(default_factory=SlotTable)
@@ -148,7 +150,7 @@ class Scene:
 
 
 def trained_models(scene: Scene) -> list[str]:
-    """Returns the nodes of the models of which an optimizer holds parameters."""
+    """Returns the nodes of the models whose parameters an optimizer updates."""
     found: list[str] = []
     model = ""
     for module in scene.documents.get("modules") or []:
@@ -160,35 +162,35 @@ def trained_models(scene: Scene) -> list[str]:
 
 
 class Rule(ABC):
-    """Watches a run and reports what is wrong with it.
+    """Checks a run and reports problems.
 
-    One object of a rule follows one run, live or stored. What it finds must not depend on how
-    records are cut into windows, so that both give the same findings.
+    Each instance checks one run, live or stored. Its findings must not depend on how records are
+    divided into windows, so that both give the same findings.
     """
 
     name: ClassVar[str]
     """The rule's name in the spec, in findings and in the documentation."""
 
     severity: ClassVar[Severity] = "warning"
-    """How serious its findings are."""
+    """Severity of its findings."""
 
     certainty: ClassVar[float] = 0.5
-    """How likely a finding is right, from 0 to 1; orders findings of the same severity."""
+    """Probability that a finding is correct, from 0 to 1; orders findings of the same severity."""
 
     definition: ClassVar[str]
     """The exact condition it checks."""
 
     source: ClassVar[str]
-    """Where the definition and the defaults come from."""
+    """Source of the definition and the defaults."""
 
     advice: ClassVar[str]
-    """What to do about it."""
+    """What to do about the problem."""
 
     explained_by: ClassVar[tuple[str, ...]] = ()
     """Rules whose findings explain this rule's findings."""
 
     explained_by_earlier: ClassVar[tuple[str, ...]] = ()
-    """Rules whose findings explain this rule's findings if they began no later."""
+    """Rules whose findings explain this rule's findings, provided that they began no later."""
 
     Parameters: ClassVar[type[RuleParameters]] = RuleParameters
     """The options, with their defaults."""
@@ -196,32 +198,32 @@ class Rule(ABC):
     def __init__(self, parameters: RuleParameters | None = None) -> None:
         self.parameters: Any = self.Parameters() if parameters is None else parameters
         self.scene = Scene()
-        """What is known about the run so far; the engine replaces it by its own."""
+        """Facts about the run so far; set by the engine."""
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the run: every attribute that the class declares has its start value again."""
+        """Resets every attribute that the class declares to its initial value."""
         declared = {k: v for kind in reversed(type(self).__mro__) for k, v in vars(kind).items()}
         for name in declared.keys() & vars(self).keys():
-            delattr(self, name)  # its class has the start value
+            delattr(self, name)  # reveals the initial value of the class
         for name, start in declared.items():
             if isinstance(start, _PerRun):
                 setattr(self, name, start.make())
 
-    def look(self, window: Window) -> None:  # noqa: B027  (most rules take one of these)
+    def look(self, window: Window) -> None:  # noqa: B027 (most rules override one of these)
         """Takes the next training records."""
 
     def look_at_evaluation(self, window: Window) -> None:  # noqa: B027
         """Takes the next evaluation records."""
 
     def look_at_skipped(self, window: Window) -> None:  # noqa: B027
-        """Takes the next records including the gradients that mixed precision discarded.
+        """Takes the next records, including the gradients that mixed precision discarded.
 
         `look` gets the same records without these gradients.
         """
 
     def look_at_numbers(self, numbers: Numbers) -> None:  # noqa: B027
-        """Takes the next numbers of one metric and type of execution."""
+        """Takes the next values of one metric for one type of execution."""
 
     @abstractmethod
     def findings(self, scene: Scene) -> list[Finding]:
@@ -229,16 +231,17 @@ class Rule(ABC):
 
     @abstractmethod
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run and what it needs; None if it could."""
+        """Returns why the rule could not check the run and what it requires; None if it could."""
 
     def advise(self, scene: Scene) -> str:
-        """Returns what to do in this run; without what it already does, where that is known."""
+        """Returns advice for this run, omitting what the program is known to do already."""
         return self.advice
 
     def narrowed(self, finding: Finding) -> Finding:
-        """Returns a finding of this rule with the interval in which it began made narrower.
+        """Returns a finding of this rule with a narrower interval for its beginning.
 
-        By what is logged at every step, for example. Called once its chain of causes is known.
+        The interval may be narrowed by metrics logged at every step, for example. Called once the
+        chain of causes is known.
         """
         return finding
 
@@ -250,7 +253,7 @@ class Rule(ABC):
         return other.rule in self.explained_by_earlier and begins <= finding.first_step
 
     def marks(self) -> dict[int, int]:
-        """Returns the slots this rule found something about, with the first step."""
+        """Returns the slots with a finding of this rule, with the first step of each."""
         return {}
 
     def finding(self, scene: Scene, **facts: Any) -> Finding:
@@ -265,77 +268,79 @@ class Rule(ABC):
 
 
 class SlotRule(Rule):
-    """A rule about single tensors, whose condition must hold for several records in a row.
+    """A rule about individual tensors, whose condition must hold for several consecutive records.
 
     A subclass declares which slots it checks (`wants`), where in a window the condition holds
-    (`measure`), and the message about a slot (`sentence`). All slots that meet the condition make
-    one finding, placed at the slot that met it first.
+    (`measure`), and the message about a slot (`sentence`). All slots that meet the condition are
+    combined in one finding, located at the slot that met it first.
     """
 
     Parameters: ClassVar[type[RuleParameters]] = Patient
 
     statistics: ClassVar[tuple[str, ...]] = ()
-    """Statistics it needs."""
+    """Statistics that it requires."""
 
     any_statistic: ClassVar[tuple[str, ...]] = ()
-    """Statistics of which it needs at least one."""
+    """Statistics of which it requires at least one."""
 
     lowest: ClassVar[bool] = False
-    """Whether small evidence is worse than large evidence."""
+    """Whether smaller evidence is worse."""
 
     evidence: ClassVar[str] = "value"
-    """Name of the number that measures how bad it is."""
+    """Name of the number that measures the severity of the problem."""
 
     backwards: ClassVar[bool] = False
-    """Whether, of slots that start at the same step, the one latest in the forward pass leads the
-    finding, as suits gradients."""
+    """Whether the finding is located at the last slot of the forward pass among those that start at
+    the same step, as is appropriate for gradients.
+    """
 
     of_state: ClassVar[bool] = False
-    """Whether the condition describes a state that may pass. A tensor is then no longer reported
-    once the condition has not held for as many records as it had, and for `patience` at least."""
+    """Whether the condition describes a temporary state. If so, a tensor is no longer reported once
+    it has been free of the condition for as many records as it met it, and for at least `patience`.
+    """
 
     of_graph: ClassVar[bool] = False
     """Whether `wants` also depends on the dependency graphs."""
 
     of_calls: ClassVar[bool] = False
-    """Whether `wants` also depends on the calls in which predictions meet targets."""
+    """Whether `wants` also depends on the calls that compare predictions with targets."""
 
     fewest_samples: ClassVar[int] = 1
     """Records with fewer samples in the batch are ignored."""
 
     needs: ClassVar[str] = "outputs, such as {select: '**', capture: [output]}"
-    """What must be captured for `wants` to select any slot."""
+    """What must be captured so that `wants` selects any slot."""
 
     streak: Streak
     _table: SlotTable | None = None
-    _known = (0, 0)  # graphs and calls that `_at` was made from
+    _known = (0, 0)  # graphs and calls from which `_at` was computed
     _at = NO_SLOTS
 
     def reset(self) -> None:
-        """Forgets the run."""
+        """Resets the rule."""
         super().reset()
         self.streak = Streak(self.patience, lowest=self.lowest)
 
     @property
     def patience(self) -> int:
-        """How many records in a row must meet the condition."""
+        """Number of consecutive records that must meet the condition."""
         return int(getattr(self.parameters, "patience", 1))
 
     @abstractmethod
     def wants(self, table: SlotTable) -> Mask:
-        """Returns which slots it checks, bool [slots].
+        """Returns a bool mask of shape [slots] of the slots to check.
 
-        Called when there are new slots; with `of_graph`, when there is a new graph; and with
-        `of_calls`, when a loss is called in a new way.
+        Called for new slots; if `of_graph` is set, also for a new graph; and if `of_calls` is set,
+        also when a loss is called in a new way.
         """
 
     @abstractmethod
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where the condition holds and the evidence, both [records, len(at)]."""
+        """Returns where the condition holds and the evidence, both of shape [records, len(at)]."""
 
     @abstractmethod
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot: one sentence."""
+        """Returns the message about a slot, one sentence."""
 
     def look(self, window: Window) -> None:
         """Takes the next training records."""
@@ -355,7 +360,7 @@ class SlotRule(Rule):
         )
 
     def columns(self, table: SlotTable) -> Slots:
-        """Returns the slots it checks."""
+        """Returns the slots to check."""
         graphs = len(self.scene.structures) if self.of_graph else 0
         known = graphs, len(self.scene.calls) if self.of_calls else 0
         if table is not self._table or known != self._known:
@@ -388,7 +393,7 @@ class SlotRule(Rule):
         ]
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns the slots to report, of those that met the condition (at least one)."""
+        """Returns the slots to report among those that met the condition (at least one)."""
         return fired
 
     def in_every_iteration(self, scene: Scene, fired: Slots) -> Slots:
@@ -431,26 +436,26 @@ class SlotRule(Rule):
 
 
 class SampledParameters(Patient):
-    """The options of a rule that reads the values of some records."""
+    """The options of a rule that reads tensor values from some of the records."""
 
     every: Count = 10
-    """Check every n-th record, because values have to be read from the store."""
+    """Check every n-th record, because values must be read from the store."""
 
     patience: Count = 3
-    """How many of these records in a row must meet the condition."""
+    """Number of consecutive checked records that must meet the condition."""
 
 
 class SampledRule(SlotRule):
-    """A rule about the values of the recorded samples, which it reads at every n-th record."""
+    """A rule about the values of the recorded samples, read from every n-th record."""
 
     Parameters = SampledParameters
     what: ClassVar[str]
-    """What the recorded values must contain, for the message that they do not."""
+    """What the recorded values must contain; named in the message if they do not."""
 
     _seen = False
 
     def look(self, window: Window) -> None:
-        """Takes the next training records; check every n-th of them."""
+        """Takes the next training records and checks every n-th of them."""
         number = window.first + np.arange(len(window))
         rows = np.flatnonzero(number % self.parameters.every == 0)
         if len(rows):
@@ -465,7 +470,7 @@ class SampledRule(SlotRule):
         return np.asarray(found, np.float64)
 
     def is_meant(self, values: NDArray[Any]) -> bool:
-        """Whether the rule applies to values like these."""
+        """Whether the rule applies to the given values."""
         return True
 
     def measured(self, window: Window, at: Slots) -> list[tuple[int, int, NDArray[np.float64]]]:

@@ -1,4 +1,4 @@
-"""The calls in which a prediction meets a target: what a loss function really got."""
+"""The calls that compare a prediction with a target: the actual inputs of a loss function."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from comgra_decl.records import LOSS_CALLS, SlotKey
 
 LOGITS_OF_CLASSES = frozenset({"cross_entropy", "cross_entropy_loss", "multi_margin_loss"})
-"""Functions of logits, one per class, and of integer targets."""
+"""Functions that take one logit per class and integer targets."""
 
 BINARY_LOGITS = frozenset(
     {"binary_cross_entropy_with_logits", "multilabel_soft_margin_loss", "soft_margin_loss"}
 )
-"""Functions of logits, one per yes-or-no question."""
+"""Functions that take one logit per binary decision."""
 
 PROBABILITIES = frozenset({"binary_cross_entropy"})
 
 CLASSIFICATION = LOGITS_OF_CLASSES | {"nll_loss", "nll_loss_nd", "nll_loss2d"}
-"""Functions whose integer targets are classes, so that they cannot be negative when used right."""
+"""Functions whose integer targets are classes, which are never negative in correct use."""
 
 ELEMENTWISE = frozenset(
     {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "sub", "rsub", "__sub__", "__rsub__"}
@@ -30,15 +30,15 @@ ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor as a function got it.
+    """A tensor as it was passed to a function.
 
     Attributes:
         shape: its shape.
         dtype: its dtype, such as "float32".
-        slot: the iteration of the node `prediction` or `target` that records it; None where it is
-            not recorded under that name.
-        made_by: the function that computed its values, as autograd names it, such as "Softmax" or
-            "Addmm"; empty if unknown. Of predictions only.
+        slot: the iteration of the node `prediction` or `target` that records it; None if it is not
+            recorded under that name.
+        made_by: the function that computed its values, by its name in autograd, such as "Softmax"
+            or "Addmm"; empty if unknown. Only for predictions.
         dim: the dimension of a softmax; None for other functions.
     """
 
@@ -55,12 +55,12 @@ class Operand:
 
     @property
     def is_integer(self) -> bool:
-        """Whether it holds integers."""
+        """Whether its elements are integers."""
         return "int" in self.dtype
 
     @property
     def is_floating(self) -> bool:
-        """Whether it holds floating-point numbers."""
+        """Whether its elements are floating-point numbers."""
         return "float" in self.dtype
 
 
@@ -69,11 +69,12 @@ class LossCall:
     """A call that compares a prediction with a target.
 
     Attributes:
-        function: name of the function; of a hand-written loss that of an operator, such as "sub".
+        function: name of the function; for a hand-written loss, the name of an operator, such as
+            "sub".
         arguments: its other arguments, sorted by name, if they are numbers, strings or None; `True`
             for a tensor.
-        prediction: what it compares.
-        target: with what.
+        prediction: the tensor that is compared.
+        target: the tensor that it is compared with.
     """
 
     function: str
@@ -82,7 +83,7 @@ class LossCall:
     target: Operand
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """Returns an argument of the call, or `default` if the call has none of this name."""
+        """Returns an argument of the call by name, or `default` if the call does not have it."""
         return dict(self.arguments).get(name, default)
 
     @property
@@ -95,19 +96,19 @@ class LossCall:
 
     @property
     def prediction_key(self) -> SlotKey | None:
-        """The slot that records the prediction; None if it is what a model returned."""
+        """The slot that records the prediction; None if a model returned it."""
         at = self.prediction.slot
         return None if at is None else SlotKey("prediction", "output", at, "forward")
 
     @property
     def target_key(self) -> SlotKey | None:
-        """The slot that records the target; None if none does."""
+        """The slot that records the target; None if there is none."""
         at = self.target.slot
         return None if at is None else SlotKey("target", "target", at, "forward")
 
 
 def loss_calls(facts: Mapping[str, Any]) -> Iterator[LossCall]:
-    """Yields the calls that the facts of a record describe; leaves out what is malformed."""
+    """Yields the calls described by the facts of a record; skips malformed entries."""
     for call in facts.get(LOSS_CALLS) or ():
         try:
             yield LossCall(

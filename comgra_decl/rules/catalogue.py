@@ -1,4 +1,4 @@
-"""All rules by name, and those that a spec selects."""
+"""The built-in rules by name, and the rules that a spec selects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAMILIES = (
     "data",
     "structure",
 )
-"""The folders of the built-in rules, in the order of the documentation."""
+"""The folders of the built-in rules, in their order in the documentation."""
 
 
 @cache
@@ -51,13 +51,13 @@ def _is_rule(thing: object) -> bool:
 
 
 def build(rules: Rules, *, trust: bool = False) -> list[Rule]:
-    """Returns the rules that a spec selects, fresh.
+    """Returns new instances of the rules that a spec selects.
 
     Args:
-        rules: "default" for all built-in rules; "off" for none; a mapping changes single rules (to
-            "off" or to other options) and adds the user's own.
-        trust: whether to import the user's classes. The spec of a stored run names whatever its
-            author wrote there, so without this they become rules that are reported as unchecked.
+        rules: "default" for all built-in rules; "off" for none; a mapping changes individual rules
+            (to "off" or to other options) and adds the user's own.
+        trust: whether to import the user's classes. The spec of a stored run may name any class, so
+            without this they become rules that are reported as unchecked.
 
     Raises:
         SpecError: unknown rule, unknown option, or invalid expression.
@@ -69,7 +69,7 @@ def build(rules: Rules, *, trust: bool = False) -> list[Rule]:
 
 
 def problems(rules: Rules, *, trust: bool) -> list[str]:
-    """Returns what is wrong with the rules that a spec selects, one line each.
+    """Returns the problems of the rules that a spec selects, one line per problem.
 
     Args:
         rules: as for `build`.
@@ -79,7 +79,7 @@ def problems(rules: Rules, *, trust: bool) -> list[str]:
 
 
 def _built(rules: Rules, *, trust: bool) -> tuple[list[Rule], list[str]]:
-    """Returns the rules that could be created, and the problems of the others."""
+    """Returns the rules that could be created, and the problems of all others."""
     if rules == "off":
         return [], []
     entries: Mapping[str, Any] = {} if isinstance(rules, str) else rules
@@ -110,7 +110,7 @@ def _append(
 def _append_own(
     built: list[Rule], problems: list[str], name: str, entry: Any, *, trust: bool
 ) -> None:
-    """Adds a rule that the user has declared: an expression, or a class."""
+    """Adds a rule declared by the user: an expression or a class."""
     if isinstance(entry, Mapping) and "when" in entry:
         _append(built, problems, expression_rule(name, entry), name, entry)
     elif isinstance(entry, Mapping) and "_target_" in entry:

@@ -1,4 +1,4 @@
-"""Follows a finding through the dependency graph to its probable cause."""
+"""Traces a finding through the dependency graph to its probable cause."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from comgra_decl.rules.table import SlotTable, is_gradient
 from comgra_decl.rules.window import Window
 
 MOST_LINKS = 12
-"""Longer chains are shown without their middle."""
+"""Maximum length of a chain; the middle of longer chains is omitted."""
 
 
 class Causes:
-    """Walks from a finding to the earliest tensor that is unusual.
+    """Traces a finding back to the earliest unusual tensor.
 
-    The causes of values are upstream, those of gradients downstream. A walk continues as long as
-    the next tensor is unusual itself (a rule reports it, or its size shows it) and became so no
-    later than the finding began. The cause is the tensor that became unusual first; of several,
-    the one that a step computes first.
+    Values have their causes upstream, gradients downstream. The search continues as long as the
+    next tensor is itself unusual (in a rule's finding, or by its magnitude) and became so no later
+    than the finding began. The cause is the tensor that became unusual first; among several, the
+    one that a step computes first.
 
     Args:
-        scene: what is known about the run.
+        scene: facts about the run.
         marks: for each slot that a rule reports, the first step and the rule.
-        unusual: the sizes of all tensors.
+        unusual: the magnitudes of all tensors.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Causes:
         return replace(finding, chain=tuple(links))
 
     def _walk(self, start: SlotKey, until: int) -> list[SlotKey]:
-        """Returns the path to the earliest unusual tensor, breadth first; `start` comes first."""
+        """Returns the path from `start` to the earliest unusual tensor, by breadth-first search."""
         next_to = self._downstream if is_gradient(start.pass_) else self._upstream
         before: dict[SlotKey, SlotKey | None] = {start: None}
         began = {start: until}
@@ -79,13 +79,13 @@ class Causes:
         return path
 
     def _turn(self, key: SlotKey, *, backward: bool) -> int:
-        """Returns a number that is smaller the earlier a step computes a tensor."""
+        """Returns a sort key that is smaller for tensors computed earlier in a step."""
         table = self._scene.table
         turn = int(table.order[table.by_key[key]]) if key in table.by_key else 0
         return -turn if backward else turn
 
     def _began(self, key: SlotKey, until: int) -> int | None:
-        """Returns the step since which a tensor is unusual; None if it was not by `until`."""
+        """Returns the step at which a tensor became unusual; None if it did not by step `until`."""
         found = self._unusual_by(key, until)
         return None if found is None else found[0]
 
@@ -96,7 +96,7 @@ class Causes:
 
     def _link(self, key: SlotKey, until: int) -> Link:
         found = self._unusual_by(key, until)
-        assert found is not None  # otherwise it would not be on the path
+        assert found is not None  # all tensors on the path are unusual
         return Link(Place(key.node, key.role, key.iteration, key.pass_), *found)
 
 
@@ -118,20 +118,21 @@ def _neighbours(
 
 
 DECADES = 1.0
-"""How many powers of ten the size of an unusual tensor is off."""
+"""Minimum deviation of an unusual tensor's magnitude, in powers of ten."""
 
-_SIBLINGS = 3  # needed for a usual size
-_FIRST = 5  # records, which define the usual size
-_SIZES = ("l2", "abs_max", "std")  # the first that is recorded measures the size
+_SIBLINGS = 3  # required to define a usual magnitude
+_FIRST = 5  # records that define the usual magnitude
+_SIZES = ("l2", "abs_max", "std")  # the first recorded one measures the magnitude
 
 
 class Unusual:
-    """Follows the size of every tensor, for chains of causes; not a rule itself.
+    """Tracks the magnitude of every tensor, for chains of causes; not a rule itself.
 
-    A tensor is unusual while its size is ten times larger or smaller than in its first five
-    records; and within these, while it is ten times off the median of its siblings: tensors of the
-    same kind, pass and module class, compared per square root of the number of elements. A tensor
-    that differs from its siblings from the start can only explain what was wrong from the start.
+    A tensor is unusual while its magnitude is ten times larger or smaller than in its first five
+    records. Within these records, it is unusual while it differs tenfold from the median of its
+    siblings: tensors of the same kind, pass and module class, compared after division by the square
+    root of the number of elements. A tensor that differs from its siblings from the start can only
+    explain problems that exist from the start.
     """
 
     def __init__(self) -> None:
@@ -185,7 +186,7 @@ class Unusual:
         return distance
 
     def of(self, slot: int, until: int) -> tuple[int, str] | None:
-        """Returns since which step a slot is unusual, and how; None if it was not by `until`."""
+        """Returns when and how a slot became unusual; None if it was not unusual by `until`."""
         for streak, sentence in (
             (self._own, "its size differs from its first value by a factor of {:.3g}"),
             (self._among, "its size differs from its siblings' by a factor of {:.3g}"),

@@ -1,4 +1,4 @@
-"""Runs the rules over a stored run, and reads findings that are already stored."""
+"""Runs the rules over a stored run, and reads stored findings."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Diagnosis:
     """The result of running the rules over a run.
 
     Attributes:
-        findings: best first.
-        unchecked: rules that could not check the run, and why.
+        findings: most important first.
+        unchecked: rules that could not check the run, with the reasons.
         checked: names of all other rules.
         records: number of training records that were checked.
-        experiments: results of experiments with the script, as noted beside the run.
-        unreadable: why a noted result cannot be read, by name of the experiment.
-        damage: what could not be checked because it is damaged.
-        readings: what the run shows about the questions of the checklist, by their names.
-        caveats: what its losses may hide and no rule can see, one sentence each.
+        experiments: results of experiments with the script that are stored with the run.
+        unreadable: why a stored result cannot be read, by name of the experiment.
+        damage: the damaged data that could not be checked.
+        readings: the run's numbers for the questions of the checklist, by name.
+        caveats: possible problems with the losses that no rule can detect, one sentence each.
     """
 
     findings: list[Finding]
@@ -57,14 +57,15 @@ class Diagnosis:
 def diagnose(run: Run, rules: Rules | None = None, *, trust: bool = False) -> Diagnosis:
     """Runs the rules over a stored run and returns their findings.
 
-    Of a distributed run, each rank is checked separately, as while it was recorded.
+    Each rank of a distributed run is checked separately, as during recording.
 
     Args:
         run: as of its last `refresh`.
-        rules: which rules, as in the spec; None for those of the run's own spec, or the default if
-            it has none.
-        trust: whether to import and run rule classes named by the run's own spec, which anyone may
-            have written. Without it, such rules are unchecked. Classes named by `rules` always run.
+        rules: the rules to run, as in the spec; None for those of the run's own spec, or the
+            default if it has none.
+        trust: whether to import and run rule classes named in the run's own spec, which may come
+            from an untrusted source. Without it, such rules are unchecked. Classes named by `rules`
+            always run.
 
     Raises:
         SpecError: `rules` is invalid.
@@ -75,7 +76,7 @@ def diagnose(run: Run, rules: Rules | None = None, *, trust: bool = False) -> Di
 
 
 def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
-    """Returns the findings of all ranks of a run, joined as the stored findings are."""
+    """Returns the findings of all ranks of a run, joined in the same way as stored findings."""
     from comgra_decl.query.ranks.facts import join_findings
 
     documents = [{"findings": [f.to_json() for f in d.findings]} for d in diagnoses]
@@ -92,10 +93,10 @@ def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
 
 
 def concluded(engine: Engine, run: Run) -> Diagnosis:
-    """Returns the diagnosis of an engine that has seen all of a run."""
+    """Returns the diagnosis of an engine that has received all of a run."""
     unchecked = engine.unchecked()
     could_not = {entry.rule for entry in unchecked}
-    names = [name for name in engine.names if not name.startswith("_")]  # these are not rules
+    names = [name for name in engine.names if not name.startswith("_")]  # not rules
     checked = [name for name in names if name not in could_not]
     diagnosis = Diagnosis(
         engine.findings(),
@@ -109,7 +110,7 @@ def concluded(engine: Engine, run: Run) -> Diagnosis:
 
 
 def beside(run: Run, diagnosis: Diagnosis) -> Diagnosis:
-    """Adds what rules do not find: noted experiments, and damage."""
+    """Adds results that do not come from rules: stored experiments and damage."""
     noted = run.noted()
     return replace(
         diagnosis,
@@ -126,13 +127,13 @@ def examined(
     trust: bool = False,
     prepare: Callable[[list[Rule]], None] | None = None,
 ) -> Engine:
-    """Returns an engine that has seen all of a stored run.
+    """Returns an engine that has received all of a stored run.
 
     Args:
         run: as of its last `refresh`.
-        rules: which rules; None for those of the run's own spec, or the default.
+        rules: the rules to run; None for those of the run's own spec, or the default.
         trust: see `diagnose`.
-        prepare: may change the list of rules before they see anything.
+        prepare: may change the list of rules before they receive anything.
     """
     statistics = tuple(name for name in run.statistics if name not in DERIVED)
     if rules is None:
@@ -152,13 +153,13 @@ def examined(
 
 
 def feed(engine: Engine, run: Run, *, until: int | None = None) -> None:
-    """Feeds all records and metrics of a stored run to an engine.
+    """Passes all records and metrics of a stored run to an engine.
 
     Args:
         engine: receives them.
         run: as of its last `refresh`.
-        until: the step at which another program resumes the run; this step and later ones are left
-            out, because they are recorded again. None for all.
+        until: the step at which another program resumes the run. This step and later ones are
+            omitted, because they are recorded again. None for all steps.
     """
     known: set[str] = set()
     unseen, kpis = _unseen(run), run.kpis()
@@ -182,22 +183,22 @@ def feed(engine: Engine, run: Run, *, until: int | None = None) -> None:
 
 
 def steps_shown(run: Run) -> NDArray[np.int64]:
-    """Returns the steps of the training records that rules check."""
+    """Returns the steps of the training records that the rules check."""
     steps = run.steps
     return steps[~_within(steps, _unseen(run))]
 
 
 def _unseen(run: Run) -> NDArray[np.int64]:
-    """Returns the first and last steps, [k, 2], of spans that were kept only because of findings.
+    """Returns the first and last steps, of shape [k, 2], of spans kept only because of findings.
 
-    Rules did not see them while the run was recorded: it was too late for that.
+    Rules did not receive these spans during recording, because they were kept too late.
     """
     spans = (run.document("keep") or {}).get("unseen", [])
     return np.array(spans, np.int64).reshape(-1, 2)
 
 
 def _within(steps: NDArray[np.int64], spans: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Returns which steps lie in one of several sorted, disjoint spans."""
+    """Returns a mask of the steps that lie in any of several sorted, disjoint spans."""
     at = np.searchsorted(spans[:, 0], steps, "right") - 1
     there: NDArray[np.bool_] = at >= 0
     there[there] = steps[there] <= spans[at[there], 1]
@@ -230,10 +231,10 @@ def _numbers(table: pd.DataFrame) -> Iterator[Numbers]:
 
 
 def stored(run: Run) -> Diagnosis | None:
-    """Returns the findings that were stored with a run, with chains and evidence, best first.
+    """Returns the findings stored with a run, with chains and evidence, most important first.
 
-    Reads one small document and no records. None if no rule has checked the run: `rules: off`, or
-    no record yet.
+    Reads one small document and no records. Returns None if no rule has checked the run, because of
+    `rules: off` or because there are no records yet.
     """
     document = run.document("findings")
     if document is None:
@@ -256,7 +257,7 @@ def stored(run: Run) -> Diagnosis | None:
 
 
 def _names(run: Run) -> list[str]:
-    """Returns the names of the rules in the run's spec; none if one of them no longer exists."""
+    """Returns the names of the rules in the run's spec; empty if any of them no longer exists."""
     try:
         return [rule.name for rule in build(run.spec.rules)]  # imports no classes
     except SpecError:

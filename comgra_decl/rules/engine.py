@@ -1,4 +1,4 @@
-"""Shows a run to all rules and gathers their findings."""
+"""Passes a run to all rules and collects their findings."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _MOST_CALLS = 256
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:
-    """A rule that could not check the run, and why."""
+    """A rule that could not check the run, and the reason."""
 
     rule: str
     reason: str
 
 
 class Engine:
-    """Feeds one run to rules, in the order in which it was recorded.
+    """Passes one run to rules, in the order in which it was recorded.
 
-    Records and numbers may be interleaved and cut into windows in any way; the findings do not
-    depend on it. A rule that raises is switched off and reported; the others go on.
+    The findings do not depend on how records and metrics are interleaved and divided into windows.
+    A rule that raises is disabled and reported; the others continue.
 
     Args:
-        rules: fresh rules, as `catalogue.build` returns them.
+        rules: new rule instances, as returned by `catalogue.build`.
         statistics: names of the recorded statistics.
     """
 
@@ -47,7 +47,7 @@ class Engine:
         self._rules = list(rules)
         self._failed: dict[str, str] = {}
         self._unusual = Unusual()
-        self._readings: Readings | None = Readings()  # None once it has failed
+        self._readings: Readings | None = Readings()  # None after a failure
         self._structures: dict[str, Structure] = {}
         for rule in self._rules:
             rule.scene = self.scene
@@ -65,7 +65,7 @@ class Engine:
             self.scene.table = self.scene.table.extended(new)
 
     def add_structure(self, structure: Structure) -> None:
-        """Adds a dependency graph, before the first record that has it."""
+        """Adds a dependency graph, before its first record."""
         self._structures[structure.hash] = structure
 
     def add_document(self, name: str, content: Any) -> None:
@@ -123,7 +123,7 @@ class Engine:
             self._each(method, part, comparing)
 
     def _see_facts(self, window: Window) -> None:
-        """Notes what losses and optimizers got."""
+        """Stores what was passed to losses and optimizers."""
         known = self.scene.calls
         for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
             for call in loss_calls(facts):
@@ -145,7 +145,7 @@ class Engine:
             self._read("look_at_numbers", numbers)
 
     def _read(self, method: str, seen: Window | Numbers) -> None:
-        """Shows something to the readings, whose failure is not that of the rules."""
+        """Passes data to the readings, whose failure must not affect the rules."""
         try:
             if self._readings is not None:
                 getattr(self._readings, method)(seen)
@@ -154,7 +154,7 @@ class Engine:
 
     def _give_up_reading(self, error: Exception) -> None:
         self._readings = None
-        _log.warning("the numbers of the checklist are switched off", exc_info=error)
+        _log.warning("the numbers of the checklist are disabled", exc_info=error)
 
     def _each(self, method: str, seen: Window | Numbers, rules: Sequence[Rule]) -> None:
         for rule in rules:
@@ -162,7 +162,7 @@ class Engine:
                 continue
             try:
                 getattr(rule, method)(seen)
-            except Exception as error:  # noqa: BLE001  (one rule must not end the others)
+            except Exception as error:  # noqa: BLE001 (one rule must not stop the others)
                 self._give_up(rule, error)
 
     def _give_up(self, rule: Rule, error: Exception) -> None:
@@ -172,15 +172,15 @@ class Engine:
     # -- output
 
     def fired(self) -> int:
-        """Returns a number that grows when a rule finds something new about a tensor.
+        """Returns a counter that increases when a rule finds something new about a tensor.
 
-        Fast; ignores rules that are not about single tensors.
+        Fast; ignores rules that are not about individual tensors.
         """
         rules = [rule for rule in self._rules if isinstance(rule, SlotRule)]
         return sum(int((rule.streak.first >= 0).sum()) for rule in rules)
 
     def findings(self) -> list[Finding]:
-        """Returns all findings so far, best first."""
+        """Returns all findings so far, most important first."""
         found: list[Finding] = []
         marks: dict[int, tuple[int, str]] = {}
         for rule in self._rules:
@@ -198,7 +198,7 @@ class Engine:
         return best_first(_explained(found, by_name))
 
     def readings(self) -> dict[str, Reading]:
-        """Returns what the run shows about the questions of the checklist, by their names."""
+        """Returns the run's numbers for the questions of the checklist, by name."""
         try:
             return {} if self._readings is None else self._readings.readings(self.scene)
         except Exception as error:  # noqa: BLE001
@@ -206,11 +206,11 @@ class Engine:
             return {}
 
     def caveats(self) -> list[str]:
-        """Returns what the losses may hide and no rule can see, one sentence each."""
+        """Returns possible problems with the losses that no rule can detect, one sentence each."""
         return [] if self._readings is None else self._readings.losses.caveats()
 
     def end(self) -> None:
-        """Notes that the run has ended: rules now judge by less than they would wait for."""
+        """Marks the run as ended, so that rules judge by the data that they have."""
         self.scene.ended = True
 
     def unchecked(self) -> list[Unchecked]:
@@ -225,17 +225,17 @@ class Engine:
 
 
 def _sees_skipped(rule: Rule) -> bool:
-    """Whether a rule looks at skipped steps."""
+    """Whether a rule checks skipped steps."""
     return type(rule).look_at_skipped is not Rule.look_at_skipped
 
 
 def _sees_evaluations(rule: Rule) -> bool:
-    """Whether a rule looks at evaluations, so that their order among training records matters."""
+    """Whether a rule checks evaluations, so that their order among training records matters."""
     return type(rule).look_at_evaluation is not Rule.look_at_evaluation
 
 
 def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tuple[str, Window]]:
-    """Yields the records in order, cut wherever training and evaluation alternate."""
+    """Yields the records in order, divided wherever training and evaluation alternate."""
     turns = np.flatnonzero(np.diff(window.train)) + 1
     for rows in np.split(np.arange(len(window)), turns):
         if window.train[rows[0]]:
@@ -247,7 +247,7 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
 
 
 def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Finding]:
-    """Marks findings that a finding of another rule explains, never in a circle."""
+    """Marks findings that are explained by a finding of another rule; avoids cycles."""
     because: dict[str, str] = {}  # by rule
 
     def leads_to(cause: str | None, rule: str) -> bool:

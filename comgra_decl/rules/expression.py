@@ -1,15 +1,15 @@
 """Rules as expressions over statistics: `std < 0.01 * early(std) and step > 100`.
 
-Expressions are parsed, never run as Python; they may contain nothing but what is listed here. They
-are evaluated for all records and slots of a window at once.
+Expressions are parsed, never run as Python; they may contain only the elements listed here. They
+are evaluated for all records and slots of a window in one pass.
 
 | in an expression | is |
 |---|---|
-| `mean`, `std`, `l2`, ... | a recorded statistic, its mean over the batch |
-| `mean.std`, `mean.abs_max` | the same statistic, aggregated differently over the batch |
+| `mean`, `std`, `l2`, ... | a recorded statistic, averaged over the batch |
+| `mean.std`, `mean.abs_max` | the same statistic, aggregated over the batch by another function |
 | `value` | in rules about a metric: the number |
 | `step`, `elements` | the step; the number of elements per sample of the tensor |
-| `early(x)` | the median of the first ten values of x; unknown before that |
+| `early(x)` | the median of the first ten values of x; unknown until then |
 | `previous(x)` | x in the previous record of the tensor |
 | `largest(x)`, `smallest(x)` | the extreme of x so far |
 | `abs`, `sqrt`, `log10`, `exp`, `isnan`, `min`, `max` | as in mathematics |
@@ -34,7 +34,7 @@ from comgra_decl.records import AGGREGATES
 from comgra_decl.rules.memory import Early, Largest, Previous, Slots
 
 Read = Callable[[str, str], NDArray[Any]]
-"""Returns a quantity [records, slots], given its name and how to aggregate it over the batch."""
+"""Returns a quantity [records, slots] by its name and its aggregation over the batch."""
 
 Term = Callable[[Read, Slots], NDArray[Any]]
 
@@ -43,11 +43,11 @@ _EARLY = 10
 
 
 class ExpressionError(ValueError):
-    """An invalid expression; the message says where and what is allowed."""
+    """An invalid expression; the message gives the position and what is allowed there."""
 
 
 class Expression(NamedTuple):
-    """A parsed expression, and the names of the quantities it needs."""
+    """A parsed expression, and the names of the quantities that it uses."""
 
     term: Term
     names: tuple[str, ...]
@@ -85,7 +85,7 @@ _MEMORIES: Mapping[str, Callable[[], Any]] = {
 
 
 def parse(text: str) -> Expression:
-    """Returns a parsed expression, with fresh memories.
+    """Returns a parsed expression, with empty memories.
 
     Raises:
         ExpressionError: the expression is invalid.
@@ -102,14 +102,14 @@ def parse(text: str) -> Expression:
 
 
 class _Reader:
-    """Turns each part of an expression into a term."""
+    """Converts each part of an expression to a term."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self.names: list[str] = []
 
     def read(self, node: ast.expr, depth: int) -> Term:
-        """Returns the term of a part."""
+        """Returns the term for a part."""
         if depth > _DEEPEST:
             raise ExpressionError(f"{self._text!r} is nested too deeply")
         below = depth + 1
@@ -212,7 +212,7 @@ def _joined(how: Callable[..., Any], a: Term, b: Term) -> Term:
 
 
 def _numeric(term: Term) -> Term:
-    """Returns a term that yields 0 and 1 for booleans, for which numpy has no arithmetic."""
+    """Returns a term that yields 0 and 1 for booleans, which numpy cannot subtract."""
 
     def numeric(read: Read, at: Slots) -> NDArray[Any]:
         values = term(read, at)
@@ -222,7 +222,7 @@ def _numeric(term: Term) -> Term:
 
 
 def _shown(node: ast.expr) -> str:
-    """Returns a part as it was written, shortened for a message."""
+    """Returns the source of a part, shortened for a message."""
     try:
         text = ast.unparse(node)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""What a rule reports."""
+"""Findings: the problems that rules report."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "hint"]
-"""error: the training cannot work like this; warning: it suffers; hint: worth a look."""
+"""error: the training cannot work; warning: the training is impaired; hint: worth checking."""
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "hint")
-"""Worst first."""
+"""All severities, worst first."""
 
 MOST_OTHERS = 20
-"""How many other tensors a finding names; `also` counts all of them."""
+"""Maximum number of other tensors that a finding names; `also` counts all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A slot as users name it: the place of a finding, or of a link in its chain."""
+    """A slot in the form shown to users: the location of a finding or of a link in its chain."""
 
     node: str
     role: str = "output"
@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A tensor in a chain of causes: where, since which step, and what is unusual about it."""
+    """A tensor in a chain of causes: its location, its first unusual step, and what is unusual."""
 
     place: Place
     first_step: int
@@ -43,27 +43,28 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong, however many tensors show it.
+    """One problem, regardless of how many tensors show it.
 
     Attributes:
         rule: name of the rule.
         severity: see `Severity`.
-        place: the first tensor that shows it; None if it is about the run as a whole.
-        first_step: the first step at which it held, as far as is recorded.
-        last_step: the last one; that of the newest record if it still holds.
-        message: one sentence, with the numbers behind it.
-        advice: what to do about it.
+        place: the first tensor that shows the problem; None if the whole run is concerned.
+        first_step: the first recorded step with the problem.
+        last_step: the last such step; the step of the newest record if the problem persists.
+        message: one sentence that includes the main numbers.
+        advice: what to do about the problem.
         certainty: from 0 to 1; orders findings of the same severity.
-        evidence: the numbers behind it, by name.
-        also: how many other tensors show the same.
-        others: the first of these.
-        chain: from the probable cause to `place`.
-        because: the rule whose finding probably explains this one, which then follows that one.
-        sample: index of the recorded sample that shows it first, if known.
-        after_step: the last step known to be free of it, usually that of the record before: it
-            began after this step and by `first_step`. None if no earlier step is known.
-        outcome: the worst severity among the findings that this one explains, if that is worse than
-            its own.
+        evidence: the numbers that support the finding, by name.
+        also: number of other tensors that show the same problem.
+        others: the first of these tensors.
+        chain: the tensors from the probable cause to `place`.
+        because: the rule whose finding probably explains this one, and precedes it in lists.
+        sample: index of the recorded sample that shows the problem first, if known.
+        after_step: the last step known to be free of the problem, usually the step of the previous
+            record. The problem began after this step and no later than `first_step`. None if no
+            earlier step is known.
+        outcome: the worst severity among the findings that this one explains, if worse than its
+            own.
     """
 
     rule: str
@@ -85,22 +86,22 @@ class Finding:
 
     @property
     def weight(self) -> Severity:
-        """The worst severity among this finding and what it explains."""
+        """The worst severity among this finding and the findings that it explains."""
         return self.severity if self.outcome is None else self.outcome
 
     @property
     def is_exact(self) -> bool:
-        """Whether `first_step` is the step at which it began, as far as anyone can tell."""
+        """Whether the problem is known to have begun at `first_step`."""
         return self.after_step is None or self.after_step >= self.first_step - 1
 
     @property
     def began(self) -> str:
-        """When it began, such as "step 74" or "between steps 73 and 80"."""
+        """When the problem began, such as "step 74" or "between steps 73 and 80"."""
         return began(self.first_step, self.after_step)
 
     @property
     def span(self) -> str:
-        """From when to when it held, such as "steps 74 to 300"."""
+        """The steps with the problem, such as "steps 74 to 300"."""
         if not self.is_exact:
             return f"{self.began}, until step {self.last_step}"
         if self.first_step == self.last_step:
@@ -108,14 +109,14 @@ class Finding:
         return f"steps {self.first_step} to {self.last_step}"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as JSON-compatible data; numbers that are not finite become strings."""
+        """Returns the finding as JSON-compatible data; non-finite numbers become strings."""
         content = asdict(self)
         content["evidence"] = {name: _plain(value) for name, value in self.evidence.items()}
         return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Finding:
-        """Returns the finding that `to_json` was called on; ignores unknown keys."""
+        """Restores a finding from the result of `to_json`; ignores unknown keys."""
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
         place, chain = known.get("place"), known.get("chain", ())
         known["place"] = None if place is None else Place(**place)
@@ -129,14 +130,14 @@ class Finding:
 
 
 def began(first: int, after: int | None) -> str:
-    """Returns when something began that is known at step `first` and not yet at step `after`."""
+    """Describes the beginning of a problem present at step `first` and absent at step `after`."""
     if after is None or after >= first - 1:
         return f"step {first}"
     return f"between steps {after + 1} and {first}"
 
 
 def since(first: int, after: int | None) -> str:
-    """Returns the same as the beginning of a time: "from step 74 on"."""
+    """Returns the same as the start of a period: "from step 74 on"."""
     when = began(first, after)
     return f"from {when} on" if when.startswith("step") else f"from somewhere {when} on"
 
@@ -144,8 +145,9 @@ def since(first: int, after: int | None) -> str:
 def best_first(findings: Sequence[Finding]) -> list[Finding]:
     """Sorts findings, each followed by its consequences.
 
-    Those that no other one explains are sorted by the worst severity among themselves and their
-    consequences, then by severity, certainty and first step; so are consequences of one cause.
+    Findings that no other finding explains are sorted by the worst severity among them and their
+    consequences, then by severity, certainty and first step. Consequences of the same cause are
+    sorted in the same way.
     """
     weights = {id(f): _weight(f, findings) for f in findings}
     ordered = sorted(
@@ -169,9 +171,10 @@ def best_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def root_of(finding: Finding, findings: Sequence[Finding]) -> Finding | None:
-    """Returns the finding that explains another one, directly or not, and that none explains.
+    """Returns the root cause of a finding: the one that explains it and has no cause itself.
 
-    None if there is no such finding among `findings`. Of several of one rule, it is the first.
+    None if `findings` does not contain the cause. If a rule has several findings, the first one
+    counts.
     """
     seen: set[str] = set()
     while finding.because is not None:
@@ -184,12 +187,12 @@ def root_of(finding: Finding, findings: Sequence[Finding]) -> Finding | None:
 
 
 def roots_of(findings: Sequence[Finding]) -> list[Finding]:
-    """Returns the findings that none of the others explains, in the order of `findings`."""
+    """Returns the findings that no other finding explains, in the order of `findings`."""
     return [f for f in findings if f.because is None or root_of(f, findings) is None]
 
 
 def consequences_of(finding: Finding, findings: Sequence[Finding]) -> list[Finding]:
-    """Returns what a finding explains, directly or not, in the order of `findings`."""
+    """Returns the direct and indirect consequences of a finding, in the order of `findings`."""
     return [f for f in findings if f.because is not None and root_of(f, findings) is finding]
 
 
@@ -204,7 +207,7 @@ def _with_outcome(finding: Finding, weight: Severity) -> Finding:
 
 
 def at_least(severity: Severity, limit: str | None) -> bool:
-    """Whether a severity is at least as bad as `limit`; never if that is None or "never"."""
+    """Whether a severity is at least as bad as `limit`; False if `limit` is None or "never"."""
     return limit in SEVERITIES and SEVERITIES.index(severity) <= SEVERITIES.index(limit)
 
 

@@ -1,4 +1,4 @@
-"""What dependency graphs reveal about slots, such as which are predictions."""
+"""Properties of slots that follow from dependency graphs, such as being a prediction."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def predictions(scene: Scene) -> set[int]:
     """Returns the slots that hold the network's predictions.
 
     These are the tensors that are compared with a target or, if there is no target, the inputs of
-    the loss; and the same tensors, in the same shape, where submodules return them (a model
-    returns what its last layer does).
+    the loss. They include the same tensors, in the same shape, as returned by submodules (a model
+    returns the output of its last layer).
     """
     found: set[int] = set()
     for structure in scene.structures.values():
@@ -30,7 +30,7 @@ def predictions(scene: Scene) -> set[int]:
 
 
 def predictions_and_logits(scene: Scene) -> set[int]:
-    """Returns the predictions, and the tensors from which modules without weights compute them.
+    """Returns the predictions and the tensors from which modules without weights compute them.
 
     Follows each prediction back to the last layer with weights, as long as a tensor is computed
     from a single tensor with the same number of elements.
@@ -52,7 +52,7 @@ def predictions_and_logits(scene: Scene) -> set[int]:
 
 
 def computed_from_targets(scene: Scene) -> set[int]:
-    """Returns the slots that are computed from targets: losses and their parts."""
+    """Returns the slots computed from targets: losses and their parts."""
     found: set[int] = set()
     for structure in scene.structures.values():
         reached = {i for i, kind in enumerate(structure.kinds) if kind == "target"}
@@ -69,7 +69,7 @@ def computed_from_targets(scene: Scene) -> set[int]:
 def reaching_loss(scene: Scene) -> set[SlotKey]:
     """Returns the computed tensors that a loss depends on, with or without gradient.
 
-    According to the graphs so far; empty if none of them has a loss.
+    Uses the graphs recorded so far; empty if no graph contains a loss.
     """
     found: set[SlotKey] = set()
     for structure in scene.structures.values():
@@ -86,7 +86,7 @@ def reaching_loss(scene: Scene) -> set[SlotKey]:
 
 
 def target_pairs(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
-    """Yields pairs of a computed tensor and the target it is combined with in one call."""
+    """Yields pairs of a computed tensor and the target that a call combines it with."""
     seen = set()
     for structure in scene.structures.values():
         for sources in _sources(structure).values():
@@ -100,10 +100,10 @@ def target_pairs(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
 
 
 def prediction_of(scene: Scene, call: LossCall) -> int | None:
-    """Returns the slot with the values that a call got as its prediction; None if none has them.
+    """Returns the slot with the values passed to a call as its prediction, or None.
 
-    That is the slot recorded for the call, or a tensor as large that the graph shows to meet the
-    call's target: a prediction may be reshaped on its way from the model to the loss.
+    This is the slot recorded for the call, or a tensor of the same size that the graph connects
+    with the call's target: a prediction may be reshaped between the model and the loss.
     """
     by_key, elements = scene.table.by_key, call.prediction.elements
     if call.prediction_key is not None:
@@ -116,12 +116,12 @@ def prediction_of(scene: Scene, call: LossCall) -> int | None:
 
 
 def target_of(scene: Scene, call: LossCall) -> int | None:
-    """Returns the slot that records the target of a call; None if none does."""
+    """Returns the slot that records the target of a call, or None."""
     return None if call.target_key is None else scene.table.by_key.get(call.target_key)
 
 
 def place_of(scene: Scene, call: LossCall) -> Place:
-    """Returns where a call's prediction comes from; the call itself if that is not recorded."""
+    """Returns the place of a call's prediction; the call itself if it is not recorded."""
     slot = prediction_of(scene, call)
     if slot is None:
         nearest = (p.id for p, target in target_pairs(scene) if target.key == call.target_key)
@@ -130,9 +130,9 @@ def place_of(scene: Scene, call: LossCall) -> Place:
 
 
 def classes_of(scene: Scene) -> int:
-    """Returns the number of classes of a prediction that has a target; 0 if there is none.
+    """Returns the number of classes of a prediction with a target; 0 if there is none.
 
-    Of several classifications, that of the last call: auxiliary losses come first.
+    If there are several classifications, the last call counts: auxiliary losses come first.
     """
     known = [call.classes for call in scene.calls if call.classes and call.target.is_integer]
     if known:
@@ -150,7 +150,7 @@ def classes_of(scene: Scene) -> int:
 
 
 def combined(scene: Scene) -> dict[int, list[int]]:
-    """Returns, for each computed slot, its sources of the same shape, if there are several."""
+    """Returns, for each computed slot with several sources of its own shape, these sources."""
     table = scene.table
     found: dict[int, list[int]] = {}
     for structure in scene.structures.values():
@@ -186,7 +186,7 @@ def same_shape_edges(scene: Scene) -> Iterator[tuple[int, int]]:
 
 
 def sources_of(scene: Scene) -> dict[int, list[int]]:
-    """Returns the slots that each slot is computed from, according to all graphs so far."""
+    """Returns the slots from which each slot is computed, according to all graphs so far."""
     found: dict[int, list[int]] = {}
     for structure in scene.structures.values():
         for sink, sources in _sources(structure).items():
@@ -198,7 +198,7 @@ def sources_of(scene: Scene) -> dict[int, list[int]]:
 
 
 def single_sources(scene: Scene) -> NDArray[np.int64]:
-    """Returns, for each slot, the only slot of its shape that it is computed from; else -1."""
+    """Returns, for each slot, its only source of the same shape; -1 if there is no such source."""
     before: dict[int, set[int]] = {}
     for source, sink in same_shape_edges(scene):
         before.setdefault(sink, set()).add(source)
@@ -250,13 +250,13 @@ def _known(scene: Scene) -> dict[SlotKey, int]:
 
 
 def _info(scene: Scene, structure: Structure, key: SlotKey) -> SlotInfo:
-    """Returns a slot with the shape it has in the first record of a graph."""
+    """Returns a slot with its shape in the first record of a graph."""
     slot = scene.table.by_key[key]
     return scene.reshaped.get(structure.hash, {}).get(slot, scene.table.infos[slot])
 
 
 def _of_one_size(scene: Scene) -> set[tuple[int, int]]:
-    """Returns (source, sink) of all edges between slots with as many elements per sample."""
+    """Returns (source, sink) of all edges between slots with equally many elements per sample."""
     found = set()
     for structure in scene.structures.values():
         for a, b, _ in structure.edges:

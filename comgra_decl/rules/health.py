@@ -1,9 +1,10 @@
 """The checklist for a training that does not work, answered by the findings of the rules.
 
-Its questions follow the usual order of debugging: code, data, initialization, dynamics,
-activations, architecture. Each question lists the rules that answer it, and which of them decide:
-it is ticked only if all of these could check the run, and with the numbers that the run shows. A
-rule that no question lists (a new one, or the user's own) answers the last question of its family.
+The questions follow the usual order of debugging: code, data, initialization, dynamics,
+activations, architecture. Each question lists the rules that answer it and which of them are
+deciding. It is ticked only if all deciding rules could check the run and the run's numbers do not
+contradict them. A rule that no question lists (a new rule, or the user's own) answers the last
+question of its family.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from comgra_decl.rules.readings import Reading
 Colour = Literal["red", "amber", "green", "partly", "unchecked"]
 """red: an error, or a finding that explains one; amber: a warning, a hint, only findings that
 another one explains, or numbers that answer the question with no; green: all deciding rules checked
-it and found nothing, and no number contradicts them; partly: only some of them could check it;
-unchecked: none could, or the necessary numbers are missing."""
+the run and found nothing, and no number contradicts them; partly: only some of the deciding rules
+could check the run; unchecked: no deciding rule could, or the necessary numbers are missing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A line of the checklist.
+    """A question of the checklist.
 
     Attributes:
         part: the part of the checklist it belongs to.
         text: the question.
-        deciding: the rules that must have looked before it is ticked.
-        rules: further rules whose findings answer it.
-        families: folders of rules that answer it unless another question names them.
-        reading: the name of the numbers that a run shows about it.
-        experiment: the experiment with the script that answers it, because no rule can.
+        deciding: the rules that must have checked the run before the question is ticked.
+        rules: further rules whose findings answer the question.
+        families: folders of rules that answer the question unless another question names them.
+        reading: the name of the run's numbers for the question.
+        experiment: the experiment with the script that answers the question, because no rule can.
     """
 
     part: str
@@ -58,14 +60,14 @@ class Check:
     """An answered question.
 
     Attributes:
-        question: the line of the checklist.
+        question: the question of the checklist.
         colour: see `Colour`.
         evidence: one sentence: the worst finding, which rules checked how many records, the result
             of an experiment, or why the question is not answered; with the numbers.
-        numbers: what the run shows about it, such as "loss 2.27 → 3.60"; "" if that is unknown.
-        looked: how many of the deciding rules could check it.
-        deciding: how many decide.
-        findings: the findings against it, best first.
+        numbers: the run's numbers, such as "loss 2.27 → 3.60"; "" if unknown.
+        looked: number of deciding rules that could check the run.
+        deciding: number of deciding rules.
+        findings: the findings that answer the question with no, most important first.
     """
 
     question: Question
@@ -78,10 +80,10 @@ class Check:
 
     @property
     def state(self) -> str:
-        """The colour in words, such as "partly looked (1 of 3)"."""
+        """The colour in words, such as "partly checked (1 of 3)"."""
         words = {
             "unchecked": "not checked",
-            "partly": f"partly looked ({self.looked} of {self.deciding})",
+            "partly": f"partly checked ({self.looked} of {self.deciding})",
         }
         return words.get(self.colour, self.colour)
 
@@ -140,8 +142,8 @@ CHECKLIST = (
 """All questions, in their order."""
 
 _UNSEEN = (
-    "What no rule can see: targets that leak into inputs, samples that are in both training and "
-    "validation data, wrong labels that are consistent, and data unlike those in use."
+    "What no rule can see: targets that leak into inputs, samples in both training and validation "
+    "data, labels that are consistently wrong, and data unlike those in production."
 )
 
 
@@ -159,9 +161,9 @@ def health(diagnosis: Diagnosis) -> list[Check]:
 
 
 def unseen(diagnosis: Diagnosis) -> list[str]:
-    """Returns what the checklist cannot answer, one sentence each, however green it is.
+    """Returns what the checklist cannot answer even if it is green, one sentence each.
 
-    These are what the losses of this run may hide, and what no rule can see in any run.
+    These are possible problems with the losses of this run, and what no rule can detect in any run.
     """
     return [*diagnosis.caveats, _UNSEEN]
 
@@ -213,13 +215,13 @@ def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> C
 def _judged(
     against: Sequence[Finding], reading: Reading, *, some: bool, complete: bool
 ) -> tuple[Colour, str | None]:
-    """Returns the colour, and the evidence if that is a finding or a number by itself.
+    """Returns the colour, and the evidence if a finding or a number is sufficient.
 
     Args:
-        against: the findings.
+        against: the findings that answer the question with no.
         reading: the numbers.
-        some: whether any of the deciding rules looked.
-        complete: whether all of them did.
+        some: whether any deciding rule could check the run.
+        complete: whether all deciding rules could.
     """
     number = _NUMBERS.get(reading.verdict)
     if against:
@@ -236,7 +238,7 @@ def _nothing(looked: Sequence[str], diagnosis: Diagnosis) -> str:
 
 
 def _shown(question: Question, diagnosis: Diagnosis) -> Check:
-    """Answers by the result of an experiment with the script."""
+    """Answers a question by the result of an experiment with the script."""
     command = question.experiment.replace("_", "-")
     for verdict in diagnosis.experiments:
         if verdict.name == question.experiment:
@@ -256,10 +258,10 @@ def _worst(findings: Sequence[Finding]) -> Colour:
 
 
 def _reasons(rules: Sequence[str], diagnosis: Diagnosis, *, by_rule: bool) -> list[str]:
-    """Returns why rules could not look, each reason once; with their names if others could."""
+    """Returns why rules could not check the run, each reason once; with names if others could."""
     known = {entry.rule: entry.reason for entry in diagnosis.unchecked}
     reasons = [
-        f"{rule} could not look: {known.get(rule, 'it is off')}" if by_rule else known.get(rule, "")
+        f"{rule} not checked: {known.get(rule, 'it is off')}" if by_rule else known.get(rule, "")
         for rule in rules
     ]
     told = list(dict.fromkeys(reason for reason in reasons if reason))

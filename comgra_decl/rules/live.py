@@ -1,4 +1,4 @@
-"""The rules of a run while it is recorded: fed and evaluated on the writer thread."""
+"""The rules of a run during recording: called and evaluated on the writer thread."""
 
 from __future__ import annotations
 
@@ -28,43 +28,46 @@ if TYPE_CHECKING:
 _log = logging.getLogger("comgra_decl")
 
 DOCUMENT = "findings"
-"""The document with the findings and the rules that could not check the run."""
+"""The document with the findings, and with the rules that could not check the run."""
 
 _INTERVAL = 1.0
-"""The least number of seconds between two evaluations of the findings."""
+"""Minimum number of seconds between two evaluations of the findings."""
 
 _REFRESH = 10.0
-"""The number of seconds after which the numbers of the checklist are stored again.
+"""Number of seconds after which the numbers of the checklist are stored again.
 
-They change with every step, so they would otherwise make a document each second.
+They change with every step and would otherwise require a new document every second.
 """
 
 _SHARE = 0.02
-"""The largest share of time that evaluating the findings may take."""
+"""Maximum share of time for evaluating the findings."""
 
 _MOST_WITHDRAWN = 3
-"""How often a rule's finding is withdrawn and reported again; later ones are only stored."""
+"""How many times a rule's finding may be withdrawn and reported again; after that, it is only
+stored.
+"""
 
 
 class Act(Protocol):
-    """What happens with news about findings, on the writer thread."""
+    """Receives new and withdrawn findings, on the writer thread."""
 
     def __call__(self, finding: Finding) -> None:
-        """Takes a new finding."""
+        """Receives a new finding."""
 
     def withdraw(self, finding: Finding, step: int) -> None:
-        """Takes a finding it was given that no longer holds at `step`."""
+        """Receives a reported finding that no longer holds at `step`."""
 
 
 class LiveRules:
-    """Shows every record and metric of a run to the rules, on the writer thread.
+    """Passes every record and metric of a run to the rules, on the writer thread.
 
-    An error in a rule is reported once and switches that rule off; an error of ours switches all
-    rules off. Recording always continues.
+    An error in a rule is reported once and disables that rule. An error in comgra_decl itself
+    disables all rules. Recording always continues.
 
     Args:
-        spec: of the run.
-        act: gets each new finding, and each of them that no longer holds, on the writer thread.
+        spec: the spec of the run.
+        act: receives each new finding, and each reported finding that no longer holds, on the
+            writer thread.
     """
 
     def __init__(self, spec: Spec, *, act: Act) -> None:
@@ -72,13 +75,13 @@ class LiveRules:
         self._takes_metrics = not spec.kpis.loss
         self._act = act
         self._known: set[tuple[str, object]] = set()
-        self._standing: dict[str, Finding] = {}  # those that were reported, by rule
-        self._withdrawn: Counter[str] = Counter()  # how often, by rule
+        self._standing: dict[str, Finding] = {}  # reported ones, by rule
+        self._withdrawn: Counter[str] = Counter()  # number of times, by rule
         self._document: dict[str, Any] | None = None
-        self._found: dict[str, Any] | None = None  # its part that findings are, without readings
+        self._found: dict[str, Any] | None = None  # its findings, without readings
         self._refreshed = -math.inf
         self._past: Callable[[], Run] | None = None
-        self._resumes: int | None = None  # the step at which a resumed training continues
+        self._resumes: int | None = None  # the step at which a resumed run continues
         self._unpublished: dict[str, Any] = {}
         self._fired = 0
         self._due = 0.0
@@ -88,17 +91,17 @@ class LiveRules:
         """The time spent on rules, in seconds."""
 
     def resume(self, slots: Sequence[SlotInfo], past: Callable[[], Run]) -> None:
-        """Prepares for a run that is resumed.
+        """Prepares for a resumed run.
 
         Args:
-            slots: the slots it already has.
-            past: opens what is already recorded, which the rules see before anything new.
+            slots: the existing slots of the run.
+            past: opens the existing records, which the rules check before any new ones.
         """
         self._engine.add_slots(slots)
         self._past = past
 
     def take(self, batches: list[StepBatch]) -> list[StepBatch]:
-        """Takes the next records; adds new findings to the documents they carry."""
+        """Checks the next records; adds new findings to their documents."""
         self._safely(lambda: self._take(batches))
         return batches
 
@@ -108,7 +111,7 @@ class LiveRules:
             batches[-1].documents.update(self._conclude())
 
     def watch(self, batches: list[StepBatch]) -> None:
-        """Takes the next records where a finding may decide what is stored, so it acts at once.
+        """Checks the next records immediately, for specs in which findings decide what is stored.
 
         New findings are added to the documents by `publish`.
         """
@@ -122,14 +125,14 @@ class LiveRules:
             self._unpublished.update(self._conclude())
 
     def publish(self, batches: list[StepBatch]) -> list[StepBatch]:
-        """Adds the findings of `watch` to the documents that records carry."""
+        """Adds the findings of `watch` to the documents of the records."""
         if batches and self._unpublished:
             batches[-1].documents.update(self._unpublished)
             self._unpublished = {}
         return batches
 
     def attach(self, said: ScalarBatch) -> None:
-        """Makes the rules see the numbers of steps once they are settled."""
+        """Passes the metrics of steps to the rules once they are final."""
         if self._past is not None:
             resumed = [note.step for note in said.notes if note.type == RESUMED]
             self._resumes = resumed[0] if resumed else self._resumes
@@ -143,7 +146,7 @@ class LiveRules:
         said.settle = settled
 
     def close(self) -> list[StepBatch]:
-        """Returns a batch without records that holds the last findings, if they are news."""
+        """Returns a batch that contains only the last findings, if they are new."""
         last: list[StepBatch] = []
         self._safely(lambda: last.extend(self._last()))
         return last
@@ -154,7 +157,7 @@ class LiveRules:
         return [StepBatch.of_documents(documents)] if documents else []
 
     def _safely(self, work: Callable[[], None]) -> None:
-        """Runs and times something; an error of ours switches the rules off, not the recording."""
+        """Runs and times a call; an internal error disables the rules but not the recording."""
         if self._failed:
             return
         began = time.perf_counter()
@@ -166,7 +169,7 @@ class LiveRules:
         self.seconds += time.perf_counter() - began
 
     def _catch_up(self, batches: Sequence[StepBatch] = ()) -> None:
-        """Feeds what the run already holds, once it is known how much of it counts."""
+        """Passes the existing records to the rules, once it is known which of them are valid."""
         past = self._past
         steps = [info.step for batch in batches for info in batch.steps if info.mode == "train"]
         resumes = self._resumes if self._resumes is not None or not steps else steps[0]
@@ -218,12 +221,12 @@ class LiveRules:
                 self._engine.look_at_numbers(Numbers(name, info.type, step, number))
 
     def _withdraw(self, found: Collection[str]) -> None:
-        """Withdraws what was reported and is no longer found."""
+        """Withdraws reported findings that no longer hold."""
         for rule in [rule for rule in self._standing if rule not in found]:
             finding = self._standing.pop(rule)
             self._act.withdraw(finding, self._engine.scene.last_step)
             self._withdrawn[rule] += 1
-            if self._withdrawn[rule] < _MOST_WITHDRAWN:  # it is news if it comes back
+            if self._withdrawn[rule] < _MOST_WITHDRAWN:  # new if it returns
                 self._known = {key for key in self._known if key[0] != rule}
 
     def _conclude(self) -> dict[str, Any]:
@@ -257,13 +260,13 @@ class LiveRules:
 
 
 def _key(finding: Finding) -> tuple[str, object]:
-    """Returns the identity of a finding as news: a rule has one at a time, which may get worse."""
+    """Returns the key that identifies a finding: its rule, and its severity, which may rise."""
     return finding.rule, finding.weight
 
 
 @dataclass(frozen=True)
 class _Details:
-    """The part of a batch about single slots."""
+    """The part of a batch about individual slots."""
 
     batch: StepBatch
     columns: dict[int, int]

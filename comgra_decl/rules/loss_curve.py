@@ -1,4 +1,4 @@
-"""The loss over a whole training, and the base classes of rules about it."""
+"""The loss over a whole run, and the base classes of rules about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.window import Numbers
 
 BLOCKS = 128
-"""How many blocks a merge leaves: when there are twice as many, they are merged in pairs."""
+"""Number of blocks after a merge; twice as many blocks are merged in pairs."""
 
 EVALUATION_TYPES = ("eval", "val", "valid", "validation", "test")
 """Types of execution whose losses are validation losses."""
@@ -22,25 +22,25 @@ _NAMES = ("*val*loss*", "*valid*loss*", "*eval*loss*", "*test*loss*", "*dev*loss
 
 
 class Curve:
-    """Mean, deviation and extremes of a metric, in blocks of equally many values.
+    """Mean, deviation and extremes of a metric, in blocks with equal numbers of values.
 
-    Takes constant memory. The content depends on the values alone, not on how they are cut.
+    Uses constant memory. The content depends only on the values, not on how they are divided.
     """
 
     def __init__(self) -> None:
         self.size = 1
-        """The number of values in a block."""
+        """Number of values in a block."""
         self.count = 0
-        """The number of finite values so far."""
+        """Number of finite values so far."""
         self.first = float("nan")
         """The first value."""
         self.steps: list[int] = []
-        """The first step of each whole block."""
+        """The first step of each complete block."""
         self._sums: list[tuple[float, float, float, float]] = []  # sum, sum of squares, min, max
         self._open: list[tuple[int, float]] = []
 
     def add(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Takes the next values; ignores those that are not finite."""
+        """Adds the next values; ignores non-finite ones."""
         finite = np.isfinite(values)
         if not self.count and finite.any():
             self.first = float(values[finite][0])
@@ -62,16 +62,16 @@ class Curve:
 
     @property
     def table(self) -> NDArray[np.float64]:
-        """Sum, sum of squares, smallest and largest value of each whole block, [blocks, 4]."""
+        """Sum, sum of squares, minimum and maximum of each complete block, of shape [blocks, 4]."""
         return np.array(self._sums).reshape(-1, 4)
 
     @property
     def means(self) -> NDArray[np.float64]:
-        """The mean of each whole block."""
+        """The mean of each complete block."""
         return self.table[:, 0] / self.size
 
     def mean(self, start: float, stop: float) -> tuple[float, float]:
-        """Returns mean and standard error between two shares of the curve, by blocks."""
+        """Returns the mean and standard error of a part of the curve, given as two fractions."""
         blocks = len(self._sums)
         first, last = int(start * blocks), max(int(start * blocks) + 1, int(stop * blocks))
         part = self.table[first:last]
@@ -94,7 +94,7 @@ class LossRule(Rule):
 
     _losses: dict[str, int] = per_run(dict)
     several = False
-    """Whether steps have more than one loss, as when networks train against each other."""
+    """Whether steps have more than one loss, as in adversarial training."""
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes the next losses."""
@@ -109,20 +109,20 @@ class LossRule(Rule):
 
     @abstractmethod
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Returns what is wrong with the loss of a type of execution."""
+        """Returns a finding about the loss of a type of execution, if there is a problem."""
 
     @property
     def least(self) -> int:
-        """The number of losses needed, with which `judge` is called."""
+        """Number of losses required before `judge` is called."""
         return int(getattr(self.parameters, "least", 1))
 
     @property
     def least_of_ended(self) -> int:
-        """The number of losses needed once the run has ended: `judge` must allow more then."""
+        """Number of losses required once the run has ended; `judge` must then use wider limits."""
         return min(self.least, int(getattr(self.parameters, "least_of_ended", self.least)))
 
     def needed(self, scene: Scene) -> int:
-        """Returns the number of losses needed as things stand."""
+        """Returns the number of losses currently required."""
         return self.least_of_ended if scene.ended else self.least
 
     def findings(self, scene: Scene) -> list[Finding]:
@@ -144,7 +144,7 @@ class LossRule(Rule):
 
 
 class CurveRule(LossRule):
-    """A rule about the whole curve of the loss."""
+    """A rule about the whole loss curve."""
 
     curves: dict[str, Curve] = per_run(dict)
     """The curve of each type of execution."""
@@ -155,7 +155,7 @@ class CurveRule(LossRule):
 
 
 def is_validation(numbers: Numbers) -> bool:
-    """Whether these are validation losses, by their name or type of execution."""
+    """Whether the values are validation losses, by metric name or type of execution."""
     name = numbers.name.lower()
     if numbers.type in EVALUATION_TYPES and "loss" in name:
         return True

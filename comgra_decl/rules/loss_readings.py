@@ -1,4 +1,4 @@
-"""What the losses of a run say about themselves, in numbers."""
+"""The numbers of the checklist about the losses of a run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, is_validation
 from comgra_decl.rules.window import Numbers
 
 RISE = 0.05
-"""How far the last losses must be above the first, as a share of these, to count as risen."""
+"""Relative increase from the first to the last losses that counts as a rise."""
 
 FAR_RISE = 0.5
-"""The same for a loss that has plainly risen."""
+"""The same for a clear rise."""
 
 GAP = 2.0
-"""How many times the training loss the validation loss may be to count as good as that."""
+"""Maximum ratio of validation to training loss at which they count as equally good."""
 
 _ZEROS = 5
 _FEW, _ENOUGH, _MANY = 2, 20, 100
@@ -27,15 +27,16 @@ _LEAST_VALIDATIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Both ends of the training loss.
+    """The training loss at the start and at the end.
 
     Attributes:
         first: the first loss.
-        early: the mean of the first tenth; of the first quarter of fewer than 100 losses.
+        early: the mean of the first tenth, or of the first quarter if there are fewer than 100
+            losses.
         last: the mean of the last tenth or quarter.
         noise: three standard errors of the difference of these means.
         spread: the standard deviation of the losses behind `last`.
-        low: the lowest of these.
+        low: the lowest of the losses behind `last`.
         count: the number of losses.
     """
 
@@ -59,7 +60,7 @@ class LossReadings:
         self._losses: dict[str, int] = {}
         self._wild: dict[str, int] = {}
         self._top: dict[str, tuple[float, int]] = {}
-        self._zeros: dict[str, tuple[int, int]] = {}  # how many in a row, and since which step
+        self._zeros: dict[str, tuple[int, int]] = {}  # consecutive ones, and their first step
         self._validation: dict[str, list[tuple[int, float]]] = {}
         self._several = False
 
@@ -90,7 +91,7 @@ class LossReadings:
         return max(self._losses, key=lambda name: self._losses[name], default=None)
 
     def ends(self) -> Ends | None:
-        """Returns both ends of the loss; None if no finite loss was logged."""
+        """Returns the loss at the start and end; None if no finite loss was logged."""
         type_ = self._type
         if type_ is None or not self._curves[type_].count:
             return None
@@ -122,11 +123,11 @@ class LossReadings:
         if row >= _ZEROS:
             return f"{text}; exactly 0 from step {since} on", "poor"
         if self._several:
-            return f"{text}; several losses per step, no single one has to fall", "unknown"
+            return f"{text}; there are several losses per step, which need not all fall", "unknown"
         return text, self._fall(ends)
 
     def _fall(self, ends: Ends) -> Literal["fine", "unknown", "poor", "bad"]:
-        """Compares the end with the first loss, which is a single one, and with the start.
+        """Compares the end with the first loss, a single value, and with the mean of the start.
 
         A loss that ends above its first value is never fine, even if it was higher in between.
         """
@@ -138,7 +139,7 @@ class LossReadings:
                 return "poor"
             return "fine" if above < 0 else "unknown"
         if ends.low - ends.first > FAR_RISE * abs(ends.first):
-            return "bad"  # all of them, however they vary
+            return "bad"  # all of them, regardless of variation
         rise = ends.last - ends.early
         over_first = above > max(2 * ends.spread, RISE * abs(ends.first))
         over_start = rise > max(ends.noise, RISE * abs(ends.early)) and above > -0.5 * ends.first
@@ -148,7 +149,7 @@ class LossReadings:
         return "fine" if above < 0 and fell else "poor"
 
     def steady(self) -> Judged | None:
-        """Judges by the highest loss; the first one is where an untrained network begins."""
+        """Judges by the highest loss, relative to the first one, that of the untrained network."""
         ends, type_ = self.ends(), self._type
         if ends is None or type_ is None:
             return None
@@ -158,7 +159,7 @@ class LossReadings:
         return text, "poor" if jumps else "fine"
 
     def validation(self) -> Judged | None:
-        """Judges the first validation loss by its course, beside that of the training loss."""
+        """Judges the first validation loss by its course, compared with the training loss."""
         name = next(iter(self._validation), None)
         if name is None:
             return None
@@ -171,7 +172,7 @@ class LossReadings:
         return f"{text}; training loss {ends.last:.3g}", "poor" if worse else "fine"
 
     def caveats(self) -> list[str]:
-        """Returns what the losses may hide, one sentence each."""
+        """Returns possible problems with the losses, one sentence each."""
         found = []
         row, since = self._zeros.get(self._type or "", (0, -1))
         if row >= _ZEROS:
@@ -183,12 +184,12 @@ class LossReadings:
         if name is not None:
             found.append(
                 f"{name} has been as low as the training loss from the start. Dropout and "
-                "augmentation in training explain that; so do samples that are in both data sets."
+                "augmentation in training can explain this; so can samples in both data sets."
             )
         return found
 
     def _as_low(self) -> str | None:
-        """Returns a validation loss that was never above the training loss, and has fallen."""
+        """Returns a validation loss that has fallen and was never above the training loss."""
         type_ = self._type
         if type_ is None:
             return None

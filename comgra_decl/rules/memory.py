@@ -1,7 +1,7 @@
-"""What rules remember of each slot: vectors indexed by slot number.
+"""The memories of rules about each slot: vectors indexed by slot number.
 
-Each memory returns the same numbers for one window of k records as for k windows of one record,
-and processes all slots of a window at once.
+Each memory returns the same numbers for one window of k records as for k windows of one record, and
+processes all slots of a window together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 Slots = NDArray[np.int64]
 
 NO_SLOTS: Slots = np.zeros(0, np.int64)
-"""No slots, as a start value."""
+"""No slots; an initial value."""
 
 
 def grown(array: NDArray[Any], count: int, fill: Any) -> NDArray[Any]:
@@ -35,11 +35,11 @@ def grown(array: NDArray[Any], count: int, fill: Any) -> NDArray[Any]:
 
 
 def row_quantile(values: Matrix, share: float) -> Matrix:
-    """Returns a quantile of each row [rows, 1], ignoring NaN, as numpy's `nanquantile` does.
+    """Returns a quantile of each row, of shape [rows, 1], ignoring NaN, like numpy's `nanquantile`.
 
-    Much faster than that for a few rows. NaN where a row has no number.
+    Much faster than numpy for a few rows. NaN where a row contains only NaN.
     """
-    ordered = np.sort(values, axis=1)  # NaN last
+    ordered = np.sort(values, axis=1)  # NaN come last
     count = values.shape[1] - np.isnan(values).sum(1)
     place = share * np.maximum(count - 1, 0)
     rows, low = np.arange(len(values)), np.floor(place).astype(np.intp)
@@ -49,18 +49,17 @@ def row_quantile(values: Matrix, share: float) -> Matrix:
 
 
 class Streak:
-    """How many records in a row a condition holds; records without the slot are skipped.
+    """The number of consecutive records in which a condition holds; skips records without the slot.
 
     Attributes, indexed by slot:
-        first: the step at which the first streak of `patience` records began; -1 if there was none.
-        after: the step of the record before that one that has the slot; -1 if there was none.
-        last: the last step of any streak.
-        worst: the most extreme evidence within a streak.
+        first: the step at which the first streak of `patience` records began; -1 without a streak.
+        after: the step of the slot's previous record; -1 without one.
+        last: the last step of the latest streak.
+        worst: the most extreme evidence in any streak.
         worst_step: the step of `worst`.
-        records: the number of records in streaks, counted from the `patience`-th record of each.
+        records: number of records in streaks, counted from the `patience`-th record of each.
         seen: the number of records that have the slot.
-        clean: the number of records since the last streak for which the condition is known not to
-            hold.
+        clean: number of records since the last streak in which the condition is known not to hold.
     """
 
     def __init__(self, patience: int, *, lowest: bool = False) -> None:
@@ -81,14 +80,14 @@ class Streak:
     def look(
         self, steps: NDArray[np.int64], at: Slots, *, hit: Bools, present: Bools, evidence: Matrix
     ) -> bool:
-        """Takes the next records; returns whether any streak is on.
+        """Takes the next records; returns whether any streak is in progress.
 
         Args:
-            steps: of the records, [records].
+            steps: the steps of the records, [records].
             at: the slots of the columns.
             hit: where the condition holds, [records, slots].
             present: where the slot was recorded, [records, slots].
-            evidence: the number that measures how bad it is, [records, slots].
+            evidence: the number that measures the severity, [records, slots].
         """
         self._grow(int(at.max(initial=-1)) + 1)
         hit = hit & present
@@ -162,20 +161,20 @@ class Streak:
         self.worst = grown(self.worst, count, np.nan)
 
     def after_step(self, slot: int) -> int | None:
-        """Returns `after` of a slot as findings have it: None if no earlier record is known."""
+        """Returns `after` of a slot as stored in findings: None if no earlier record is known."""
         after = int(self.after[slot])
         return None if after < 0 else after
 
     def since(self, slot: int) -> str:
-        """Returns from when on a slot has met the condition, as words: "from step 74 on"."""
+        """Returns the period in which a slot has met the condition: "from step 74 on"."""
         return since(int(self.first[slot]), self.after_step(slot))
 
     @property
     def lasting(self) -> Slots:
-        """The slots that had a streak and are not known to be free of it again.
+        """The slots that had a streak and are not known to be free of the condition since.
 
-        They are once the condition has not held for as many records as it had held before, and
-        for at least `patience`.
+        A slot counts as free once the condition has not held for as many records as it had held
+        before, and for at least `patience`.
         """
         held = np.maximum(self.records + self._patience - 1, self._patience)
         return np.flatnonzero((self.first >= 0) & (self.clean < held))
@@ -187,7 +186,7 @@ class Streak:
 
 
 def _at_latest(begins: Bools, values: NDArray[np.int64], known: Slots) -> NDArray[np.int64]:
-    """Returns the values at the latest beginning up to each row; `known` before the first one."""
+    """Returns the value at the latest beginning up to each row; before the first, `known`."""
     rows = np.arange(len(begins))[:, None]
     latest = np.maximum.accumulate(np.where(begins, rows, -1), axis=0)
     taken = np.take_along_axis(np.broadcast_to(values, begins.shape), np.maximum(latest, 0), axis=0)
@@ -196,14 +195,14 @@ def _at_latest(begins: Bools, values: NDArray[np.int64], known: Slots) -> NDArra
 
 
 def _steps_before(steps: NDArray[np.int64], present: Bools, newest: Slots) -> NDArray[np.int64]:
-    """Returns the step of the record before each one that has the slot; -1 if there is none."""
+    """Returns, for each record, the step of the slot's previous record; -1 without one."""
     until = np.maximum.accumulate(np.where(present, steps[:, None], -1), axis=0)
     found: NDArray[np.int64] = np.maximum(np.concatenate((newest[None], until[:-1])), newest)
     return found
 
 
 class Early:
-    """The median of each slot's first `count` values, once they are known."""
+    """The median of each slot's first `count` values, once all of them are known."""
 
     def __init__(self, count: int) -> None:
         self._size = count
@@ -212,7 +211,7 @@ class Early:
         self._median = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [records, slots], NaN where missing; returns the median, same shape.
+        """Takes values [records, slots], NaN where missing; returns the median in the same shape.
 
         The result is NaN up to and including the `count`-th value.
         """
@@ -248,20 +247,20 @@ class First:
         self._known[at[new]] = first[new]
 
     def known(self, at: Slots) -> Matrix:
-        """Returns the first value of each of the slots; NaN if there is none."""
+        """Returns the first value of each given slot; NaN if there is none."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         return np.asarray(self._known[at], np.float64)
 
 
 class Largest:
-    """The largest value of each slot so far, including the current one; or the smallest."""
+    """The largest or smallest value of each slot so far, including the current one."""
 
     def __init__(self, *, smallest: bool = False) -> None:
         self._extreme = np.fmin if smallest else np.fmax
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [records, slots]; returns the extreme up to each of them, same shape."""
+        """Takes values [records, slots]; returns the extreme up to each value, same shape."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         stacked = np.concatenate((self._known[at][None], values))
         until: Matrix = self._extreme.accumulate(stacked, axis=0)[1:]
@@ -277,7 +276,7 @@ class Previous:
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [records, slots], NaN where missing; returns the ones before, same shape."""
+        """Takes values [records, slots], NaN where missing; returns the previous values."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         stacked = np.concatenate((self._known[at][None], values))
         rows = np.arange(len(stacked))[:, None]
@@ -287,30 +286,30 @@ class Previous:
         return np.asarray(filled[:-1], np.float64)
 
     def known(self, at: Slots) -> Matrix:
-        """Returns the latest value of each of the slots; NaN if there is none."""
+        """Returns the latest value of each given slot; NaN if there is none."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         return np.asarray(self._known[at], np.float64)
 
 
 class ClassCounts:
-    """How often each class occurs among the targets of a run.
+    """The number of occurrences of each class among the targets of a run.
 
-    Counted are targets that are integers, however shaped, and those that are floating-point zeros
-    and ones, one per sample. Targets that are indices of the batch itself (each sample its own
-    class, as in contrastive losses) are left out.
+    Counts integer targets of any shape, and targets of floating-point zeros and ones, one per
+    sample. Ignores targets that are indices within the batch (each sample is its own class, as in
+    contrastive losses).
 
     Attributes:
         by_slot: the number of targets of each class, by slot and class.
     """
 
     fewest = 8
-    """Smaller batches are not counted."""
+    """Minimum batch size; smaller batches are not counted."""
 
     def __init__(self) -> None:
         self.by_slot: dict[int, dict[int, int]] = {}
 
     def look(self, window: Window) -> None:
-        """Adds the next records; targets with more classes than histogram bins are left out."""
+        """Adds the next records; ignores targets with more classes than histogram bins."""
         for slot in window.table.remembered(ClassCounts, _classes).tolist():
             found = window.details.histograms(slot)
             at = np.array([slot])
@@ -319,7 +318,7 @@ class ClassCounts:
             if found is None or not enough.any():
                 continue
             counts, ranges = found
-            enough &= np.isfinite(ranges).all(1)  # otherwise the record lacks this target
+            enough &= np.isfinite(ranges).all(1)  # otherwise this target is missing from the record
             if "float" in window.table.infos[slot].dtype:
                 enough &= _are_binary(window, at)
             else:
@@ -333,7 +332,7 @@ class ClassCounts:
 
 
 def _classes(table: SlotTable) -> Slots:
-    """Returns the slots of targets that may be classes."""
+    """Returns the slots of targets that may contain classes."""
     integers = table.targets & table.where(lambda i: "int" in i.dtype and bool(i.shape))
     binary = table.where(
         lambda i: "float" in i.dtype and (len(i.shape) == 1 or i.shape[1:] == (1,))
@@ -342,7 +341,7 @@ def _classes(table: SlotTable) -> Slots:
 
 
 def _are_binary(window: Window, at: Slots) -> Bools:
-    """Whether the targets of each record are zeros and ones, bool [k]."""
+    """Returns a bool mask [k] of the records whose targets are zeros and ones."""
     if not window.has("mean", "zero_fraction", "abs_max"):
         return np.zeros(len(window), np.bool_)
     ones = window.read("mean", at) - (1 - window.read("zero_fraction", at))
@@ -353,7 +352,7 @@ def _are_binary(window: Window, at: Slots) -> Bools:
 def _are_own_classes(
     counts: NDArray[np.int_], ranges: NDArray[np.float64], samples: NDArray[np.float64]
 ) -> Bools:
-    """Whether the targets of each record are 0 .. samples - 1, each once, bool [k]."""
+    """Returns a bool mask [k] of the records whose targets are 0 .. samples - 1, each once."""
     whole = (ranges[:, 0] == 0) & (ranges[:, 1] == samples - 1) & (counts.sum(1) == samples)
     per_bin = samples[:, None] / counts.shape[1]
     return np.asarray(whole & (np.abs(counts - per_bin) <= 1).all(1))

@@ -1,4 +1,4 @@
-"""The user's own rules: an expression in the spec, or a class."""
+"""The user's own rules, each an expression in the spec or a class."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ class OwnParameters(Patient):
     patience: Count = 1
 
     node: Glob = "**"
-    """Which nodes; a glob."""
+    """The nodes to check; a glob."""
 
     role: str = "*"
-    """Which tensors of a node; a glob."""
+    """The tensors of a node to check; a glob."""
 
     pass_: str = Field("forward", alias="pass")
     """`forward`, `grad`, `update` or another recorded pass; a glob."""
 
     kind: str = "*"
-    """Which kind of tensor: input, parameter, buffer, computed, target or loss; a glob."""
+    """The kind of tensor: input, parameter, buffer, computed, target or loss; a glob."""
 
     kpi: str | None = None
-    """A metric such as `loss`, to check instead of tensors; `value` is then its number."""
+    """A metric such as `loss`, to check instead of tensors; `value` is then the metric's value."""
 
     message: str | None = None
-    """The message when it holds."""
+    """The message if the expression holds."""
 
     advice: str = "You wrote this rule yourself."
-    """What to do about it."""
+    """What to do about the problem."""
 
 
 class _OwnRule(SlotRule):
@@ -77,13 +77,13 @@ class _OwnRule(SlotRule):
     _expression: Expression
 
     def reset(self) -> None:
-        """Forgets the run, and what the expression remembers of it."""
+        """Resets the rule and the memories of its expression."""
         super().reset()
         self._expression = parse(self.parameters.when)
         self.statistics = tuple(n for n in self._expression.names if n not in _OF_WINDOW)  # type: ignore[misc]
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the slots that the entry selects."""
+        """Returns the slots selected by the entry."""
         return table.where(self._fits)
 
     def _fits(self, info: SlotInfo) -> bool:
@@ -109,7 +109,7 @@ class _OwnRule(SlotRule):
         return hit, hit.astype(np.float64)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message of the spec, or the expression."""
+        """Returns the message from the spec, or the expression."""
         text = self.parameters.message or f"`{self.parameters.when}` holds"
         return f"{scene.table.place(slot)}: {text}."
 
@@ -131,7 +131,7 @@ class _OwnNumberRule(Rule):
     _streak: Streak
 
     def reset(self) -> None:
-        """Forgets the run, and what the expression remembers of it."""
+        """Resets the rule and the memories of its expression."""
         super().reset()
         self._expression = parse(self.parameters.when)
         unknown = [n for n in self._expression.names if n not in ("value", "step")]
@@ -142,7 +142,7 @@ class _OwnNumberRule(Rule):
         self._streak = Streak(self.parameters.patience)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next numbers."""
+        """Takes the next values."""
         if numbers.name != self.parameters.kpi:
             return
         at = np.array([self._types.setdefault(numbers.type, len(self._types))])
@@ -158,7 +158,7 @@ class _OwnNumberRule(Rule):
         )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding if it ever held."""
+        """Returns one finding if the expression ever held."""
         fired = self._streak.fired
         if not len(fired):
             return []
@@ -185,23 +185,23 @@ class _OwnNumberRule(Rule):
 
 
 def expression_rule(name: str, entry: Mapping[str, Any]) -> type[Rule]:
-    """Returns a rule class for an expression of the user's."""
+    """Returns a rule class for the user's expression."""
     base: type[Rule] = _OwnRule if entry.get("kpi") is None else _OwnNumberRule
     return type("OwnRule", (base,), {"name": name, "__doc__": f"The rule {name} of the spec."})
 
 
 class _UnimportedRule(Rule):
-    """Stands in for a class that a stored spec names and that was not imported."""
+    """Replaces a class that is named in a stored spec and was not imported."""
 
     definition = source = advice = ""
     path: ClassVar[str]
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns nothing."""
+        """Returns no findings."""
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns how to have it checked."""
+        """Returns how to run the class."""
         return (
             f"its class {self.path!r} was not imported; if you trust the run, use comgra-decl "
             "diagnose --trust, or diagnose(run, trust=True)"
@@ -214,7 +214,7 @@ def unimported_rule(name: str, path: str) -> type[Rule]:
 
 
 def imported_rule(name: str, path: str) -> type[Rule] | str:
-    """Returns the user's class, or what is wrong with its path."""
+    """Returns the user's class, or an error message about its path."""
     module, _, attribute = path.rpartition(".")
     try:
         found = getattr(import_module(module), attribute)

@@ -1,7 +1,7 @@
 """The numbers of a run behind the answers to the checklist.
 
-A reading is collected for every run, whatever rules look. It is shown beside the answer, and it can
-withhold a tick: numbers that contradict an answer are never printed beside a green one.
+Readings are collected for every run, regardless of its rules. They are shown next to the answer and
+can prevent a tick: an answer that the numbers contradict is never green.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from comgra_decl.rules.table import RECTIFIERS, SlotTable, elements_of
 from comgra_decl.rules.window import VARYING, Numbers, Window
 
 Verdict = Literal["fine", "unknown", "poor", "bad"]
-"""fine: the numbers do not contradict a tick; unknown: they do not allow one; poor and bad: they
-answer the question with no, whatever rules looked."""
+"""fine: the numbers do not contradict a tick; unknown: they do not allow a tick; poor and bad: they
+answer the question with no, regardless of the rules.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a run shows about one question.
+    """The numbers of a run for one question.
 
     Attributes:
         text: the numbers, such as "loss 2.27 → 3.60".
         verdict: see `Verdict`.
-        deciding: rules that must have looked at this run before the question is ticked, besides
-            those of the question.
+        deciding: rules that must have checked this run before the question is ticked, in addition
+            to those of the question.
     """
 
     text: str
@@ -44,25 +45,25 @@ class Reading:
     deciding: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as JSON-compatible data."""
+        """Returns the reading as JSON-compatible data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Reading:
-        """Returns the reading that `to_json` was called on; ignores unknown keys."""
+        """Restores a reading from the result of `to_json`; ignores unknown keys."""
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
         return cls(**{**known, "deciding": tuple(known.get("deciding", ()))})
 
 
 class _Means:
-    """The mean of a number of each slot over all records."""
+    """The mean of each slot's values over all records."""
 
     def __init__(self) -> None:
         self._sums = np.zeros(0)
         self._counts = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> None:
-        """Takes values [records, slots]; ignores those that are not finite."""
+        """Adds values [records, slots]; ignores non-finite ones."""
         there = np.isfinite(values)
         size = int(at.max(initial=-1)) + 1
         self._sums, self._counts = (grown(x, size, 0.0) for x in (self._sums, self._counts))
@@ -76,13 +77,13 @@ class _Means:
         return float((self._sums[at] / self._counts[at]).max(initial=0.0))
 
     def range(self, table: SlotTable) -> str:
-        """Returns the smallest and the largest mean with their tensors; "" if there is none."""
+        """Returns the smallest and largest means with their tensors; "" if there are none."""
         at = np.flatnonzero(self._counts)
         return _range(table, at, self._sums[at] / self._counts[at])
 
 
 class Readings:
-    """Collects the readings of a run; what it returns does not depend on windows."""
+    """Collects the readings of a run; the results do not depend on windows."""
 
     def __init__(self) -> None:
         self.losses = LossReadings()
@@ -118,7 +119,7 @@ class Readings:
                     self._largest[name] = max(top, self._largest.get(name, 0.0))
 
     def _see_finite(self, window: Window) -> None:
-        """Counts tensors, and records with tensors that are not finite; masks are left out."""
+        """Counts tensors, and records with non-finite tensors; ignores masks."""
         at = np.flatnonzero(window.table.floating)
         self._seen = grown(self._seen, len(window.table), False)
         self._seen[at] |= window.present[:, at].any(axis=0)
@@ -136,11 +137,11 @@ class Readings:
                 self._wild[kind] = count + len(rows), first
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next numbers of one metric and type of execution."""
+        """Takes the next values of one metric for one type of execution."""
         self.losses.look(numbers)
 
     def readings(self, scene: Scene) -> dict[str, Reading]:
-        """Returns the readings so far, by the name that questions give them."""
+        """Returns the readings so far, by the names used in the questions."""
         made: dict[str, Callable[[Scene], Reading | None]] = {
             "finite": self._finite,
             "shapes": _shapes,
@@ -260,7 +261,7 @@ class Readings:
         return self._unless_wild(f"mean magnitude {text}", "poor" if still else "fine")
 
     def _unless_wild(self, text: str, verdict: Verdict = "fine") -> Reading:
-        """Returns a reading about gradients or updates; it is poor if some are not finite."""
+        """Returns a reading about gradients or updates; poor if any are not finite."""
         if "backward" not in self._wild:
             return Reading(text, verdict)
         return Reading(f"{text}; not finite from step {self._wild['backward'][1]} on", "poor")
@@ -306,7 +307,7 @@ class Readings:
     def _of(
         self, scene: Scene, statistic: str, record: NDArray[np.float32], at: Slots
     ) -> NDArray[np.float32] | None:
-        """Returns a statistic of the slots that a record knows; None if it is not recorded."""
+        """Returns a statistic of the slots known to a record; None if it is not recorded."""
         if statistic not in scene.statistics or not len(record):
             return None
         known = at[at < len(record)]
@@ -338,7 +339,7 @@ def _trained(scene: Scene) -> Reading | None:
 
 
 def _labels(scene: Scene) -> Reading | None:
-    """Says which targets there are; classes must also be counted before the question is ticked."""
+    """Returns a reading about the targets; if they are classes, ticking requires their counts."""
     if not scene.calls:
         return None
     call = _last(scene.calls)
@@ -350,7 +351,7 @@ def _labels(scene: Scene) -> Reading | None:
 
 
 def _last_layer(scene: Scene) -> Reading | None:
-    """Says what the loss gets; the rules about its function must have looked."""
+    """Returns a reading about the inputs of the loss; ticking requires the rules about it."""
     if not scene.calls:
         return None
     call = _last(scene.calls)
@@ -365,7 +366,7 @@ def _last_layer(scene: Scene) -> Reading | None:
 
 
 def _last(calls: Mapping[LossCall, Any]) -> LossCall:
-    """Returns the newest kind of call: auxiliary losses come first."""
+    """Returns the latest kind of call: auxiliary losses come first."""
     return next(reversed(list(calls)))
 
 
@@ -381,7 +382,7 @@ _EXTREMES = {"inputs": _inputs, "half": _halves}
 
 
 def _spreading(table: SlotTable) -> Slots:
-    """Returns the outputs with several values per sample, which have a spread."""
+    """Returns the outputs with several values per sample, for which a spread is defined."""
     return np.flatnonzero(table.outputs & table.where(lambda info: elements_of(info) > 1))
 
 
@@ -390,7 +391,7 @@ def _is_rectifier(scene: Scene, slot: int) -> bool:
 
 
 def _updated(table: SlotTable) -> tuple[Slots, Slots]:
-    """Returns the slots of the weights whose updates are recorded, and those of the updates."""
+    """Returns the slots of the weights whose updates are recorded, and of these updates."""
     pairs = [
         (slot, table.by_key[key])
         for slot in np.flatnonzero(table.weights).tolist()
@@ -411,7 +412,7 @@ def _norm(scene: Scene, record: NDArray[np.float32]) -> float | None:
 
 
 def _range(table: SlotTable, at: Slots, values: NDArray[Any]) -> str:
-    """Returns the smallest and the largest value with their tensors; "" if there is none."""
+    """Returns the smallest and largest values with their tensors; "" if there are none."""
     known = np.flatnonzero(np.isfinite(values))
     if not len(known):
         return ""

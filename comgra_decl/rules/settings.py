@@ -1,4 +1,4 @@
-"""What the optimizers of a run are set to, for advice that names what is there."""
+"""The settings of a run's optimizers, for advice that refers to them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ if TYPE_CHECKING:
     from comgra_decl.rules.base import Scene
 
 _DECOUPLED = ("AdamW", "SGD")
-"""Optimizers that take learning rate times weight decay off each weight in a step."""
+"""Optimizers that subtract learning rate times weight decay of each weight per step."""
 
-_LOWERED = 0.01  # of its largest value: a learning rate that the schedule has taken away
+_LOWERED = 0.01  # share of its maximum to which a schedule has reduced the learning rate
 
-_ALIKE, _DIFFERENT, _OFTEN = 1e-3, 5e-3, 3  # total norms, shares in them, and repetitions
+_ALIKE, _DIFFERENT, _OFTEN = 1e-3, 5e-3, 3  # for total norms, for shares in them, and repetitions
 
 
 class LearningRates:
-    """The largest learning rate of each record's optimizers, over the run.
+    """The course of the largest learning rate among each record's optimizers.
 
     Attributes:
-        first: in the first record that has one; None before that.
-        now: in the newest such record.
-        most: the largest of all.
-        zero: if it is 0 now, the first record's step since when, and the step of the record before.
+        first: the rate in the first record that has one; None before that.
+        now: the rate in the newest such record.
+        most: the largest rate so far.
+        zero: if the rate is now 0, the first step of this period and the step of the previous
+            record.
     """
 
     def __init__(self) -> None:
@@ -55,18 +56,18 @@ class LearningRates:
 
     @property
     def warms_up(self) -> bool:
-        """Whether it has grown since the first record."""
+        """Whether the learning rate has grown since the first record."""
         return self.first is not None and self.most > 1.1 * self.first
 
 
 class Clipping:
-    """Tells from the gradients that optimizers use whether their total norm is clipped.
+    """Detects clipping of the total norm of the gradients that optimizers use.
 
-    It is where four records in a row have the same total norm, to a thousandth, though the shares
-    of single parameters in it differ.
+    The norm counts as clipped if four consecutive records have the same total norm, to a
+    thousandth, although the shares of individual parameters differ.
 
     Attributes:
-        norm: what they are clipped to; None if they are not known to be.
+        norm: the norm to which gradients are clipped; None if no clipping is known.
     """
 
     def __init__(self) -> None:
@@ -94,7 +95,7 @@ class Clipping:
 
 
 def raise_rate(scene: Scene, otherwise: str) -> str:
-    """Returns what to do about updates that are too small."""
+    """Returns advice about updates that are too small."""
     rates = scene.rates
     if rates.now is None:
         return otherwise
@@ -116,12 +117,12 @@ def raise_rate(scene: Scene, otherwise: str) -> str:
 
 
 def lower_rate(scene: Scene, otherwise: str, *, further: str = "") -> str:
-    """Returns what to do about steps that are too large, without what is already done.
+    """Returns advice about steps that are too large, omitting what the program already does.
 
     Args:
         scene: what is known about the run.
-        otherwise: the advice where no learning rate is known.
-        further: what else to do; one sentence.
+        otherwise: the advice if no learning rate is known.
+        further: additional advice, one sentence.
     """
     rates = scene.rates
     if not rates.now:
@@ -135,7 +136,7 @@ def lower_rate(scene: Scene, otherwise: str, *, further: str = "") -> str:
 
 
 def lower_decay(scene: Scene, otherwise: str) -> str:
-    """Returns what to do about weights that fade away."""
+    """Returns advice about weights that shrink towards zero."""
     known = [*_groups(scene.optimizers)]
     if not known:
         return otherwise
@@ -156,7 +157,7 @@ def lower_decay(scene: Scene, otherwise: str) -> str:
 
 
 def decays(scene: Scene) -> bool:
-    """Whether any optimizer has weight decay."""
+    """Whether any optimizer uses weight decay."""
     return any(decay for _, decay, _ in _groups(scene.optimizers))
 
 

@@ -1,4 +1,4 @@
-"""The slots of a run so far, as columns to select by."""
+"""The slots of a run so far, with columns for selection."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 Mask = NDArray[np.bool_]
 
 RECTIFIERS = ("ReLU", "ReLU6", "Threshold", "Hardtanh", "Hardswish", "SquaredReLU")
-"""Classes of modules that return zero for a whole range of inputs."""
+"""Module classes that return zero for a whole range of inputs."""
 
 
 class SlotTable:
-    """All slots by number. Immutable: `extended` returns a longer table."""
+    """All slots by number. Immutable; `extended` returns a longer table."""
 
     def __init__(self, infos: Sequence[SlotInfo] = ()) -> None:
         self.infos = list(infos)
@@ -38,7 +38,7 @@ class SlotTable:
         return len(self.infos)
 
     def extended(self, new: Iterable[SlotInfo]) -> SlotTable:
-        """Returns a table that also has the new slots; their numbers must follow the known ones."""
+        """Returns a table with additional slots, whose numbers must follow the existing ones."""
         infos = list(self.infos)
         for info in new:
             if info.id == len(infos):
@@ -46,22 +46,22 @@ class SlotTable:
         return SlotTable(infos)
 
     def where(self, wanted: Callable[[SlotInfo], bool]) -> Mask:
-        """Returns which slots satisfy a predicate, bool [n]."""
+        """Returns a bool mask [n] of the slots that satisfy a predicate."""
         return np.fromiter((wanted(info) for info in self.infos), np.bool_, len(self))
 
     def place(self, slot: int) -> Place:
-        """Returns the place of a slot, as findings name it."""
+        """Returns the place of a slot in the form used by findings."""
         key = self.infos[slot].key
         return Place(key.node, key.role, key.iteration, key.pass_)
 
     @cached_property
     def by_key(self) -> dict[SlotKey, int]:
-        """Slot numbers by key."""
+        """The slot numbers by key."""
         return {info.key: info.id for info in self.infos}
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
-        """When each slot's node ran within a step, int64 [n].
+        """The execution order of each slot's node within a step, int64 [n].
 
         Gradients and parameters have the order of their node.
         """
@@ -91,17 +91,17 @@ class SlotTable:
 
     @cached_property
     def floating(self) -> Mask:
-        """Which slots hold floating-point tensors."""
+        """Which slots contain floating-point tensors."""
         return self.where(lambda info: "float" in info.dtype)
 
     @cached_property
     def computed(self) -> Mask:
-        """Which slots hold values that the network computes in its forward pass."""
+        """Which slots contain values that the network computes in its forward pass."""
         return self.where(lambda i: i.kind == "computed" and i.key.pass_ == "forward")
 
     @cached_property
     def outputs(self) -> Mask:
-        """Which of those are floating-point outputs of modules, or named tensors."""
+        """Which computed slots are floating-point outputs of modules, or named tensors."""
         return self.computed & self.floating & self.where(lambda i: not _is_input(i.key.role))
 
     @cached_property
@@ -126,7 +126,7 @@ class SlotTable:
 
     @cached_property
     def parameter_gradients(self) -> Mask:
-        """Which slots are gradients of parameters, as the optimizer used them."""
+        """Which slots are gradients of parameters as used by the optimizer."""
         return self.where(lambda i: i.kind == "parameter" and i.key.pass_ == "grad")
 
     @cached_property
@@ -143,7 +143,7 @@ class SlotTable:
 
     @cached_property
     def layer_gradients(self) -> Mask:
-        """Which slots are gradients of computed tensors; if there are none, those of weights."""
+        """Which slots are gradients of computed tensors or, if there are none, of weights."""
         outputs = self.output_gradients & self.where(lambda info: info.key.pass_ == "grad")
         return outputs if outputs.any() else self.weight_gradients
 

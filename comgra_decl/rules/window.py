@@ -1,7 +1,7 @@
-"""What rules see of a run: records and metrics in the order they were made.
+"""The input of rules: records and metrics of a run, in the order of recording.
 
-A live run and a stored run look the same, except for how they are cut into windows. What a rule
-finds must not depend on these cuts.
+Live and stored runs provide the same data, except for their division into windows. Findings must
+not depend on this division.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from comgra_decl.rules.table import SlotTable, elements_of, samples_of
 Floats = NDArray[np.float32]
 
 VARYING = ("mean", "std", "min", "max", "abs_mean", "l2")
-"""Statistics of a sample by which the samples of a batch can be told apart."""
+"""Statistics of a sample that distinguish the samples of a batch."""
 
 
 class Details(Protocol):
-    """Parts of records that few rules need, of few slots; read on demand."""
+    """Parts of records that few rules need, for few slots; read on demand."""
 
     def histograms(self, slot: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Returns counts [records, bins] and ranges [records, 2] of a slot; None without them."""
+        """Returns counts [records, bins] and ranges [records, 2] of a slot, if recorded."""
 
     def samples(self, slot: int) -> NDArray[Any] | None:
         """Returns the statistics of the recorded samples [records, samples, statistics], if any."""
 
     def values(self, row: int, slot: int) -> NDArray[Any] | None:
-        """Returns the values [samples, ...] of a slot in a record, if it has any."""
+        """Returns the values [samples, ...] of a slot in a record, if recorded."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ class Window:
         statistics: names of the recorded statistics, in stored order.
         first: number of the first record among all records of its kind.
         steps: int64 [k].
-        types: type of execution of each record.
+        types: the type of execution of each record.
         train: bool [k]; which records are training records, not evaluation records.
         aggregates: float32 [k, n, statistics, 3]; NaN where a record lacks a slot.
         details: access to everything else.
-        histograms: whether the run has histograms.
+        histograms: whether the run contains histograms.
         structures: hash of each record's dependency graph; None for records without one.
-        shape_codes: float32 [k, n]; 0 where a tensor has the shape of the slot table, otherwise
-            1 + an index into `shapes`. None if all have the shapes of the slot table.
+        shape_codes: float32 [k, n]; 0 where a tensor has the shape in the slot table, otherwise 1 +
+            an index into `shapes`. None if all shapes are those of the slot table.
         shapes: the other shapes.
-        facts: further facts of each record, such as `records.LOSS_CALLS`; empty if there are none.
-        skipped: bool [k]; at which steps mixed precision skipped an optimizer step because a
-            gradient was not finite. None if at no step.
+        facts: additional facts of each record, such as `records.LOSS_CALLS`; may be empty.
+        skipped: bool [k]; the records in which mixed precision skipped an optimizer step because a
+            gradient was not finite. None if there are none.
     """
 
     table: SlotTable
@@ -82,17 +82,17 @@ class Window:
         return all(name in self.statistics for name in statistics)
 
     def read(self, statistic: str, at: NDArray[np.int64], over_batch: str = "mean") -> Floats:
-        """Returns one statistic of the slots `at`, [k, len(at)]."""
+        """Returns one statistic of the slots `at`, of shape [k, len(at)]."""
         rank = AGGREGATES.index(over_batch)
         return self.aggregates[:, at, self.statistics.index(statistic), rank]
 
     def of_shape(
         self, measure: Callable[[SlotInfo], float], at: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Returns a number that follows from the shapes of tensors, [k, len(at)].
+        """Returns a number computed from the shapes of tensors, of shape [k, len(at)].
 
         Args:
-            measure: computes the number for a slot, given the shape it has in the record. Must be
+            measure: computes the number for a slot, given its shape in the record. Must be
                 a module-level function, because its results are cached per slot table.
             at: the slots.
         """
@@ -110,7 +110,7 @@ class Window:
         return found
 
     def elements(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns the number of elements per sample, [k, len(at)]; at least 1."""
+        """Returns the number of elements per sample (at least 1), of shape [k, len(at)]."""
         return self.of_shape(elements_of, at)
 
     def samples(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -118,11 +118,10 @@ class Window:
         return self.of_shape(samples_of, at)
 
     def variation(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns how much the samples of a batch differ, [k, len(at)].
+        """Returns the relative variation across the samples of a batch, of shape [k, len(at)].
 
-        That is the largest standard deviation over the batch of any statistic in `VARYING`,
-        relative to the largest magnitude of that statistic. NaN where nothing is recorded or
-        everything is zero.
+        This is the largest standard deviation over the batch of any statistic in `VARYING`,
+        relative to the largest magnitude of that statistic. NaN where data are missing or all zero.
         """
         most = np.full((len(self), len(at)), np.nan)
         for name in (name for name in VARYING if self.has(name)):
@@ -144,11 +143,11 @@ class Window:
 
     @cached_property
     def present(self) -> NDArray[np.bool_]:
-        """Which slots each record has, bool [k, n]."""
+        """Which slots each record contains, bool [k, n]."""
         return ~np.isnan(self.aggregates[:, :, self.statistics.index("nonfinite"), 0])
 
     def only(self, rows: NDArray[np.int64], first: int) -> Window:
-        """Returns the given records; `first` is the number of the first of them."""
+        """Returns the given records; `first` is the number of the first one."""
         return Window(
             self.table,
             self.statistics,
@@ -196,7 +195,7 @@ class _Some:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Consecutive numbers of one metric and one type of execution."""
+    """Consecutive values of one metric for one type of execution."""
 
     name: str
     type: str

@@ -83,8 +83,8 @@ def test_a_tick_needs_all_deciding_rules() -> None:
     names = [name for name in CLEAN.checked if name != "loss_not_falling"]
     partly = replace(CLEAN, checked=names, unchecked=[Unchecked("loss_not_falling", why)])
     check = asked(partly, "loss fall")
-    assert (check.colour, check.state) == ("partly", "partly looked (1 of 2)")
-    assert f"loss_not_falling could not look: {why}" in check.evidence
+    assert (check.colour, check.state) == ("partly", "partly checked (1 of 2)")
+    assert f"loss_not_falling not checked: {why}" in check.evidence
     assert "nothing found in 100 training records by loss_diverges" in check.evidence
 
 

@@ -98,7 +98,7 @@ def test_the_checklist_shows_its_states_its_numbers_and_what_it_cannot_see(
     assert numbers.inner_text() == f"NaN or infinity in 3 of 12 records from step {BROKEN_FROM} on"
     assert numbers.bounding_box()["width"] > 50
     partly = page.locator(".health li.partly").first
-    assert partly.locator(".numbers").inner_text().startswith("partly looked (1 of 2)")
+    assert partly.locator(".numbers").inner_text().startswith("partly checked (1 of 2)")
     dots = {
         state: page.locator(f".health .dot.{state}").first.evaluate(
             "dot => { const s = getComputedStyle(dot); return s.background + s.border }"

@@ -202,9 +202,9 @@ def test_the_checklist_shows_who_looked_and_the_numbers(broken: RunView) -> None
     partly = Diagnosis([], [why], ["loss_diverges"], 50, readings={"falling": reading})
     page = page_of(Found(partly), shown(broken))
     line = next(part for part in page.split("<li") if "Does the loss fall?" in part)
-    assert line.startswith(' class="partly" title="partly looked (1 of 2): loss 2.27')
-    assert "loss_not_falling could not look: it needs 60 losses" in line
-    numbers = f"partly looked (1 of 2); {reading.text}"
+    assert line.startswith(' class="partly" title="partly checked (1 of 2): loss 2.27')
+    assert "loss_not_falling not checked: it needs 60 losses" in line
+    numbers = f"partly checked (1 of 2); {reading.text}"
     assert f'<span class="numbers">{numbers}</span>' in line
     for sentence in unseen(partly):
         assert f"<p>{sentence}</p>" in page
