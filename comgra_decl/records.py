@@ -239,6 +239,9 @@ values, as autograd names it ("Softmax", "Addmm"), and "dim" the dimension of a 
 the call gets as it is.
 """
 
+PREDICTION = "prediction"
+"""Node of the tensors that losses compare with targets, where a model did not return them."""
+
 BATCH_SOFTMAXES = "batch_softmaxes"
 """Fact of the first records: the shapes of tensors [batch, ...] with a softmax over the batch."""
 

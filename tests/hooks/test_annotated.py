@@ -135,7 +135,8 @@ def test_kinds_are_those_that_were_said(tmp_path: Path) -> None:
     }
     assert run.slots.batch_dim[run.slots.node == "image"].tolist() == [0]
     edges = {*run.edges()}
-    assert {("image", "linear1"), ("label", "objective"), ("scale", "objective")} <= edges
+    assert {("image", "linear1"), ("label", "objective"), ("scale", "prediction")} <= edges
+    assert ("prediction", "objective") in edges  # what the loss gets: the model's output, scaled
     assert run.slot("scale", of="grad").series("mean").notna().all()
     assert scale._backward_hooks is None or len(scale._backward_hooks) == 0
 

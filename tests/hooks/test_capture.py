@@ -287,7 +287,7 @@ def test_a_series_is_per_sample_or_over_the_whole_from_beginning_to_end(
     for pass_ in ("forward", "grad"):
         lengths = [len(run.rows("inner", pass_=pass_, step=k)) for k in range(5)]
         assert lengths == (rows if first == 8 else [1] * 5)
-    assert "of inner for example" in caplog.text
+    assert "for example for inner" in caplog.text
 
 
 def test_only_selected_modules_are_recorded() -> None:

@@ -285,7 +285,7 @@ def test_a_function_that_fails_is_told_once_and_the_rest_goes_on(
 
 
 def test_a_function_that_is_not_there_ends_the_program_before_it_trains(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"stats\[1\]._target_: .*nowhere' is not there"):
+    with pytest.raises(SpecError, match=r"stats\[1\]._target_: .*nowhere' does not exist"):
         traced(["mean", {"name": "gone", "_target_": f"{OWN}.nowhere"}], tmp_path)
 
 
@@ -296,8 +296,8 @@ def test_what_applies_to_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptu
         "the statistic 'singular_value'",
         "the statistic 'kurtosis'",
     ]
-    assert "it is made of buffer in nodes **" in caplog.text
-    assert "it is made of anything in nodes middle" in caplog.text
+    assert "it needs buffer in nodes **" in caplog.text
+    assert "it needs anything in nodes middle" in caplog.text
 
 
 def test_nobody_pays_who_does_not_ask() -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from comgra_decl.records import PREDICTION
+
 if TYPE_CHECKING:
     from comgra_decl.hooks.plans import TopPlan
     from comgra_decl.hooks.tensors.slots import Slot
@@ -39,7 +41,8 @@ class Completeness:
 
     def recorded_eagerly(self, slots: Iterable[Slot], tops: Iterable[TopPlan]) -> bool:
         """Stores an eager record; returns whether it contains what the last compiled one lacked."""
-        self._expected = {slot.id: slot for slot in slots}
+        # compiled code shows targets, but not what a loss compares with them
+        self._expected = {slot.id: slot for slot in slots if slot.node() != PREDICTION}
         self._learning = _learning(tops)
         doubted, self.doubted = self.doubted, set()
         return not doubted.isdisjoint(self._expected)

@@ -21,6 +21,7 @@ from comgra_decl.hooks.tensors.loss_calls import (
     target_argument,
 )
 from comgra_decl.hooks.tensors.slots import Slot
+from comgra_decl.records import PREDICTION
 from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ class Targets(modes.OwnMode):
         whole = None if known is None else known()
         if whole is not None and whole.numel() == prediction.numel():
             return False
-        slot = _numbered(self._predictions, number, "prediction", "output", "computed")
+        slot = _numbered(self._predictions, number, PREDICTION, "output", "computed")
         dim = capture.batch_dim(prediction, "auto", slot)
         if capture.add(slot, prediction, batch_dim=dim, values=self._values) is None:
             return False
