@@ -88,7 +88,7 @@ class VanishingGradient(SlotRule):
 
     _early = per_run(Early, _FIRST)
     _curves: dict[str, Curve] = per_run(dict)
-    _sizes: dict[str, tuple[list[float], list[float]]] = per_run(dict)  # by model: first and last gradient norms
+    _sizes: dict[str, tuple[list[float], list[float]]] = per_run(dict)  # first, last norms
     _nodes: dict[str, Slots] = per_run(dict)
     _seen: SlotTable | None = None
 
@@ -200,8 +200,8 @@ class VanishingGradient(SlotRule):
         """Returns the message about a slot."""
         share = self.streak.worst[slot]
         return (
-            f"The gradient vanishes toward the first layers: {scene.table.place(slot)} is {share:.1e} "
-            "times the upper quartile of all layers."
+            f"The gradient vanishes toward the first layers: {scene.table.place(slot)} is "
+            f"{share:.1e} times the upper quartile of all layers."
         )
 
 

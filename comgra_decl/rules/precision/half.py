@@ -113,7 +113,7 @@ class HalfUnderflow(SlotRule):
     _after: list[Slots] = per_run(list)  # the slot computed from each slot, one entry per hop
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the float16 gradients, and records which tensors are computed from each tensor."""
+        """Returns the float16 gradients, and records what is computed from each tensor."""
         self._after = self._followed(table)
         return table.where(lambda i: i.dtype == "float16" and is_gradient(i.key.pass_))
 
