@@ -36,10 +36,10 @@ class DeadUnits(SlotRule):
     name = "dead_units"
     certainty = 0.75
     definition = (
-        "For `patience` records in a row, more than `share` of the gradients of a module's bias "
-        "and of its weight are exactly zero though other gradients are not (such elements belong "
-        "to units that no sample of the batch activates); or more than `zeros` of a rectifier's "
-        "output is zero although its input is not entirely zero."
+        "For `patience` records in a row, more than `share` of the gradient elements of a module's "
+        "bias and of its weight are exactly zero although other gradients are not. Such elements "
+        "belong to units that no sample of the batch activates. Or more than `zeros` of a "
+        "rectifier's output is zero although its input is not entirely zero."
     )
     source = (
         "SageMaker Debugger (more than half of a layer's units are dead); the book chapter "

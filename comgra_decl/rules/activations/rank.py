@@ -21,7 +21,7 @@ from comgra_decl.rules.api import (
 RANKS = ("effective_rank", "stable_rank")
 
 
-_FIRST = 5  # records; their median is the start value
+_FIRST = 5  # records; their median is the initial value
 
 
 class RankParameters(Patient):

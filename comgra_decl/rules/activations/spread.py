@@ -25,7 +25,7 @@ from comgra_decl.rules.api import (
     sources_of,
 )
 
-_FIRST = 5  # records; their median is the start value
+_FIRST = 5  # records; their median is the initial value
 
 
 class InitialisationParameters(Patient):
@@ -49,11 +49,11 @@ class PoorInitialisation(SlotRule):
     name = "poor_initialisation"
     certainty = 0.65
     definition = (
-        "In the first `within` records, and for `patience` of them in a row, the standard "
-        "deviation of the output of a layer with weights is above `ratio` times the median over "
-        "the network's layers, or below 1 / `ratio`^2 of it; or it is above `ratio` itself and "
-        "above a third of `ratio` times the smallest of the layers before it; or that median is "
-        "below `small`."
+        "In the first `within` records, and for `patience` of them in a row, one of these holds. "
+        "The standard deviation of the output of a layer with weights is above `ratio` times the "
+        "median over the network's layers, or below 1 / `ratio`^2 of it. Or it is above `ratio` "
+        "itself and above a third of `ratio` times the smallest standard deviation among the "
+        "preceding layers. Or that median is below `small`."
     )
     source = (
         "SageMaker Debugger (ratio of largest to smallest variance of layers above 10), "
@@ -127,10 +127,10 @@ class ActivationDrift(SlotRule):
     certainty = 0.5
     definition = (
         "For `patience` records in a row, the standard deviation of a tensor (over its elements, "
-        f"or over the batch if larger) is above `growth` times its first value (median of {_FIRST} "
-        "records), or below 1 / `fall` of it. Tensors that start below the median of all outputs "
-        "may grow to `growth` times that median, because some branches start at zero. "
-        "Predictions, their logits and losses are left out."
+        "or across the batch if larger) is above `growth` times its initial value (median of the "
+        f"first {_FIRST} records), or below 1 / `fall` of it. Tensors that start below the median "
+        "of all outputs may grow to `growth` times that median, because some branches start at "
+        "zero. Predictions, their logits and losses are ignored."
     )
     source = (
         "comgra's README (planned: unbounded growth of variance); TheDeepChecker's growth rates."

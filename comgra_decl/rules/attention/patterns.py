@@ -53,10 +53,10 @@ class AttentionCollapse(SlotRule):
     name = "attention_collapse"
     certainty = 0.7
     definition = (
-        "The number of tokens that attention is spread over, 1 / E[sum p^2] over all rows of "
-        "probabilities p, is below `tokens` for `patience` records in a row. A tensor counts as "
+        "Attention is spread over fewer than `tokens` tokens for `patience` records in a row. This "
+        "number is 1 / E[sum p^2], averaged over all rows of probabilities p. A tensor counts as "
         f"attention if it has at least three dimensions and at least {FEWEST_TOKENS} tokens, all "
-        "elements lie in 0 .. 1, and its mean is that of rows that sum to 1."
+        "elements lie in [0, 1], and its mean is that of rows that sum to 1."
     )
     source = (
         "Entropy collapse: Zhai et al., Stabilizing Transformer Training (2023). The inverse "
@@ -180,7 +180,7 @@ class AttentionSink(_Pattern):
 
 
 class AttentionDiagonal(_Pattern):
-    """Attention of each token to itself alone."""
+    """Each token attends only to itself."""
 
     name = "attention_diagonal"
     definition = (

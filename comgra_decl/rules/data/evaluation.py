@@ -54,10 +54,10 @@ class EvaluationGap(SlotRule):
     name = "evaluation_gap"
     certainty = 0.6
     definition = (
-        "For `patience` evaluation records in a row, the standard deviation of a tensor is "
-        "`factor` times that of both recorded training steps next to it, before and after, or 1 / "
-        "`factor` of both. A difference that lies between these two steps is the progress of the "
-        "training."
+        "For `patience` evaluation records in a row, the standard deviation of a tensor is more "
+        "than `factor` times that in both the preceding and the following recorded training step, "
+        "or less than 1 / `factor` of both. A value between those of the two training steps "
+        "reflects the progress of training."
     )
     source = "TheDeepChecker compares activations in both modes (similarity below 0.75)."
     advice = (

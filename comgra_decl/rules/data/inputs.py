@@ -47,9 +47,10 @@ class TargetScale(SlotRule):
     certainty = 0.6
     definition = (
         "A floating-point target that a loss compares element by element (`mse_loss`, `l1_loss`, "
-        "...) has a mean magnitude above `largest` for `patience` records in a row. A warning "
-        "if the predictions' magnitude is below `reached` times that of the targets in the newest "
-        "record: at usual learning rates, a network needs very long to get there."
+        "...) has a mean magnitude above `largest` for `patience` records in a row. The finding is "
+        "a warning if, in the newest record, the predictions' magnitude is below `reached` times "
+        "that of the targets: at usual learning rates, a network takes very long to reach this "
+        "scale."
     )
     source = "Own definition; networks are initialized for outputs of unit size."
     advice = (

@@ -26,9 +26,9 @@ class RepeatedBatch(SlotRule):
     severity = "hint"
     certainty = 0.6
     definition = (
-        "For `patience` records in a row, all recorded statistics of every input and target that "
-        "varies over the batch have exactly the same mean and standard deviation over the batch as "
-        "in the previous record."
+        "For `patience` records in a row, every input and target that varies across the batch "
+        "repeats the previous record: all its recorded statistics have exactly the same mean and "
+        "standard deviation across the batch."
     )
     source = "Own definition; a loader whose iterator is created again in every step does this."
     advice = (

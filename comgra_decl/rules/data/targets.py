@@ -85,9 +85,9 @@ class Unshuffled(Rule):
     certainty = 0.65
     definition = (
         "Over at least `least` records of class targets, the variance of the batches' mean targets "
-        "is more than `ratio` times the mean variance within a batch divided by the batch size, "
-        "which is its expected value for shuffled data (the F statistic of an analysis of "
-        "variance)."
+        "is more than `ratio` times its expected value for shuffled data. That value is the mean "
+        "variance within a batch divided by the batch size (the ratio is the F statistic of an "
+        "analysis of variance)."
     )
     source = (
         "Own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
@@ -172,9 +172,10 @@ class ClassImbalance(Rule):
     severity = "hint"
     certainty = 0.5
     definition = (
-        "Over all recorded targets (integers, one per sample; at least `least` of them), the most "
-        "frequent class is more than `ratio` times as frequent as the rarest class that occurs. A "
-        "run that has ended is judged by `least_of_ended` of them, and by twice the ratio."
+        "Over at least `least` recorded targets (integers, one per sample), the most frequent "
+        "class is more than `ratio` times as frequent as the rarest class that occurs. For a run "
+        "that has ended, `least_of_ended` targets suffice, but with fewer than `least` the ratio "
+        "is doubled."
     )
     source = "SageMaker Debugger (10, after 500 labels)."
     advice = "Weight the loss by class, or sample rare classes more often; do not rely on accuracy."
@@ -215,7 +216,7 @@ class ClassImbalance(Rule):
             return "no histograms are recorded; set `histogram: {bins: 64}`"
         if not self._counts.by_slot:
             fewest = ClassCounts.fewest
-            return f"no batch of at least {fewest} targets that are classes was recorded"
+            return f"no batch of at least {fewest} class targets was recorded"
         most, least = self._counts.most, self._needed(scene)
         return None if most >= least else f"it needs {least} targets; the run has {most}"
 

@@ -1,4 +1,4 @@
-"""Gradients that add up over steps because they are never cleared."""
+"""Gradients that accumulate across steps because they are never cleared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
-_FIRST = 3  # records; their median is the start value
+_FIRST = 3  # records; their median is the initial value
 
 
 class AccumulatedParameters(Patient):
@@ -35,23 +35,23 @@ class AccumulatedParameters(Patient):
     """The largest relative change of a mean between records that still counts as smooth."""
 
     share: Share = 0.7
-    """The share of weights that must meet the condition at once."""
+    """The share of weights that must meet the condition in the same record."""
 
 
 class AccumulatedGradient(SlotRule):
-    """Gradients that add up over steps because they are never cleared."""
+    """Gradients that accumulate across steps because they are never cleared."""
 
     name = "accumulated_gradient"
     severity = "error"
     certainty = 0.75
     definition = (
-        "Relative to the gradient of the layer's own output, the l2 norm of a weight's gradient "
-        f"has grown to `growth` times its median over the first {_FIRST} records. Between records "
-        "its mean changes by less than `change` of itself, or its smallest and largest element by "
-        "less than half as much. Both hold for at least `share` of all weights and `patience` "
-        "records in a row. A sum over all steps behaves like this; the gradient of a single batch "
-        "does not, because it is proportional to the output's gradient and its mean is mostly "
-        "noise."
+        "The l2 norm of a weight's gradient, divided by that of the gradient of the layer's "
+        f"output, has grown to `growth` times its median over the first {_FIRST} records. In "
+        "addition, between records the mean of the weight's gradient changes by less than `change` "
+        "of itself, or its smallest and largest elements change by less than half as much. Both "
+        "conditions hold for at least `share` of all weights and for `patience` records in a row. "
+        "A sum over all steps behaves like this. The gradient of a single batch does not: it is "
+        "proportional to the output's gradient, and its mean is mostly noise."
     )
     source = "Own derivation; a missing `zero_grad()` is among the bugs that TheDeepChecker lists."
     advice = "Call `optimizer.zero_grad()` once per optimizer step, before the backward pass."
@@ -73,7 +73,7 @@ class AccumulatedGradient(SlotRule):
         return wanted & table.where(lambda info: info.key.node in partner)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Follows the ratio of the two gradients."""
+        """Compares the ratio of the two gradients with its initial value."""
         others = window.table.remembered((_partners, len(at)), lambda t: _partners(t, at))
         ratio = window.read("l2", at) / window.read("l2", others)
         ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, np.nan).astype(np.float64)
@@ -93,8 +93,8 @@ class AccumulatedGradient(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message about a slot."""
         return (
-            "Gradients are never cleared: those of the weights add up over steps and have grown "
-            f"{self.streak.worst[slot]:.3g}-fold relative to those of the outputs, for example "
+            "Gradients are never cleared: weight gradients accumulate across steps and have grown "
+            f"{self.streak.worst[slot]:.3g}-fold relative to output gradients, for example "
             f"{scene.table.place(slot)}."
         )
 

@@ -1,4 +1,4 @@
-"""Gradients that grow on their way back to the first layers, or during training."""
+"""Gradients that grow toward the first layers, or during training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
-_FIRST = 5  # records; their median is the start value
+_FIRST = 5  # records; their median is the initial value
 
 
 class ExplodingParameters(Patient):
@@ -30,29 +30,29 @@ class ExplodingParameters(Patient):
     patience: Count = 2
 
     growth: Factor = 100.0
-    """How much all gradients together, and this one, may grow from their first size."""
+    """How much all gradients together, and this one, may grow relative to their initial norm."""
 
     ratio: Factor = 1000.0
     """How many times larger a gradient may be than the largest one near the loss."""
 
 
 class ExplodingGradient(SlotRule):
-    """Gradients that grow on their way back to the first layers, or during training."""
+    """Gradients that grow toward the first layers, or during training."""
 
     name = "exploding_gradient"
     severity = "error"
     certainty = 0.6
     definition = (
         "For `patience` records in a row, the l2 norm of a gradient exceeds `ratio` times the "
-        "largest norm near the loss (in the last quarter of the network); or both this norm and "
-        "the norm of all gradients together exceed `growth` times their first size (median of "
-        f"{_FIRST} records)."
+        "largest norm near the loss (in the last quarter of the network). Or both this norm and "
+        "the norm of all gradients together exceed `growth` times their initial values (medians of "
+        f"the first {_FIRST} records)."
     )
     source = (
         "TheDeepChecker (doubling at five checks in a row) and AutoTrainer (norm of the first "
-        "layer 70 times that of the last). The limits here are wider, and relative to the run "
-        "itself, because healthy trainings start with small gradients at layers whose successors "
-        "are initialized to zero."
+        "layer 70 times that of the last). The limits here are wider and relative to the run "
+        "itself, because gradients of healthy trainings start small in layers followed by layers "
+        "that are initialized to zero."
     )
     advice = (
         "Lower the learning rate or warm it up, clip the gradient norm (to about 1), and check the "
@@ -68,7 +68,7 @@ class ExplodingGradient(SlotRule):
     _early_total = per_run(Early, _FIRST)
 
     def advise(self, scene: Scene) -> str:
-        """Returns what to do, by what the optimizers are set to."""
+        """Returns the advice, adapted to the optimizer settings."""
         further = (
             "Check the initialization of this layer. In recurrent networks, use gates or shorter "
             "sequences."
@@ -76,11 +76,11 @@ class ExplodingGradient(SlotRule):
         return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of outputs; if there are none, those of weights."""
+        """Returns the gradients of outputs; if none are recorded, those of weights."""
         return table.layer_gradients
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares with the other gradients of the step, and with the first steps."""
+        """Compares each gradient with the other gradients of the step, and with the first records."""
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
         there = (~np.isnan(known)).sum(1)

@@ -1,4 +1,4 @@
-"""Gradients that vanish on their way back to the first layers."""
+"""Gradients that vanish toward the first layers."""
 
 from __future__ import annotations
 
@@ -27,51 +27,52 @@ from comgra_decl.rules.api import (
     trained_models,
 )
 
-_FIRST = 5  # records; their median is the start value
-_FEWEST = 4  # gradients to compare
+_FIRST = 5  # records; their median is the initial value
+_FEWEST = 4  # gradients to compare, at least
 
 
 class VanishingParameters(Patient):
     """The options of `vanishing_gradient`."""
 
     patience: Count = 10
-    """How many records in a row must meet the condition; keys of attention start out like this."""
+    """How many records in a row must meet the condition; attention keys start like this."""
 
     ratio: Fraction = 1e-3
     """The smallest gradient allowed, relative to the upper quartile of all gradients."""
 
     fall: Fraction = 1e-3
-    """How far that ratio may fall, relative to its first value."""
+    """How far that ratio may fall, relative to its initial value."""
 
     won: Fraction = 0.05
-    """Below this share of its first value, the loss of one of several networks counts as won."""
+    """A network has won if its loss is below this share of the initial value."""
 
     faded: Fraction = 0.3
-    """Below this share of their first size, the gradients of another network count as vanished."""
+    """Another network's gradients have vanished below this share of their initial norm."""
 
 
 class VanishingGradient(SlotRule):
-    """Gradients that vanish on their way back to the first layers."""
+    """Gradients that vanish toward the first layers."""
 
     name = "vanishing_gradient"
     certainty = 0.7
     definition = (
-        "For `patience` records in a row, the l2 norm of the gradient of a module's output (or of "
-        "a weight, if gradients of outputs are not recorded) is below `ratio` times the upper "
-        "quartile of all such gradients in the step, in every iteration of the module, though not "
-        "exactly zero; or that ratio has fallen below `fall` times its first value (median of "
-        f"{_FIRST} records). Needs at least {_FEWEST} gradients to compare. Tensors computed from "
-        "one whose gradient has not vanished are left out: they are side branches (keys of "
-        "attention, residual branches that start at zero). Or, where a step has several losses and "
-        "one model's outputs enter another model with gradient: one of the losses has fallen below "
-        "`won` times its first value (means of the first and last tenth), and the gradients of all "
-        "parameters of the first model below `faded` times theirs (medians of the first and last "
-        f"{_FIRST} records): one network has won, and the "
-        "other learns nothing anymore."
+        "Layers: for `patience` records in a row, a gradient's l2 norm is below `ratio` times the "
+        "upper quartile of all such gradients in the step, in every iteration of the module, "
+        "though not exactly zero. Or this ratio falls below `fall` times its initial value (median "
+        f"of the first {_FIRST} records). The rule checks the gradients of module outputs, or of "
+        f"weights if those of outputs are not recorded, and needs at least {_FEWEST} of them. It "
+        "ignores side branches, which are tensors computed from a tensor whose gradient has not "
+        "vanished (attention keys, residual branches that start at zero). Competing networks: in a "
+        "step with several losses, the outputs of one model enter another model with gradient. One "
+        "of the losses has fallen below `won` times its initial value (means of the first and last "
+        "tenth). The gradients of all parameters of the first model have fallen below `faded` "
+        f"times their initial norm (medians of the first and last {_FIRST} records), so this model "
+        "no longer learns anything."
     )
     source = (
-        "AutoTrainer (norm of the first layer below 1e-3 of that of the last one); here relative "
-        "to the other layers, so that neither the scale of the loss nor the width matters."
+        "AutoTrainer (norm of the first layer below 1e-3 of that of the last one). Here the limit "
+        "is relative to the other layers, so that neither the scale of the loss nor the width "
+        "matters."
     )
     advice = (
         "Between this layer and the loss, use normalization, residual connections or another "
@@ -87,12 +88,12 @@ class VanishingGradient(SlotRule):
 
     _early = per_run(Early, _FIRST)
     _curves: dict[str, Curve] = per_run(dict)
-    _sizes: dict[str, tuple[list[float], list[float]]] = per_run(dict)  # of each model's gradient
+    _sizes: dict[str, tuple[list[float], list[float]]] = per_run(dict)  # first, last norms
     _nodes: dict[str, Slots] = per_run(dict)
     _seen: SlotTable | None = None
 
     def look(self, window: Window) -> None:
-        """Takes the next training records."""
+        """Adds the next training records."""
         super().look(window)
         if not window.has("l2"):
             return
@@ -106,12 +107,12 @@ class VanishingGradient(SlotRule):
             last[:] = (last + known)[-_FIRST:]
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next losses."""
+        """Adds the next losses."""
         if numbers.name == "loss" or numbers.name.startswith("loss["):
             self._curves.setdefault(numbers.name, Curve()).add(numbers.steps, numbers.values)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the layers, or else about a network that is overpowered."""
+        """Returns a finding about vanishing layers, or else about a network that has lost."""
         return super().findings(scene) or self._overpowered(scene)
 
     def _overpowered(self, scene: Scene) -> list[Finding]:
@@ -129,17 +130,17 @@ class VanishingGradient(SlotRule):
         faded = [m for m, s in share.items() if s < self.parameters.faded and m in judged]
         if not falls[won] < self.parameters.won or not faded:
             return []
-        model = faded[0]  # the one that runs first: gradients of both fade when one has won
+        model = faded[0]  # the one that runs first; the gradients of both fade once one has won
         slot = int(self._nodes[model][0])
         return [
             self.finding(
                 scene,
                 place=scene.table.place(slot),
                 first_step=0,
-                message=f"One network has won: {won} has fallen to {falls[won]:.1%} of its first "
+                message=f"One network has won: {won} has fallen to {falls[won]:.1%} of its initial "
                 f"value, and the gradient of {scene.table.infos[slot].key.node} and the layers "
-                f"after it to {share[model]:.1%} of its first size, so it learns nothing anymore.",
-                advice="Weaken the network that wins: a lower learning rate, fewer steps, noise on "
+                f"after it to {share[model]:.1%} of its initial norm, so it no longer learns.",
+                advice="Weaken the winning network: use a lower learning rate, fewer steps, noise on "
                 "its inputs, a gradient penalty or spectral normalization; or use a loss that does "
                 "not saturate (-log D(G(z)), hinge, Wasserstein).",
                 evidence={"loss": falls[won], "gradient": share[model]},
@@ -147,7 +148,7 @@ class VanishingGradient(SlotRule):
         ]
 
     def advise(self, scene: Scene) -> str:
-        """Returns what to do, by what the optimizers are set to."""
+        """Returns the advice, adapted to the optimizer settings."""
         if not normalises(scene):
             return self.advice
         return (
@@ -156,7 +157,7 @@ class VanishingGradient(SlotRule):
         )
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of outputs; if there are none, those of weights."""
+        """Returns the gradients of outputs; if none are recorded, those of weights."""
         return table.layer_gradients
 
     def measure(self, window: Window, at: Slots) -> Measured:
@@ -170,9 +171,9 @@ class VanishingGradient(SlotRule):
         return (share < self.parameters.ratio) | fallen, share
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out side branches: where the gradient arrives further back, it has not vanished.
+        """Leaves out side branches, past which a gradient of usual size still flows back.
 
-        Such are keys of attention, and residual branches behind a gain that starts at zero.
+        Examples are attention keys, and residual branches behind a gain that starts at zero.
         """
         table, sources = scene.table, sources_of(scene)
         vanished = set(fired.tolist())
@@ -199,15 +200,15 @@ class VanishingGradient(SlotRule):
         """Returns the message about a slot."""
         share = self.streak.worst[slot]
         return (
-            f"The gradient vanishes on its way back: {scene.table.place(slot)} is {share:.1e} "
-            "times the upper quartile of all layers."
+            f"The gradient vanishes toward the first layers: {scene.table.place(slot)} is "
+            f"{share:.1e} times the upper quartile of all layers."
         )
 
 
 def _largest_of_node(
     table: SlotTable, at: Slots, sizes: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Returns, per column, the largest size over all iterations of its tensor, [records, slots]."""
+    """Returns the largest norm over all iterations of each tensor, of shape [records, slots]."""
     group = table.remembered((_largest_of_node, len(at)), lambda t: _group(t, at))
     if group.max(initial=-1) == len(group) - 1:
         return sizes
@@ -218,7 +219,7 @@ def _largest_of_node(
 
 
 def _group(table: SlotTable, at: Slots) -> Slots:
-    """Numbers the tensors; all iterations of a tensor get the same number."""
+    """Returns a tensor number for each slot; all iterations of a tensor share one number."""
     names = [(table.infos[slot].key.node, table.infos[slot].key.role) for slot in at.tolist()]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names], np.int64)
@@ -227,7 +228,7 @@ def _group(table: SlotTable, at: Slots) -> Slots:
 def _models(table: SlotTable) -> dict[str, Slots]:
     """Returns the gradients of the parameters of each model, in the order in which models run.
 
-    Models share a node up to its first dot where several of them are called.
+    If several models are called, a model is identified by the node name up to its first dot.
     """
     found: dict[str, list[int]] = {}
     at = np.flatnonzero(table.parameter_gradients)
@@ -237,7 +238,7 @@ def _models(table: SlotTable) -> dict[str, Slots]:
 
 
 def _judged_by_others(scene: Scene, models: set[str]) -> set[str]:
-    """Returns the models whose outputs another model takes with gradient, as a critic does."""
+    """Returns the models whose outputs enter another model, such as a critic, with gradient."""
     if not scene.structures:
         return models
     found = set()

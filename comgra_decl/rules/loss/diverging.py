@@ -59,11 +59,12 @@ class LossDiverges(CurveRule):
     certainty = 0.65
     definition = (
         "The mean of the last tenth of all losses is above `growth` times the lowest mean of any "
-        "earlier tenth, and above that of the first tenth by three standard errors; or a loss is "
-        f"not finite; or a loss reaches `explosion` times the smallest of the first {_STARTS}, or "
-        f"{_LEAST_START:g} if that is larger (a warning if the last loss is back at the first "
-        "one). A run that has ended with fewer losses, but at least `least_of_ended`, must reach "
-        "the square of `growth`: a tenth is then a single loss."
+        "earlier tenth, and above that of the first tenth by three standard errors. If a run has "
+        "ended with fewer than `least` but at least `least_of_ended` losses, `growth` is squared, "
+        "because a tenth is then a single loss. Or a loss is not finite. Or a loss reaches "
+        f"`explosion` times the smallest of the first {_STARTS} losses, or times {_LEAST_START:g} "
+        "if that is larger; this is only a warning if the last loss is no higher than the first "
+        "one."
     )
     source = (
         "TheDeepChecker (twice the minimum); the comparison with the first tenth excludes noise "
@@ -88,7 +89,7 @@ class LossDiverges(CurveRule):
         return 1
 
     def advise(self, scene: Scene) -> str:
-        """Returns what to do, by what the optimizers are set to."""
+        """Returns the advice, adapted to the optimizer settings."""
         further = "If the loss rises steadily from the first step, look for a wrong sign."
         return lower_rate(scene, self.advice, further=further)
 
@@ -205,12 +206,12 @@ class NegativeLoss(CurveRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "The loss is that of a classifier (only `cross_entropy`, `nll_loss` or a binary "
-        "cross-entropy compare a prediction with a target, and by the graph the loss depends on "
-        "nothing else) and cannot be negative, but at least a tenth of all losses are below "
-        "-0.001. Or no such function is called, targets "
-        "are not integers, nine out of ten losses are negative, and the loss keeps falling: the "
-        "mean of the last tenth is more than `growth` times that of the first tenth."
+        "At least a tenth of all losses are below -0.001, although the loss is that of a "
+        "classifier and cannot be negative. This applies if only `cross_entropy`, `nll_loss` or a "
+        "binary cross-entropy compare a prediction with a target, and the loss depends on nothing "
+        "else according to the graph. Or no such function is called, targets are not integers, "
+        "nine out of ten losses are negative, and the loss keeps falling: the mean of the last "
+        "tenth is more than `growth` times that of the first tenth."
     )
     source = "AutoTrainer (a negative loss where that is impossible); usually a wrong sign."
     advice = (

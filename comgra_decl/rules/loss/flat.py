@@ -43,11 +43,12 @@ class LossNotFalling(CurveRule):
     certainty = 0.6
     definition = (
         "After at least `least` losses, the mean of the last quarter is not below that of the "
-        "first tenth by more than `fall` of it; nor by three standard errors and a quarter of "
-        "`fall`. Applies where a step has a single loss; when two networks train against each "
-        "other, no loss need fall. A run that has ended with fewer losses, but at least "
-        "`least_of_ended`, must show more: the mean of the last quarter is above that of the first "
-        "quarter and above the first loss, by `rise` of each and by three standard errors (a hint)."
+        "first tenth by more than `fall` of it, nor by three standard errors and a quarter of "
+        "`fall`. This applies where a step has a single loss; when two networks compete, no loss "
+        "has to fall. If a run has ended with fewer losses, but at least `least_of_ended`, the "
+        "loss must rise: the mean of the last quarter is above that of the first quarter and above "
+        "the first loss, by `rise` of each and by three standard errors. The finding is then a "
+        "hint."
     )
     source = "SageMaker Debugger (less than 0.1% over ten steps), with a test against noise."
     advice = (

@@ -52,13 +52,13 @@ class NoBetterThanGuessing(CurveRule):
     certainty = 0.65
     definition = (
         "Guessing costs H = -sum p ln p, where p are the shares of the classes among the recorded "
-        "targets (integers, one per sample). Either the mean loss of the last quarter is not "
-        "below H by more than `gain` of it, nor above it by more than a tenth, and has not fallen "
-        "since the previous quarter by two standard errors: the input tells the network nothing "
-        "about the target. Or the last tenth of the training loss is below H by `learned` of it, "
-        "while the lowest of at least `patience` validation losses is not below H by more than "
-        "`gain` of it: what is learned does not generalize. Applies only if the first loss is "
-        f"{_NEAR[0]} to {_NEAR[1]} times ln(classes), as for an untrained network."
+        "targets (integers, one per sample). Either the mean loss of the last quarter is not below "
+        "H by more than `gain` of it, not above H by more than a tenth, and has not fallen by two "
+        "standard errors since the previous quarter. The input then carries no information about "
+        "the target. Or the last tenth of the training loss is below H by `learned` of it, but the "
+        "lowest of at least `patience` validation losses is not below H by more than `gain` of it. "
+        "What the network learns then does not generalize. The rule applies only if the first loss "
+        f"is {_NEAR[0]} to {_NEAR[1]} times ln(classes), as for an untrained network."
     )
     source = (
         "The entropy of the labels is the cost of the best constant prediction; Zhang et al., "
@@ -94,7 +94,7 @@ class NoBetterThanGuessing(CurveRule):
         self._counts.look(window)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes training and validation losses."""
+        """Adds training and validation losses."""
         if is_validation(numbers):
             self._take_validation(f"{numbers.name} ({numbers.type})", numbers)
         else:
@@ -163,7 +163,7 @@ class NoBetterThanGuessing(CurveRule):
             return "no histograms are recorded; set `histogram: {bins: 64}`"
         if self._counts.most < 2 * self.least:
             return (
-                f"it needs {2 * self.least} targets that are classes, one per sample; "
+                f"it needs {2 * self.least} class targets, one per sample; "
                 f"the run has {self._counts.most}"
             )
         return super().missing(scene)

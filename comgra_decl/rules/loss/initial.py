@@ -32,10 +32,10 @@ class InitialLoss(LossRule):
     name = "initial_loss"
     certainty = 0.7
     definition = (
-        "The first loss is above `factor` times ln(C), where C is the number of classes: the last "
-        "dimension of the prediction (or the second, if targets have further dimensions), where "
-        "targets are integers; of several classifications in a step, the sum of ln(C). An "
-        "untrained network should lose that. Steps that also call other losses are left out."
+        "The first loss is above `factor` times ln(C), the expected loss of an untrained network "
+        "with C classes. C is the size of the prediction's last dimension, or of the second if "
+        "targets have further dimensions; targets are integers. For several classifications in a "
+        "step, the sum of ln(C) is used. Runs that also call other losses are ignored."
     )
     source = (
         "The book chapter 'Debugging: Visualizing Activation Maps & Gradients' (ln C; 50 is far "

@@ -39,8 +39,8 @@ class Overfitting(Rule):
     name = "overfitting"
     certainty = 0.7
     definition = (
-        "A metric logged during evaluations and named as a loss (`val_loss`, `loss` of type eval, "
-        "...) is above its lowest value by `rise` of it for `patience` times in a row, while the "
+        "A loss logged during evaluations (`val_loss`, `loss` of type eval, ...) exceeds its "
+        "lowest value by more than `rise` of that value, `patience` times in a row. Meanwhile the "
         "training loss keeps falling and is below `gap` of the validation loss."
     )
     source = "SageMaker Debugger ((val - train) / train > 0.1), with patience."
@@ -55,7 +55,7 @@ class Overfitting(Rule):
     _validation: dict[str, list[tuple[int, float]]] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes training and validation losses."""
+        """Adds training and validation losses."""
         if numbers.name == "loss" and numbers.type not in EVALUATION_TYPES:
             self._train.add(numbers.steps, numbers.values)
         elif is_validation(numbers):

@@ -34,10 +34,10 @@ class FrozenMoves(SlotRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "The l2 norm of a parameter that has requires_grad=False, that an optimizer holds and that "
-        f"received no gradient in the last record, changes by more than {_CHANGE:g} of itself "
-        "between records, `patience` times in a row. Parameters that no optimizer holds are left "
-        "out: a program moves them itself (averages of weights, target networks)."
+        "A parameter has requires_grad=False, is held by an optimizer and received no gradient in "
+        f"the last record, but its l2 norm changes by more than {_CHANGE:g} of itself between "
+        "records, `patience` times in a row. Parameters that no optimizer holds are ignored, "
+        "because the program updates them itself (averages of weights, target networks)."
     )
     source = (
         "The section on frozen layers in the book chapter 'Debugging: Visualizing Activation Maps "

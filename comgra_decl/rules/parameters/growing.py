@@ -56,7 +56,7 @@ class GrowingWeight(SlotRule):
     _least = per_run(Largest, smallest=True)
 
     def advise(self, scene: Scene) -> str:
-        """Returns what to do, by what the optimizers are set to."""
+        """Returns the advice, adapted to the optimizer settings."""
         further = "Or normalize after the layer."
         if not decays(scene):
             further = "Or add weight decay, or normalize after the layer."

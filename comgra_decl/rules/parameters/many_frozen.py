@@ -23,9 +23,9 @@ class ManyFrozen(Rule):
     severity = "hint"
     certainty = 0.6
     definition = (
-        "More than `share` of all elements of the parameters of a model that is trained have "
-        "requires_grad=False. Models without a trainable parameter are left out (teachers, "
-        "averages of weights). Only you know whether it is intended."
+        "In models with trainable parameters, more than `share` of all parameter elements have "
+        "requires_grad=False. Models without a trainable parameter are ignored (teachers, averages "
+        "of weights). The rule cannot tell whether freezing is intended."
     )
     source = (
         "The frozen network in the book chapter 'Debugging: Visualizing Activation Maps & "

@@ -20,7 +20,7 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
-_FIRST = 3  # records; their median is the start value
+_FIRST = 3  # records; their median is the initial value
 
 
 class ShrinkingParameters(Patient):
@@ -38,8 +38,8 @@ class ShrinkingWeight(SlotRule):
     name = "shrinking_weight"
     certainty = 0.65
     definition = (
-        f"The l2 norm of a weight is below `share` times its first value (median of {_FIRST} "
-        "records) for `patience` records in a row."
+        "The l2 norm of a weight is below `share` times its initial value (median of the first "
+        f"{_FIRST} records) for `patience` records in a row."
     )
     source = (
         "TheDeepChecker (regularization overwhelms the loss). Weight decay alone removes 1 - (1 - "
@@ -60,7 +60,7 @@ class ShrinkingWeight(SlotRule):
     _early = per_run(Early, _FIRST)
 
     def advise(self, scene: Scene) -> str:
-        """Returns what to do, by what the optimizers are set to."""
+        """Returns the advice, adapted to the optimizer settings."""
         return lower_decay(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:

@@ -79,15 +79,15 @@ class StaleCopyParameters(RuleParameters):
 
 
 class StaleCopy(Rule):
-    """A copy of the trained model that is evaluated in its place and never updated."""
+    """A copy that is evaluated instead of the trained model but never updated."""
 
     name = "stale_copy"
     certainty = 0.75
     definition = (
-        "All of at least `patience` evaluation records hold a model that no optimizer holds and "
-        "whose parameters are exactly the same in all of them, and none holds the model of the "
-        "same class that is trained: an average of weights (EMA, SWA) or a target network that is "
-        "never updated."
+        "At least `patience` evaluation records exist, and all of them contain a model that no "
+        "optimizer holds and whose parameters are exactly the same in every record. The trained "
+        "model of the same class is never evaluated. The copy may be an average of weights (EMA, "
+        "SWA) or a target network that is never updated."
     )
     source = "Own definition; a forgotten update of an average of weights (EMA) or target network."
     advice = (

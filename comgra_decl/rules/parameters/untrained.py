@@ -60,17 +60,18 @@ class Untrained(SlotRule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "A parameter with `requires_grad` that an optimizer holds has no gradient in any record "
-        "although others have one, or a gradient of exactly zero for `patience` records in a row "
-        "(a hint if it is never used, or if nothing that its module returns reaches the loss; and "
-        "for gradients of zero, if the loss has fallen by half all the same). "
-        "Or it receives gradients, no optimizer holds it although others are held, and it never "
-        "changes: an error if it lies behind all that is trained, a hint if it lies before all of "
-        "that, a warning in between. If gradients are not recorded: it stays exactly the same for "
-        "`patience` records while others change. Left out are parameters that no optimizer holds "
-        "and that receive no gradient (teachers, target networks), and biases with a gradient of "
-        "zero whose weight has one, which cancel out behind them (before a normalization, or in a "
-        "difference)."
+        "Other parameters have gradients, but a parameter with `requires_grad` that an optimizer "
+        "holds has no gradient in any record, or a gradient of exactly zero for `patience` records "
+        "in a row. This is only a hint if the parameter is never used, if no output of its module "
+        "reaches the loss, or if its gradient is zero but the loss has fallen by half. Or a "
+        "parameter receives gradients but never changes, because no optimizer holds it although "
+        "optimizers hold others. This is an error if the parameter comes after all trained ones, a "
+        "hint if it comes before all of them, and otherwise a warning. If gradients are not "
+        "recorded, the rule instead finds parameters that stay exactly the same for `patience` "
+        "records while others change. It ignores parameters that receive no gradient and that no "
+        "optimizer holds (teachers, target networks). It also ignores biases whose gradient is "
+        "zero although their weight's is not, because these cancel out in a later normalization or "
+        "difference."
     )
     source = (
         "TheDeepChecker's untrained parameters; the section on unused parameters in the book "
@@ -93,7 +94,7 @@ class Untrained(SlotRule):
     _moved: set[int] = per_run(set)  # slots of parameters that have changed
 
     def look(self, window: Window) -> None:
-        """Takes the next training records."""
+        """Adds the next training records."""
         super().look(window)
         at = np.flatnonzero(window.table.parameters)
         for name in ("mean", "l2", "abs_max"):

@@ -44,8 +44,8 @@ class LargeUpdate(SlotRule):
     certainty = 0.65
     definition = (
         "The l2 norm of a weight's update exceeds `ratio` times that of the weight for `patience` "
-        "records in a row. If updates are not recorded, the change of the weight's own l2 norm "
-        "between records of consecutive steps is used instead, which is never larger. Weights "
+        "records in a row. If updates are not recorded, the rule instead uses the change of the "
+        "weight's l2 norm between records of consecutive steps, which is never larger. Weights "
         f"that start near zero (root mean square below {_TINY:g}) are ignored in the first "
         f"{_FIRST} records."
     )
@@ -65,7 +65,7 @@ class LargeUpdate(SlotRule):
     _size = np.zeros(0)  # root mean square of each weight in its first record
 
     def advise(self, scene: Scene) -> str:
-        """Returns what to do, by what the optimizers are set to."""
+        """Returns the advice, adapted to the optimizer settings."""
         return lower_rate(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:
@@ -121,8 +121,8 @@ class SmallUpdate(SlotRule):
     definition = (
         "The l2 norm of a weight's update is below `ratio` times that of the weight for `patience` "
         "records in a row, in at least half of all weights that have gradients. If updates are not "
-        "recorded, the largest relative change per step of the weight's l2 norm, smallest and "
-        "largest element is used instead."
+        "recorded, the rule instead uses the largest relative change per step among the weight's "
+        "l2 norm, smallest element and largest element."
     )
     source = "TheDeepChecker warns below 1e-4 of the mean; the resolution of float32 ends at 6e-8."
     advice = "Raise the learning rate, or find out why gradients are that small."
@@ -137,7 +137,7 @@ class SmallUpdate(SlotRule):
     _before = per_run(lambda: {name: Previous() for name in ("l2", "min", "max")})
 
     def advise(self, scene: Scene) -> str:
-        """Returns what to do, by what the optimizers are set to."""
+        """Returns the advice, adapted to the optimizer settings."""
         return raise_rate(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:

@@ -51,7 +51,7 @@ class HalfOverflow(SlotRule):
     )
     advice = (
         "Use bfloat16, run this module in float32 (`torch.autocast(..., enabled=False)`), or scale "
-        "its input down. Logits and residual sums grow the most."
+        "its input down. Logits and residual sums are the most likely to overflow."
     )
     Parameters = OverflowParameters
     statistics = ("abs_max",)
@@ -63,7 +63,7 @@ class HalfOverflow(SlotRule):
         return table.where(lambda i: i.dtype == "float16" and i.key.pass_ == "forward")
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the largest magnitude over all samples; masks (-inf) do not count."""
+        """Compares the largest magnitude over all samples; masks (-inf) are ignored."""
         size = window.read("abs_max", at, "abs_max")
         hit = size > self.parameters.share * LARGEST
         if window.has("min"):
@@ -78,7 +78,7 @@ class HalfOverflow(SlotRule):
         )
 
 
-_HOPS = 3  # modules without weights that may follow a layer: norm, dropout, activation
+_HOPS = 3  # how many modules without weights may follow a layer: norm, dropout, activation
 
 
 class UnderflowParameters(Patient):
@@ -94,11 +94,11 @@ class HalfUnderflow(SlotRule):
     name = "half_underflow"
     certainty = 0.6
     definition = (
-        "For `patience` records in a row, more than `share` of a float16 gradient is exactly zero "
-        "although the values of the forward pass are not: neither the tensor itself nor what "
-        "modules without weights compute from it in the same shape (a ReLU passes on as many "
-        "gradients as values). Or its largest element is below 2^-14, where float16 starts to lose "
-        "digits."
+        "For `patience` records in a row, more than `share` of the elements of a float16 gradient "
+        "are exactly zero although the forward values are not: neither those of the tensor itself "
+        "nor those computed from it in the same shape by modules without weights (a ReLU zeroes as "
+        "many gradients as values). Or the largest magnitude in the gradient is below 2^-14, where "
+        "float16 starts to lose precision."
     )
     source = "IEEE 754; Micikevicius et al., Mixed Precision Training (2018), on loss scaling."
     advice = (
@@ -110,10 +110,10 @@ class HalfUnderflow(SlotRule):
     evidence, of_graph = "share of zeros", True
     needs = "float16 gradients"
 
-    _after: list[Slots] = per_run(list)  # the slot computed from each slot, from that one, ...
+    _after: list[Slots] = per_run(list)  # the slot computed from each slot, one entry per hop
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the float16 gradients, and notes what is computed from each tensor."""
+        """Returns the float16 gradients, and records what is computed from each tensor."""
         self._after = self._followed(table)
         return table.where(lambda i: i.dtype == "float16" and is_gradient(i.key.pass_))
 
@@ -129,7 +129,7 @@ class HalfUnderflow(SlotRule):
         return found
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the zeros with those of the forward pass."""
+        """Compares the share of zeros with that in the forward pass."""
         zeros = window.read("zero_fraction", at).astype(np.float64)
         lost = zeros > self.parameters.share
         forward = window.table.forward[at]

@@ -1,4 +1,4 @@
-"""NaN and infinities, and where they came from."""
+"""NaN and infinities, and where they come from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from comgra_decl.rules.api import (
     sources_of,
 )
 
-_MOST_STRETCHES = 64  # of non-finite values of a metric
+_MOST_STRETCHES = 64  # the largest number of non-finite stretches stored per metric
 
 
 class NonfiniteParameters(Patient):
@@ -37,27 +37,29 @@ class NonfiniteParameters(Patient):
 
 
 class Nonfinite(SlotRule):
-    """NaN or infinity in a tensor, and where it came from."""
+    """NaN or infinity in a tensor, and where it comes from."""
 
     name = "nonfinite"
     severity = "error"
     certainty = 1.0
     definition = (
-        "A tensor contains NaN or infinity. A mask, which holds -inf and otherwise finite numbers, "
-        "does not count unless a NaN is computed from it. The finding names the tensor that the "
-        "step computed first, forward before backward, at the first step where this happens; "
-        "everything recorded before it is finite. Where that step lies between two records, the "
-        "loss and other metrics narrow it down: the last finite value before they turn non-finite "
-        "for the rest of the interval, and the first one that is not."
+        "A tensor contains NaN or infinity. Masks, which contain -inf and otherwise only finite "
+        "numbers, are ignored unless a NaN is computed from them. The finding names the first "
+        "non-finite tensor of the first affected step, in the order of computation (forward before "
+        "backward); everything recorded before this tensor is finite. If the values become "
+        "non-finite between two records, the loss and other metrics narrow the interval down: to "
+        "the last finite value of a metric before it stays non-finite for the rest of the "
+        "interval, and its first non-finite value."
     )
     source = (
         "SageMaker Debugger (exploding tensor); DebugUnderflowOverflow of transformers, which "
-        "looks for the first module."
+        "searches for the first module."
     )
     advice = (
-        "Look at this tensor and its inputs one step earlier: a logarithm or square root of 0, a "
+        "Check this tensor and its inputs one step earlier for a logarithm or square root of 0, a "
         "division by 0, exp of a large number, an overflow in half precision, or a learning rate "
-        "that is too high. Add an epsilon, clamp, clip gradients, or lower the learning rate."
+        "that is too high. Add an epsilon, clamp values, clip gradients, or lower the learning "
+        "rate."
     )
     Parameters = NonfiniteParameters
     statistics = ("nonfinite",)
@@ -68,7 +70,7 @@ class Nonfinite(SlotRule):
     _metrics: dict[tuple[str, str], Stretches] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next losses and other metrics of the training."""
+        """Adds the next losses and other training metrics."""
         if numbers.type not in EVALUATION_TYPES and not is_validation(numbers):
             known = self._metrics.setdefault((numbers.name, numbers.type), Stretches())
             known.add(numbers.steps, ~np.isfinite(numbers.values))
@@ -91,7 +93,7 @@ class Nonfinite(SlotRule):
         return hit, count
 
     def _add_causes(self, at: Slots, hit: Bools, mask: Bools) -> None:
-        """Marks the masks from which a NaN is computed as non-finite after all."""
+        """Counts masks from which a NaN is computed as non-finite."""
         rows = np.flatnonzero(hit.any(1) & mask.any(1))
         if not len(rows):
             return
@@ -134,13 +136,13 @@ class Nonfinite(SlotRule):
         first, after = int(self.streak.first[slot]), self.streak.after_step(slot)
         when = f"from step {first} on"
         if after is not None and after < first - 1:
-            when = f"at step {first}, and not yet in the record before, of step {after}"
+            when = f"at step {first}, but not in the previous record, step {after}"
         info = scene.table.infos[slot]
         so = "everything recorded before it in that step is finite"
         if info.kind == "parameter" and info.key.pass_ == "forward":
-            # it was read before anything was computed in this step
+            # parameters are recorded before anything is computed in a step
             of = "of an earlier step" if after != first - 1 else f"of step {after}"
-            so = f"it was spoilt before the forward pass, by the backward pass or the update {of}"
+            so = f"it became non-finite in the backward pass or the update {of}"
         return f"{scene.table.place(slot)} contains NaN or infinity {when}{which}; {so}."
 
     def findings(self, scene: Scene) -> list[Finding]:
@@ -154,7 +156,7 @@ class Nonfinite(SlotRule):
         return [replace(found[0], sample=None if sample < 0 else sample)]
 
     def narrowed(self, finding: Finding) -> Finding:
-        """Returns the finding with its interval narrowed by what is logged at every step."""
+        """Returns the finding with its interval narrowed by the metrics logged at every step."""
         if finding.is_exact and finding.after_step is not None:
             return finding
         recorded, after = finding.first_step, finding.after_step
@@ -169,13 +171,13 @@ class Nonfinite(SlotRule):
         first, name, before = min(turns, key=lambda turn: turn[0])
         told = f"{name} is not finite from step {first} on"
         if before is not None:
-            # what the backward pass of the last finite one made shows in the next value only
+            # values spoilt by that step's backward pass only show in the next metric
             after = max(before - 1, -1 if after is None else after)
-            told = f"{name} is still finite at step {before} and no longer at step {first}"
+            told = f"{name} is finite at step {before} but not at step {first}"
             if before == first - 1:
                 told += (
                     f": the backward pass or the update of step {before}, or the forward pass of "
-                    f"step {first}, made the first of them"
+                    f"step {first}, produced the first non-finite values"
                 )
         return replace(
             finding,
@@ -187,20 +189,20 @@ class Nonfinite(SlotRule):
 
 
 class Stretches:
-    """The stretches of steps in which a metric was not finite, each with what came before."""
+    """Stretches of steps in which a metric is not finite, with the last finite step before each."""
 
     def __init__(self) -> None:
         self._all: list[tuple[int | None, int, int | None]] = []  # finite, first, finite again
         self._finite: int | None = None
 
     def add(self, steps: NDArray[np.int64], bad: Bools) -> None:
-        """Takes the next values: their steps, and which of them are not finite."""
+        """Adds the next values, given by their steps and which of them are not finite."""
         inside = bool(self._all) and self._all[-1][2] is None
         for row in np.flatnonzero(np.diff(bad, prepend=inside)).tolist():
             step = int(steps[row])
             if not bad[row]:
                 if not self._all or self._all[-1][2] is not None:
-                    continue  # it ends a stretch that was one too many
+                    continue  # ends a stretch that exceeded the limit and was not stored
                 self._all[-1] = (*self._all[-1][:2], step)
             elif len(self._all) < _MOST_STRETCHES:
                 before = int(steps[row - 1]) if row else self._finite

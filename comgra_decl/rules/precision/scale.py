@@ -1,4 +1,4 @@
-"""Steps that mixed precision skips because gradients are not finite, whatever the scale."""
+"""Steps that mixed precision skips because gradients are not finite at any scale."""
 
 from __future__ import annotations
 
@@ -28,29 +28,30 @@ class ScaleParameters(RuleParameters):
     """The options of `gradient_scale`."""
 
     smallest: Positive = 1.0
-    """A scale below this scales the loss down instead of up."""
+    """The smallest allowed scale; below 1, the loss is scaled down instead of up."""
 
     calibration: Annotated[Int, Field(ge=0)] = 50
-    """The number of first steps in which the scale may still adapt."""
+    """The number of initial steps in which the scale may still adapt."""
 
     share: Fraction = 0.05
-    """The largest allowed share of skipped steps after that,"""
+    """The largest allowed share of skipped steps in a window after the calibration."""
 
     window: Annotated[Int, Field(ge=20)] = 200
-    """among this many steps in a row."""
+    """The number of consecutive steps in a window."""
 
 
 class GradientScale(Rule):
-    """Steps skipped by mixed precision, and a gradient scale that drops to zero."""
+    """Mixed precision skips many steps, or its gradient scale drops to zero."""
 
     name = "gradient_scale"
     certainty = 0.8
     definition = (
         "`torch.amp.GradScaler` skips a step whose gradients are not finite and halves its scale. "
-        "Error: the scale falls below `smallest`, so the scaling is not what makes them overflow. "
-        "Warning: after the first `calibration` steps, more than `share` of any `window` steps in "
-        "a row are skipped; normally, doubling the scale too far costs one step in thousands. "
-        "Gradients of skipped steps are hidden from the other rules, because they are never used."
+        "Error: the scale falls below `smallest`, so the gradients overflow for a reason other "
+        "than scaling. Warning: after the first `calibration` steps, more than `share` of any "
+        "`window` consecutive steps are skipped. Normally only one step in thousands is skipped, "
+        "because the scale was doubled too far. The gradients of skipped steps are hidden from the "
+        "other rules, because they are never used."
     )
     source = (
         "PyTorch's documentation of GradScaler: steps are skipped in the first iterations, then "
@@ -74,13 +75,13 @@ class GradientScale(Rule):
     _latest: deque[int]  # the latest skipped steps, one more than allowed
 
     def reset(self) -> None:
-        """Forgets the run."""
+        """Clears the state of the run."""
         super().reset()
         allowed = float(self.parameters.share * self.parameters.window)
         self._latest = deque(maxlen=int(allowed) + 1)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes scales and skipped steps."""
+        """Adds scales and skipped steps."""
         if numbers.name == GRAD_SCALE:
             self._scaling = True
             self._lowest = min(self._lowest, float(numbers.values.min()))
@@ -104,7 +105,7 @@ class GradientScale(Rule):
             self._often = latest[0]
 
     def look_at_skipped(self, window: Window) -> None:
-        """Notes the first gradient that is not finite, the one nearest to the loss."""
+        """Records the first non-finite gradient in backward order, the one nearest to the loss."""
         if self._slot >= 0 or window.skipped is None or not window.skipped.any():
             return
         at = np.flatnonzero(window.table.backward)
@@ -115,7 +116,7 @@ class GradientScale(Rule):
             self._slot = int(slots[window.table.order[slots].argmax()])
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding, about the collapsed scale before the skipped steps."""
+        """Returns one finding; a collapsed scale takes precedence over skipped steps."""
         if self._collapsed < 0 and self._often < 0:
             return []
         severity, step, text = self._worse()
@@ -137,7 +138,7 @@ class GradientScale(Rule):
             text = (
                 f"The gradient scale is below {self.parameters.smallest:g} from step "
                 f"{self._collapsed} on (smallest: {self._lowest:.3g}): gradients are not finite "
-                "whatever the scale."
+                "at any scale."
             )
             return "error", self._collapsed, text
         text = (

@@ -25,12 +25,12 @@ class BatchMixing(Rule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "The prediction that `nll_loss` gets was computed by a log-softmax over another dimension "
-        "than that of the classes (the second, or the only one). Or (a warning) a softmax in the "
-        "backward graph of the loss runs over the batch: over dimension 0 of a tensor with the "
-        "batch's size there, whose next dimension has another size, while targets have the batch's "
-        "size, too. Or (a warning) the only loss of the run is a cross-entropy whose first value "
-        f"is ln(batch) to {_NEAR:.0%}, where ln(classes) is another number."
+        "The prediction passed to `nll_loss` was computed by a log-softmax over a dimension other "
+        "than that of the classes (the second, or the only one). Or, as a warning, a softmax in "
+        "the backward graph of the loss runs over the batch: over dimension 0 of a tensor whose "
+        "size there equals the batch size of the targets, and whose next dimension has another "
+        "size. Or, as a warning, the only loss of the run is a cross-entropy whose first value is "
+        f"within {_NEAR:.0%} of ln(batch), while ln(classes) is a different number."
     )
     source = (
         "Karpathy, A Recipe for Training Neural Networks (use backprop to chart dependencies: "

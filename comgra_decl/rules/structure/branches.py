@@ -101,14 +101,14 @@ class BranchIgnored(_Branches):
     certainty = 0.5
     of_state = True
     definition = (
-        "Several tensors of the same shape are combined into another one of this shape (a residual "
-        "branch and what it is added to), and one of them has an l2 norm below `ratio` times that "
-        "of the largest, in every iteration within a step, for `patience` records in a row. The "
-        "first `after` records are ignored. A hint if all such branches start below "
-        f"{_STARTS_SMALL} times `ratio`, as behind a gain that starts near zero. Or a parameter "
-        "[1, positions, features] (the same for all samples) goes into the same module as a "
-        "computed tensor [batch, positions, features] and is more than `drowned` times as large "
-        "(root mean square) in all of the last `patience` records."
+        "Several tensors of the same shape are combined into another tensor of this shape (for "
+        "example, a residual branch and its skip connection). One of them has an l2 norm below "
+        "`ratio` times that of the largest, in every iteration within a step, for `patience` "
+        "records in a row. The first `after` records are ignored. The finding is a hint if all "
+        f"such branches start below {_STARTS_SMALL} times `ratio`, as after a gain that starts "
+        "near zero. Or a parameter of shape [1, positions, features] enters the same module as a "
+        "computed tensor of shape [batch, positions, features] and is more than `drowned` times as "
+        "large (root mean square) in all of the last `patience` records."
     )
     source = "comgra's README (planned: residual connections that are ignored)."
     advice = (
@@ -129,7 +129,7 @@ class BranchIgnored(_Branches):
     _drowned: dict[int, tuple[int, int, float]] = per_run(dict)  # first step, branch, ratio
 
     def look(self, window: Window) -> None:
-        """Takes the next training records."""
+        """Adds the next training records."""
         super().look(window)
         for parameter, branches in self._added(window).items():
             at = np.array([parameter, *branches], np.int64)

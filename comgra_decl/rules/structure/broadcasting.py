@@ -10,18 +10,18 @@ from comgra_decl.rules.api import ELEMENTWISE, Finding, LossCall, Rule, Scene, p
 
 
 class SilentBroadcasting(Rule):
-    """Predictions and targets whose shapes broadcast, so that each meets every other."""
+    """Shapes that broadcast, so that each prediction is compared with every target."""
 
     name = "silent_broadcasting"
     severity = "error"
     certainty = 0.95
     definition = (
-        "A loss that compares element by element (`mse_loss`, `l1_loss`, `smooth_l1_loss`, "
-        "`huber_loss` or a subtraction) gets a prediction and a target whose numbers of dimensions "
-        "differ, such as [64, 1] and [64], and which together broadcast to more elements than "
-        "either has: every prediction is compared with every target. Judged by the shapes that the "
-        "function gets. In a subtraction, the longer shape must end in 1 or have a 1 next to the "
-        "batch and at least two more dimensions; other ones are ways to compute distances."
+        "An element-wise loss (`mse_loss`, `l1_loss`, `smooth_l1_loss`, `huber_loss` or a "
+        "subtraction) receives a prediction and a target with different numbers of dimensions, "
+        "such as [64, 1] and [64], that broadcast to more elements than either has. Every "
+        "prediction is then compared with every target. The rule checks the shapes passed to the "
+        "function. In a subtraction, the longer shape must end in 1, or have a 1 next to the batch "
+        "and at least two more dimensions; other shapes are ways to compute distances."
     )
     source = (
         "The first bug in the book chapter 'Debugging: Visualizing Activation Maps & Gradients'."

@@ -21,11 +21,11 @@ class Detached(Rule):
     severity = "error"
     certainty = 0.92
     definition = (
-        "In the dependency graph, the value of a tensor computed from trainable parameters reaches "
-        "the loss, but no gradient comes back along any path, and these parameters have no "
-        "gradient. Or (a hint) a tensor that is trained through other paths goes into a module "
-        "with trained parameters, and no gradient comes back from there in any iteration; modules "
-        "that take integers (embeddings) do not count."
+        "In the dependency graph, a tensor computed from trainable parameters contributes to the "
+        "loss, but no gradient flows back along any path, and these parameters have no gradient. "
+        "Or, as a hint, a tensor that is trained through other paths enters a module with trained "
+        "parameters, and no gradient flows back from this module in any iteration. Modules that "
+        "take integers (embeddings) are ignored."
     )
     source = (
         "Own definition, by the graph; the silent failures in the book chapter 'Debugging: "

@@ -48,11 +48,11 @@ class TrainingInEvaluationMode(Rule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "For `patience` records in a row and until the end, a model is called with gradients in "
-        "evaluation mode only, most of its parameters are held by an optimizer, and it has modules "
-        "that behave differently there (BatchNorm, Dropout). An error if it was in training mode "
-        "before, otherwise a warning. Single modules in evaluation mode (a frozen BatchNorm) do "
-        "not count."
+        "For `patience` records in a row, until the end of the run, a model is called with "
+        "gradients only in evaluation mode. An optimizer holds most of its parameters, and it "
+        "contains modules that behave differently in this mode (BatchNorm, Dropout). The finding "
+        "is an error if the model was in training mode before, otherwise a warning. Individual "
+        "modules in evaluation mode (a frozen BatchNorm) are ignored."
     )
     source = "Own definition; the usual cause is a forgotten model.train()."
     advice = "Call model.train() after every evaluation, before the next training step."
@@ -98,7 +98,7 @@ class TrainingInEvaluationMode(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
         if not self._models:
-            return "no record tells in which mode a model was called"
+            return "no record contains the mode in which a model was called"
         if scene.records < self.parameters.patience:
             return f"it needs {self.parameters.patience} training records; it has {scene.records}"
         if not any(_different(scene, node) for node in self._models):

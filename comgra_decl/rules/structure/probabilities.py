@@ -32,9 +32,9 @@ class ProbabilitiesAsLogits(SlotRule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "A cross-entropy gets a prediction that a softmax or sigmoid has computed; or one whose "
-        "elements lie in 0 .. 1 with the mean 1 / C over C classes in every sample, for `patience` "
-        "records in a row. Judged by what the function gets."
+        "The prediction passed to a cross-entropy was computed by a softmax or sigmoid. Or, for "
+        "`patience` records in a row, its elements lie in [0, 1] and average 1 / C over the C "
+        "classes in every sample."
     )
     source = "A common mistake: softmax twice. The bound is that of logits in 0 .. 1."
     advice = "Pass the input of the softmax to the loss, or use NLLLoss with log-probabilities."
@@ -107,15 +107,15 @@ class ProbabilitiesAsLogits(SlotRule):
 
 
 class LogitsAsLogProbabilities(SlotRule):
-    """Predictions passed to a negative log-likelihood that are no logarithms of probabilities."""
+    """Predictions passed to a negative log-likelihood that are not log-probabilities."""
 
     name = "logits_as_log_probabilities"
     severity = "error"
     certainty = 0.85
     definition = (
-        "`nll_loss` gets a prediction with elements above 0 in `patience` records in a row, or "
-        "`nll_loss` or `kl_div` get one that a softmax has computed: logarithms of probabilities "
-        "are never positive. Judged by what the function gets."
+        "The prediction passed to `nll_loss` has elements above 0 in `patience` records in a row, "
+        "or the prediction passed to `nll_loss` or `kl_div` was computed by a softmax. Logarithms "
+        "of probabilities are never positive."
     )
     source = "A common mistake: NLLLoss of logits or of probabilities; own definition."
     advice = "Use cross_entropy, which expects logits, or apply log_softmax first."
@@ -179,10 +179,10 @@ class SigmoidTwice(SlotRule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "`binary_cross_entropy_with_logits` gets a prediction that a sigmoid or softmax has "
-        "computed. Where autograd does not tell what has computed it: all elements lie in 0 .. 1 "
-        "in all of at least `patience` records, come within 0.05 of both ends, and the targets are "
-        "not constant. Judged by what the function gets."
+        "The prediction passed to `binary_cross_entropy_with_logits` was computed by a sigmoid or "
+        "softmax. If autograd does not show how it was computed, the rule requires that all "
+        "elements lie in [0, 1] in at least `patience` records and in no record outside, that they "
+        "come within 0.05 of both ends, and that the targets are not constant."
     )
     source = "A common mistake: a sigmoid before BCEWithLogitsLoss; own definition."
     advice = "Remove the sigmoid, or use BCELoss; apply the sigmoid where probabilities are needed."
@@ -193,7 +193,7 @@ class SigmoidTwice(SlotRule):
     _outside: set[int]
 
     def reset(self) -> None:
-        """Forgets the run."""
+        """Clears the state of the run."""
         super().reset()
         self._outside = set()
 

@@ -38,9 +38,10 @@ class RectifiedAnswer(SlotRule):
     certainty = 0.85
     definition = (
         "For `patience` records in a row, the network's prediction, or the input of its final "
-        "sigmoid or softmax, has exactly the same maximum as the tensor it is computed from, but "
-        f"at most {_LEFT:.0%} of its negative values (on average): a ReLU or leaky ReLU lies "
-        "between. Predictions whose targets are numbers that are never negative are left out."
+        "sigmoid or softmax, has exactly the same maximum as the tensor from which it is computed, "
+        f"but on average at most {_LEFT:.0%} of its negative values. The cause is a ReLU or leaky "
+        "ReLU between the two. Predictions are ignored if their targets are numbers that are never "
+        "negative."
     )
     source = "The seeded bug of comgra's tutorial; own definition."
     advice = (

@@ -27,7 +27,7 @@ from comgra_decl.rules.api import (
     target_pairs,
 )
 
-_FIRST = 5  # records; their median is the start value
+_FIRST = 5  # records; their median is the initial value
 
 
 class CollapsingParameters(Patient):
@@ -38,19 +38,19 @@ class CollapsingParameters(Patient):
 
 
 class CollapsingOutput(SlotRule):
-    """Outputs that become more and more alike for all samples."""
+    """Outputs that become increasingly similar for all samples."""
 
     name = "collapsing_output"
     certainty = 0.6
     definition = (
-        "For `patience` records in a row, the relative variation of a tensor over the batch is "
-        f"below `fall` times its first value (median of {_FIRST} records). The relative variation "
-        "is the largest standard deviation over the batch of any recorded statistic of the "
-        "samples, divided by the largest magnitude of that statistic. Or an output that the model "
-        "returns, and that no loss compares with a target, has shrunk to less than `fall` of its "
-        "first size (l2 norm): a code that no longer tells samples apart, as when the posterior of "
-        "an autoencoder collapses to its prior. A hint if neither a prediction nor what a model "
-        "returns is among these tensors."
+        "For `patience` records in a row, the relative variation of a tensor across the batch is "
+        f"below `fall` times its initial value (median of the first {_FIRST} records). To compute "
+        "it, each recorded statistic's standard deviation across the samples is divided by its "
+        "largest magnitude; the largest such ratio counts. Or an output that the model returns, "
+        "and that no loss compares with a target, has shrunk to less than `fall` of its initial l2 "
+        "norm. Such a code no longer distinguishes samples, as when an autoencoder's posterior "
+        "collapses to its prior. The finding is only a hint if these tensors include neither a "
+        "prediction nor a model output."
     )
     source = (
         "comgra's README (planned: variance over the batch falls, collapse); the generator that "

@@ -39,10 +39,10 @@ class IdenticalUnits(SlotRule):
     severity = "error"
     certainty = 0.8
     definition = (
-        "A weight of at least two dimensions starts with all its elements equal and not zero. Or, "
-        "for `patience` records in a row, the outputs of a layer with weights (one number per "
-        "unit), or the gradients of its bias, differ between units by less than `spread` of their "
-        "mean magnitude."
+        "A weight with at least two dimensions starts with all elements equal and nonzero. Or, for "
+        "`patience` records in a row, the units of a layer differ by less than `spread` of their "
+        "mean magnitude, either in the outputs of a layer with weights (one number per unit) or in "
+        "the gradients of its bias."
     )
     source = "Goodfellow et al., Deep Learning (2016), 8.4: initial weights must break symmetry."
     advice = "Initialize weights at random (He, Glorot); use constants only for biases and gains."

@@ -39,8 +39,9 @@ class InputIndependence(SlotRule):
     certainty = 0.7
     definition = (
         "For `patience` records in a row, no recorded statistic of the samples (mean, std, min, "
-        "max, ...) varies over the batch by more than `variation` of its own size. Applies to the "
-        f"network's predictions, and to tensors that varied by more than {_VARIED:g} before."
+        "max, ...) varies across the batch by more than `variation`, relative to its magnitude. "
+        "The rule checks the network's predictions, and tensors that previously varied by more "
+        f"than {_VARIED:g}."
     )
     source = (
         "comgra's README (planned: variance over the batch falls, collapse); TheDeepChecker's test "

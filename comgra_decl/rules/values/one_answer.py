@@ -47,11 +47,12 @@ class OneAnswer(SlotRule):
     certainty = 0.65
     definition = (
         "For `patience` records in a row, the predictions of all recorded samples (at least "
-        f"{_FEWEST}) favor the same class although the targets of the batch differ: predictions "
-        "[N, classes] of a cross-entropy or negative log-likelihood, or one logit per sample of a "
-        "binary cross-entropy. The prediction must be confident: its softmax assigns that class, "
-        "averaged over the samples, at least `surety` of the way from 1 / classes to 1. An "
-        "untrained network also predicts one class, but hardly prefers it."
+        f"{_FEWEST}) favour the same class although the targets of the batch differ. Predictions "
+        "may have shape [N, classes] (cross-entropy or negative log-likelihood) or be one logit "
+        "per sample (binary cross-entropy). The predictions must be confident: the softmax "
+        "probability of that class, averaged over the samples, is at least `surety` of the way "
+        "from 1 / classes to 1. An untrained network also predicts one class, but only by a small "
+        "margin."
     )
     source = (
         "The network that predicts 'dog' for everything in the book chapter 'Debugging: "
@@ -66,7 +67,7 @@ class OneAnswer(SlotRule):
     of_state = True
     statistics = ("mean",)
     evidence, of_graph, of_calls = "class", True, True
-    needs = "predictions with `values: true`, and targets that are classes, with `graph: true`"
+    needs = "predictions with `values: true`, and class targets, with `graph: true`"
 
     _last: dict[int, int] = per_run(dict)
     _seen = False

@@ -28,10 +28,11 @@ class UnchangedOutput(SlotRule):
     name = "unchanged_output"
     certainty = 0.5
     definition = (
-        "For `patience` records in a row, the mean and l2 norm of an output, in their mean and "
-        "standard deviation over the batch, are exactly those of the previous record, while those "
-        "of a floating-point tensor it is computed from (by the dependency graph) are not. Outputs "
-        "of zeros and ones are left out, because they can change without these statistics changing."
+        "For `patience` records in a row, the mean and l2 norm of an output have exactly the same "
+        "mean and standard deviation across the batch as in the previous record. Those of a "
+        "floating-point tensor from which it is computed, according to the dependency graph, do "
+        "change. Outputs of zeros and ones are ignored, because they can change without these "
+        "statistics changing."
     )
     source = (
         "SageMaker Debugger (tensors that agree over the last three saved steps); here exact, and "
