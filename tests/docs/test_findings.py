@@ -52,4 +52,4 @@ def test_the_rule_finds_the_output_that_is_too_large(
     found = tape.findings(rule)
     expected = [] if first is None else [(first, "large", message)]
     assert [(f.first_step, str(f.place), f.message) for f in found] == expected
-    assert descriptions(rule.Parameters)["limit"] == "The largest magnitude that is fine."
+    assert descriptions(rule.Parameters)["limit"] == "The largest acceptable magnitude."
