@@ -1,4 +1,4 @@
-"""Metrics that differ between the records with a tag, or of a type, and those around them."""
+"""Metrics that differ between the records with a tag, or of a type, and nearby records."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from comgra_decl.rules.correlations.origin import Origin
 from comgra_decl.rules.correlations.series import Series
 
 LEAST_MEMBERS = 5
-"""How many records or samples must belong to a group, and how many must not."""
+"""Minimum number of records or samples inside a group, and outside it."""
 
 
 def differing(series: Series) -> list[Candidate]:
-    """Returns the tags and types whose records have more or less of a metric than the others."""
+    """Returns the tags and types whose records have larger or smaller values of a metric."""
     groups = list(series.groups)
     if len(series.steps) < LEAST_RECORDS or not groups or not series.numbers:
         return []
@@ -39,8 +39,8 @@ def differing(series: Series) -> list[Candidate]:
 def _free(labels: n.Floats, ranks: n.Floats) -> n.Doubles:
     """Returns the number of independent records behind each pair, [groups, metrics].
 
-    What the group itself explains does not count as memory: tags that take turns make a metric
-    that depends on them take turns.
+    Differences between groups do not count as autocorrelation: if tags alternate, a metric that
+    depends on them alternates too.
     """
     own, theirs = n.normalized(labels), n.normalized(ranks)
     count = (ranks != 0).sum(axis=0).astype(float)
@@ -65,9 +65,9 @@ def differences(
     steps_of: Callable[[int], int],
     records: int,
 ) -> list[Candidate]:
-    """Returns the differences between groups that chance does not explain.
+    """Returns the statistically significant differences between groups.
 
-    Ranks are compared, so that a single large value counts no more than any other.
+    Compares ranks, so that a single large value counts no more than any other.
 
     Args:
         member: whether each case belongs to each group, [cases, groups].
@@ -75,8 +75,8 @@ def differences(
         raw: the values of each metric, [cases, metrics].
         ranks: their ranks among comparable cases, -1 to 1; 0 where missing.
         free: the number of independent cases behind each pair, [groups, metrics].
-        firsts: what the groups are called.
-        seconds: what the metrics are called.
+        firsts: the names of the groups.
+        seconds: the names of the metrics.
         steps_of: returns the step of a case.
         records: the number of records behind all cases.
     """
@@ -111,6 +111,6 @@ def differences(
 def _medians(
     values: n.Floats, member: NDArray[np.bool_], effect: float
 ) -> tuple[float, float] | None:
-    """Returns the medians of members and others, if they differ as the effect does."""
+    """Returns the medians of members and others, if they differ in the direction of the effect."""
     inside, outside = float(np.median(values[member])), float(np.median(values[~member]))
     return (inside, outside) if (inside - outside) * effect > 0 else None

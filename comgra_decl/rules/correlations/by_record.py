@@ -13,16 +13,16 @@ from comgra_decl.rules.correlations.series import Series, is_group
 from comgra_decl.rules.memory import Bools
 
 LEAST_RECORDS = 40
-"""How many records are needed; with fewer, chance makes anything look alike."""
+"""Minimum number of records; with fewer, chance correlations are too large."""
 
 LEAST_STRENGTH = 0.3
-"""The weakest correlation to report; weaker ones explain less than a tenth of the changes."""
+"""Minimum correlation to report; weaker ones explain less than a tenth of the changes."""
 
 SAME = 0.995
-"""The correlation at lag 0 from which two series count as one thing under two names."""
+"""Minimum correlation at lag 0 at which two series count as the same quantity."""
 
 _MOVE_LAGS = 50
-_EVEN = 2.0  # ratio of gaps between records from which lags are meaningless
+_EVEN = 2.0  # ratio of gaps between records above which lags are meaningless
 
 
 def lags_of(steps: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -34,10 +34,10 @@ def lags_of(steps: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def moving(series: Series) -> list[Candidate]:
-    """Returns what moves with each metric, with the changes of the candidate.
+    """Returns the series that move with each metric, with their changes.
 
-    Leaves out the gradients of a loss that move with it at the same time: they are computed from
-    it.
+    Omits the gradients of a loss that move with the loss at the same record, because they are
+    computed from it.
     """
     if len(series.steps) < LEAST_RECORDS or not series.numbers:
         return []
@@ -78,7 +78,7 @@ def _clear(
 
 
 def _results_first(name: str) -> tuple[bool, bool]:
-    """Returns what sorts metrics so that of a pair the cause is compared with the result."""
+    """Returns a sort key for metrics, by which the cause in a pair is compared with the result."""
     return not is_loss_name(name), of_metric(name) != Origin.OUTCOME
 
 
@@ -86,10 +86,10 @@ def _known(
     sides: list[Side], names: list[str], *, origins: list[Origin], lags: NDArray[np.int64],
     same: n.Doubles,
 ) -> Bools:  # fmt: skip
-    """Returns the pairs that need no comparison, [sides, names]: they say nothing new.
+    """Returns a mask of shape [sides, names] of the pairs that are related trivially.
 
-    A metric with itself or an earlier one, two names of one thing, parts of a loss with the loss,
-    and the gradients that follow from a loss.
+    These are a metric with itself or an earlier one, two names of one quantity, a loss with its
+    parts, and a loss with its gradients.
     """
     rows = np.arange(len(sides))[:, None] - (len(sides) - len(names))
     skip = ((rows >= 0) & (rows <= np.arange(len(names))[None])) | (np.abs(same) > SAME)
@@ -104,7 +104,7 @@ def _known(
 def _best_lags(
     candidates: n.Floats, targets: n.Floats, lags: NDArray[np.int64]
 ) -> tuple[n.Doubles, NDArray[np.intp], n.Doubles]:
-    """Returns each pair's largest correlation, the index of its lag, and the one without lag."""
+    """Returns each pair's largest correlation, the index of its lag, and the one at lag 0."""
     shifted = np.stack([_shifted(targets, -int(lag)) for lag in lags], axis=2)
     records, count = targets.shape
     all_ = (candidates.T @ shifted.reshape(records, -1)).reshape(-1, count, len(lags))
@@ -114,7 +114,7 @@ def _best_lags(
 
 
 def _shifted(columns: n.Floats, lag: int) -> n.Floats:
-    """Returns the columns delayed by `lag` records, 0 where there was none."""
+    """Returns the columns delayed by `lag` records, padded with 0."""
     found = np.zeros_like(columns)
     if lag > 0:
         found[lag:] = columns[:-lag]
@@ -126,32 +126,32 @@ def _shifted(columns: n.Floats, lag: int) -> n.Floats:
 
 
 def _median_steps(steps: NDArray[np.int64], lag: int) -> int:
-    """Returns a lag in steps, the median, given in records."""
+    """Converts a lag in records to the median number of steps."""
     size = abs(lag)
     return int(np.sign(lag) * np.median(steps[size:] - steps[: len(steps) - size])) if lag else 0
 
 
 def _clearest(steps: NDArray[np.int64], ours: n.Floats, theirs: n.Floats, lag: int) -> int:
-    """Returns the step that contributes most to the correlation, as `theirs` moves."""
+    """Returns the step of `theirs` that contributes most to the correlation."""
     together = np.abs(_shifted(ours, lag) * theirs)
     return int(steps[int(np.argmax(together)) + 1])
 
 
 LEAST_EPISODES = 5
-"""How often an event must occur to be explained."""
+"""Minimum number of occurrences of an event to be explained."""
 
 LEAST_DIFFERENCE = 0.3
-"""How much more often the other event must occur in episodes than in all records."""
+"""Minimum ratio of the other event's frequency in episodes to that in all records."""
 
-_FAR = 4.0  # in units of the usual deviation: an event
-_MOST = 0.2  # share of records above which it is not an event
+_FAR = 4.0  # deviation of an event, in units of the usual deviation
+_MOST = 0.2  # maximum share of records with an event
 _EVENT_LAGS = 5
 
 
 def happening(series: Series) -> list[Candidate]:
-    """Returns which events coincide with abnormal metrics and with rules that fire.
+    """Returns the events that coincide with abnormal metrics and with rules that fire.
 
-    Leaves out the gradients of a loss that are abnormal when it is.
+    Omits the gradients of a loss that are abnormal at the same records as the loss.
     """
     if len(series.steps) < LEAST_RECORDS:
         return []
@@ -199,7 +199,7 @@ def _is_own(side: Side, origin: Origin, lag: int) -> bool:
 def _with(
     side: Side, episodes: NDArray[np.intp], sides: list[Side], *, events: Bools, lags: list[int]
 ) -> tuple[list[tuple[int, int, int, int, float, int]], list[float]]:
-    """Returns (event, lag, hits, episodes, base, example) of each event, and its chance."""
+    """Returns (event, lag, hits, episodes, base, example) of each event, and its p-value."""
     base = (events.sum(axis=0) + 1) / (len(events) + 2)
     rows, chances = [], []
     best = np.full(len(sides), 1.0)
@@ -224,7 +224,7 @@ def _with(
 
 
 def _tail(hits: NDArray[np.int64], count: int, base: n.Doubles) -> n.Doubles:
-    """Returns an upper bound of the chance of at least so many hits among `count` (Chernoff)."""
+    """Returns an upper bound on the probability of at least `hits` among `count` (Chernoff)."""
     share = hits / count
     with np.errstate(all="ignore"):
         ours = np.where(share > 0, share * np.log(share / base), 0)
@@ -248,7 +248,7 @@ def _episodes(series: Series) -> dict[Side, NDArray[np.intp]]:
 
 
 def _events(series: Series) -> tuple[list[Side], Bools, list[Origin]]:
-    """Returns everything that may coincide with an episode, and where it stands in a step."""
+    """Returns all events that may coincide with an episode, and their origins in a step."""
     high, low = abnormal(series.values)
     sides = [
         Side(s.text, s.place, s.statistic, event)
@@ -268,7 +268,7 @@ def _events(series: Series) -> tuple[list[Side], Bools, list[Origin]]:
 
 
 def abnormal(columns: n.Floats) -> tuple[Bools, Bools]:
-    """Returns where values are far above and far below those of nearby records, [n, m]."""
+    """Returns masks [n, m] of the values far above and far below those of nearby records."""
     levels = n.levelled(columns)
     distance = levels - n.smoothed(levels)
     scale = n.smoothed(np.abs(distance))

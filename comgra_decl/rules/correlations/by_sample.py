@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from comgra_decl.query.chunks import Chunk
 
 LEAST_SAMPLES = 60
-"""How many samples, over all records, must have both."""
+"""Minimum number of samples, over all records, with both quantities."""
 
 _MOST_CATEGORIES = 12
-_VALUES = 30_000_000  # how many numbers to hold in memory; beyond that, evenly spaced records
+_VALUES = 30_000_000  # maximum numbers in memory; beyond that, evenly spaced records are used
 
 
-_DETERMINED = 0.98  # share of a tensor's variance from which it is the category itself
+_DETERMINED = 0.98  # share of a tensor's variance above which it equals the category
 
 
 def sampling(run: Run, scene: Scene) -> list[Candidate]:
-    """Returns what correlates among the samples of a record.
+    """Returns the correlations across the samples of a record.
 
     Args:
         run: as of its last `refresh`.
-        scene: what its rules know about it.
+        scene: the facts about the run.
     """
     statistics = [name for name in run.statistics if name != "update_ratio"]
     if not run.sample_count:
@@ -67,10 +67,11 @@ def sampling(run: Run, scene: Scene) -> list[Candidate]:
 def _known(
     flat: n.Floats, goals: n.Floats, *, losses: int, graded: bool, origins: list[Origin]
 ) -> n.Bools:
-    """Returns the pairs that say nothing new, [candidates, targets].
+    """Returns a mask of shape [candidates, targets] of the pairs that are related trivially.
 
-    Gradients follow from the loss, and say no more of a category than its losses, or the gradients
-    that stand for these. A tensor that is the same for all samples of a category is the category.
+    Gradients follow from the loss and contain no more information about a category than the losses,
+    or the gradients used instead of losses. A tensor that is the same for all samples of a category
+    is equivalent to the category.
     """
     skip = np.zeros((flat.shape[1], goals.shape[1]), np.bool_)
     if graded:
@@ -86,7 +87,7 @@ def _clear(
     flat: n.Floats, goals: n.Floats, sides: list[Side], *, targets: list[Side],
     steps: NDArray[np.int64], skip: n.Bools, origins: list[Origin],
 ) -> list[Candidate]:  # fmt: skip
-    """Returns the pairs that chance does not explain; centring costs one sample per record."""
+    """Returns the statistically significant pairs; centring costs one sample per record."""
     width = len(flat) // len(steps)
     effects = (flat.T @ goals).astype(np.float64)
     own, theirs = (flat != 0).sum(axis=0), (goals != 0).sum(axis=0)
@@ -112,7 +113,7 @@ def _clear(
 def _differing(
     losses: dict[Side, n.Floats], categories: dict[Side, n.Floats], steps: NDArray[np.int64]
 ) -> list[Candidate]:
-    """Returns the categories whose samples have a larger or smaller loss than those beside them."""
+    """Returns the categories whose samples differ in loss from other samples of their records."""
     if not losses or not categories:
         return []
     loss = np.stack(list(losses.values()), axis=2)
@@ -136,7 +137,7 @@ def _differing(
 
 
 def _samples(run: Run, statistics: int) -> tuple[n.Floats, NDArray[np.int64], list[SlotInfo]]:
-    """Returns [records, slots, samples, statistics] of the training, the steps, and the slots."""
+    """Returns training data [records, slots, samples, statistics], the steps and the slots."""
     size = max(1, len(run.slots) * run.sample_count * statistics)
     every = max(1, -(-len(run.steps) * size // _VALUES))
     parts, steps, infos, seen = [], [], [], 0
@@ -168,8 +169,8 @@ def _losses(
 ) -> dict[Side, n.Floats]:
     """Returns the mean of each loss with a value per sample, [records, samples].
 
-    If nothing is called a loss, those are what is computed from a target and has one value per
-    sample.
+    If no tensor is marked as a loss, tensors computed from a target with one value per sample are
+    used.
     """
     if "mean" not in names:
         return {}
@@ -192,9 +193,9 @@ def _losses(
 def _graded(
     cube: n.Floats, infos: list[SlotInfo], *, names: list[str], scene: Scene
 ) -> dict[Side, n.Floats]:
-    """Returns the size of the gradient at the prediction, which stands for a loss per sample.
+    """Returns the magnitude of the gradient at the prediction, used instead of a loss per sample.
 
-    It grows with the loss of a sample where that is a squared error or a cross-entropy.
+    It grows with the loss of a sample if the loss is a squared error or a cross-entropy.
     """
     known = {scene.table.infos[slot].key for slot in predictions(scene)}
     chosen = [
@@ -206,14 +207,14 @@ def _graded(
     ]
     if not chosen or "l2" not in names:
         return {}
-    at, info = min(chosen, key=lambda pair: pair[0])  # a backward pass comes to it first
+    at, info = min(chosen, key=lambda pair: pair[0])  # the first one reached by a backward pass
     place = _place(info)
     side = Side(f"gradient of the loss at {info.key.node}", place, "l2")
     return {side: cube[:, at, :, names.index("l2")]}
 
 
 def _categories(run: Run, steps: NDArray[np.int64]) -> dict[Side, n.Floats]:
-    """Returns which samples belong to each category, if the spec asks for categories."""
+    """Returns which samples belong to each category, if the spec requests categories."""
     if run.spec.samples.by is None:
         return {}
     labels = [run.samples(int(step))["label"].tolist() for step in steps]
@@ -230,7 +231,7 @@ def _categories(run: Run, steps: NDArray[np.int64]) -> dict[Side, n.Floats]:
 def _within(cube: n.Floats) -> n.Floats:
     """Returns [records x samples, columns]: the deviation of each sample from its record's mean.
 
-    In units of the usual deviation in that record, so that trends of the training cancel out.
+    The unit is the usual deviation in that record, so that trends over the run cancel out.
     """
     known = np.where(np.isfinite(cube), cube, np.nan)
     there = np.isfinite(known)

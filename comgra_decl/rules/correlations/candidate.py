@@ -1,4 +1,4 @@
-"""A correlation on its way to the report, with what decides which of several are named."""
+"""A candidate for the report, with the data that decide which of several are named."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from comgra_decl.rules.window import Floats
 
 @dataclass(frozen=True)
 class Candidate:
-    """A correlation that chance does not explain.
+    """A statistically significant correlation.
 
     Attributes:
-        correlation: what it would report.
-        course: the course of its first side, aligned so that candidates compare.
-        origin: where its first side stands in a step.
+        correlation: the correlation to report.
+        course: the course of its first side, aligned so that candidates are comparable.
+        origin: the origin of its first side in a step.
     """
 
     correlation: Correlation

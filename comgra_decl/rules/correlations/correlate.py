@@ -1,4 +1,4 @@
-"""Finds correlations in a run, and keeps the most upstream of those that mean the same."""
+"""Finds correlations in a run, and reports only the most upstream of equivalent ones."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ if TYPE_CHECKING:
     from comgra_decl.spec.rules import Rules
 
 MOST = 10
-"""How many correlations to return by default."""
+"""Default number of correlations to return."""
 
 
 def correlate(
     run: Run, rules: Rules | None = None, *, trust: bool = False, most: int = MOST
 ) -> list[Correlation]:
-    """Returns the correlations in a stored run; those with the loss, and upstream ones, first.
+    """Returns the correlations in a stored run; those with the loss, and the most upstream, first.
 
     Compares losses and other metrics, the records at which rules fire, types of execution and
-    tags, and statistics of tensors, record by record. Where single samples are recorded, compares
-    their statistics with their losses and categories, and their categories with their losses.
-    Every comparison counts with all its lags; at most 5% of what is returned is expected to be due
-    to chance. A loss is not compared with its own target and its own gradients.
+    tags, and statistics of tensors, record by record. If individual samples are recorded, compares
+    their statistics with their losses and categories, and their categories with their losses. The
+    correction for multiple comparisons counts every comparison with all its lags; at most 5% of the
+    result is expected to be due to chance. A loss is not compared with its own target and
+    gradients.
 
     Args:
         run: as of its last `refresh`.
-        rules: whose events to compare; None for those of the run's spec, or the default.
+        rules: the rules whose events to compare; None for those of the run's spec, or the default.
         trust: see `diagnose`.
-        most: how many to return at most.
+        most: maximum number of correlations to return.
     """
     series, engine = series_of(run, rules, trust=trust)
     return among(series, most=most, samples=sampling(run, engine.scene))
@@ -52,7 +53,7 @@ def diagnose_and_correlate(
 ) -> tuple[Diagnosis, list[Correlation]]:
     """Returns the results of `diagnose` and `correlate`, reading all records once.
 
-    Records of a distributed run are read twice, because correlations are those of all ranks joined.
+    Records of a distributed run are read twice, because correlations use all ranks joined.
     """
     if len(run.ranks) > 1:
         together = correlate(run, rules, trust=trust, most=most)
@@ -65,32 +66,32 @@ def diagnose_and_correlate(
 def among(
     series: Series, *, most: int = MOST, samples: Sequence[Candidate] = ()
 ) -> list[Correlation]:
-    """Returns the correlations among series, and among samples; see `correlate`."""
+    """Returns the correlations between series and those across samples; see `correlate`."""
     return grouped([*samples, *differing(series), *moving(series), *happening(series)], most)
 
 
 _ALIKE = 0.7
-"""The least correlation at which two candidates count as one."""
+"""Minimum correlation at which two candidates count as equivalent."""
 
 _WEAKER = 0.6
-"""The least share of another candidate's strength that an upstream one needs to stand for it."""
+"""Minimum relative strength at which an upstream candidate represents another one."""
 
 MOST_ALSO = 20
-"""How many others that move with a correlation to name."""
+"""Maximum number of equivalent candidates to name with a correlation."""
 
 MOST_ALIKE = 4
-"""How many of one kind about one target to return at most."""
+"""Maximum number of correlations of one kind about one target."""
 
 
 def grouped(found: Sequence[Candidate], most: int) -> list[Correlation]:
-    """Returns the correlations to report, each with those that move with it.
+    """Returns the correlations to report, each with the candidates that move with it.
 
-    About the loss before others; of what moves together, what is most upstream in a training step
-    stands for the rest.
+    Correlations with the loss come first. Among candidates that move together, the most upstream
+    one in a training step represents the others.
 
     Args:
         found: all candidates.
-        most: how many to return.
+        most: maximum number to return.
     """
     leaders: list[Candidate] = []
     members: list[list[Correlation]] = []
@@ -111,9 +112,9 @@ def grouped(found: Sequence[Candidate], most: int) -> list[Correlation]:
 
 
 def _named(leader: Correlation, group: list[Correlation]) -> tuple[Side, ...]:
-    """Returns the others that move with a correlation, each once.
+    """Returns the other candidates that move with a correlation, without duplicates.
 
-    Without the complements of a group: that the rest has less follows from its having more.
+    Omits the complement of a group, which necessarily shows the opposite difference.
     """
     names = (
         m.first
@@ -124,7 +125,7 @@ def _named(leader: Correlation, group: list[Correlation]) -> tuple[Side, ...]:
 
 
 def _rank(candidate: Candidate) -> tuple[bool, int, float, bool]:
-    """Returns what sorts candidates; of two complementary groups, the one with more leads."""
+    """Returns a sort key for candidates; of complementary groups, the larger comes first."""
     correlation = candidate.correlation
     about_loss = is_loss_name(correlation.second.text)
     strength = round(correlation.strength, 3)
@@ -132,10 +133,10 @@ def _rank(candidate: Candidate) -> tuple[bool, int, float, bool]:
 
 
 def _stands_for(leader: Candidate, candidate: Candidate) -> bool:
-    """Whether the report of a leader covers a candidate."""
+    """Whether the report of the leading candidate covers another candidate."""
     ours, theirs = candidate.correlation, leader.correlation
     if ours.first.text == theirs.first.text and ours.second.text == theirs.second.text:
-        return True  # an event and a difference of one and the same tag
+        return True  # an event and a difference of the same tag
     if not _same(ours, theirs) or theirs.strength < _WEAKER * ours.strength:
         return False
     return _node(ours) == _node(theirs) or _alike(candidate.course, leader.course)
@@ -146,13 +147,13 @@ def _same(one: Correlation, other: Correlation) -> bool:
 
 
 def _node(correlation: Correlation) -> str:
-    """Returns the node of the candidate, for any statistic, pass and iteration."""
+    """Returns the node of a candidate, regardless of statistic, pass and iteration."""
     place = correlation.first.place
     return correlation.first.text if place is None else place.node
 
 
 def _alike(one: Floats, other: Floats) -> bool:
-    """Whether two courses are practically the same."""
+    """Whether two courses are practically identical."""
     if one.shape != other.shape:
         return False
     length = float(np.linalg.norm(one) * np.linalg.norm(other))

@@ -1,4 +1,4 @@
-"""A correlation between two things, as it is reported."""
+"""A correlation between two quantities, as reported."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Any, Literal
 from comgra_decl.rules.finding import Place
 
 Kind = Literal["moves", "happens", "samples", "differs"]
-"""moves: two series rise and fall together; happens: one event comes with another; samples: within
-a record, samples with more of one have more (or less) of the other; differs: records with a tag or
-of a type, or samples of a category, have more (or less) of a metric or loss than the others."""
+"""moves: two series rise and fall together; happens: one event coincides with another; samples:
+within a record, samples with larger values of one quantity have larger (or smaller) values of the
+other; differs: records with a tag or of a type, or samples of a category, have a larger (or
+smaller) metric or loss than the others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two things.
+    """One of the two quantities or events.
 
     Attributes:
         text: its name: "l2 of blocks.3 weight (update)", "loss", "tag hard".
-        place: the tensor, if it is one.
+        place: the tensor, if the side is one.
         statistic: the statistic of that tensor.
-        event: for events, what happens: "abnormally high"; "" for series.
+        event: for events, a description: "abnormally high"; "" for series.
     """
 
     text: str
@@ -35,29 +37,31 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Correlation:
-    """Two correlated things, with strength and certainty.
+    """Two correlated quantities or events, with strength and certainty.
 
     Attributes:
         kind: see `Kind`.
         first: the candidate, such as a statistic of a tensor.
-        second: what it is compared with, such as a loss.
+        second: the quantity that it is compared with, such as a loss.
         effect: a correlation from -1 to 1; for events, the share of `second` that come with
             `first`; for groups, Cliff's delta: the share of pairs in which the member has more,
             minus the share in which it has less.
         low: lower end of the 95% interval of the effect.
-        high: upper end of it.
+        high: upper end of this interval.
         base: for events, the share of all records with `first`; otherwise None.
-        lag_records: by how many records `first` precedes `second`; negative if it follows.
-        lag_steps: the same in steps, the median.
-        records: number of records behind it.
-        count: number of independent cases: effective records, episodes, or samples; for groups,
-            of members.
+        lag_records: number of records by which `first` precedes `second`; negative if `first`
+            follows.
+        lag_steps: the same in steps (median).
+        records: number of records used.
+        count: number of independent cases: effective records, episodes or samples; for groups, the
+            number of members.
         total: for groups, the number of members and others; otherwise 0.
-        medians: for groups, the median of `second` among members and among the others; None where
-            a trend makes these differ the other way round.
-        q: the share of false ones among all that are at least as clear (Benjamini and Hochberg).
-        first_step: a step that shows both.
-        also: others that practically coincide with `first`.
+        medians: for groups, the median of `second` among members and among the others; None if a
+            trend reverses their difference.
+        q: the false discovery rate among all results at least as significant (Benjamini and
+            Hochberg).
+        first_step: a step that shows the correlation.
+        also: other sides that practically coincide with `first`.
     """
 
     kind: Kind
@@ -79,7 +83,7 @@ class Correlation:
 
     @property
     def strength(self) -> float:
-        """How strong it is, from 0 to 1: the end of the interval nearer to no effect."""
+        """The strength from 0 to 1: the end of the interval nearer to no effect."""
         if self.base is not None:
             return max(0.0, self.low - self.base)
         return max(0.0, min(abs(self.low), abs(self.high)) if self.low * self.high > 0 else 0.0)
@@ -148,7 +152,7 @@ class Correlation:
         return f"{whose} have a {more} {self.second} ({'; '.join(how)})."
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as JSON-compatible data."""
+        """Returns the correlation as JSON-compatible data."""
         return {**asdict(self), "sentence": self.sentence}
 
 

@@ -1,4 +1,4 @@
-"""Where a quantity stands in a training step: upstream ones may be causes of those downstream."""
+"""The origin of quantities in a training step; upstream ones may cause those downstream."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from comgra_decl.rules.table import is_gradient
 
 
 class Origin(IntEnum):
-    """The part of a step in which a quantity comes about, upstream first."""
+    """The part of a step in which a quantity originates, upstream first."""
 
     DATA = 0
     """Inputs of the model, tags, types of execution, categories of samples."""
 
     METRIC = 1
-    """Metrics that the program logs, such as a learning rate or a temperature."""
+    """Metrics logged by the program, such as a learning rate or a temperature."""
 
     FORWARD = 2
     """Activations, parameters and buffers."""
 
     OUTCOME = 3
-    """What measures the result: losses, accuracies, rules that fire."""
+    """Measures of the result: losses, accuracies, rules that fire."""
 
     BACKWARD = 4
     """Gradients and updates."""
@@ -42,7 +42,7 @@ def is_loss_name(name: str) -> bool:
 
 
 def of_metric(name: str) -> Origin:
-    """Returns where a metric stands, by its name."""
+    """Returns the origin of a metric, by its name."""
     lower = name.lower()
     if "grad" in lower:
         return Origin.BACKWARD
@@ -56,10 +56,10 @@ def is_loss(info: SlotInfo) -> bool:
 
 
 class Origins:
-    """Where the tensors of a run stand, and which of them belong to the loss.
+    """The origins of a run's tensors, and which tensors belong to the loss.
 
-    A tensor belongs to the loss if it is a target, a loss, or computed from one of these. Of the
-    loss it says what the loss says itself.
+    A tensor belongs to the loss if it is a target, a loss, or computed from a target or loss. Its
+    correlation with the loss is trivial.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -77,7 +77,7 @@ class Origins:
         return key._replace(pass_="forward") in self._own
 
     def of(self, info: SlotInfo) -> Origin:
-        """Returns where a tensor stands."""
+        """Returns the origin of a tensor."""
         pass_ = info.key.pass_
         if is_gradient(pass_) or pass_ == "update":
             return Origin.BACKWARD
@@ -89,7 +89,7 @@ def _is_target_or_loss(info: SlotInfo) -> bool:
 
 
 def _downstream(structure: Structure, start: Iterable[int]) -> set[int]:
-    """Returns what is computed from the given nodes of a graph, directly or not."""
+    """Returns the nodes computed directly or indirectly from the given nodes of a graph."""
     reached, waiting = set(start), list(start)
     sinks: dict[int, list[int]] = {}
     for a, b, _ in structure.edges:
@@ -103,7 +103,7 @@ def _downstream(structure: Structure, start: Iterable[int]) -> set[int]:
 
 
 def _only_for(structure: Structure, own: set[int]) -> set[int]:
-    """Returns the inputs that nothing but the loss uses: targets that the model is given."""
+    """Returns the inputs used only by the loss: targets passed to the model."""
     inputs = {at for at, kind in enumerate(structure.kinds) if kind == "input"}
     used = {a for a, b, _ in structure.edges if a in inputs and b not in own}
     return {a for a, b, _ in structure.edges if a in inputs and b in own} - used

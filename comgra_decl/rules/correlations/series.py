@@ -1,4 +1,4 @@
-"""Everything in a run that has a value at each training record, as columns."""
+"""The quantities of a run with a value at each training record, as columns."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from comgra_decl.spec.rules import Rules
 
 MOST_VALUES = 30_000_000
-"""How many numbers to hold in memory."""
+"""Maximum number of values in memory."""
 
 MODES = ("train", "eval")
-"""The types of steps without a tag."""
+"""The types of untagged steps."""
 
 LEAST = 0.8
-"""The least share of records that must have a series."""
+"""Minimum share of records in which a series must have a value."""
 
 
 @dataclass
 class Series:
-    """Columns over the `n` training records.
+    """Columns of values at the `n` training records.
 
     Attributes:
         steps: of the records, int64 [n].
-        sides: what each column of `values` is.
+        sides: the side that each column of `values` describes.
         values: statistics of slots, float32 [n, m]; NaN where missing.
         numbers: losses and other metrics by name, float32 [n] each.
-        marks: at which records something holds, bool [n] each: a rule fires, a type, a tag.
-        origins: where each column of `values` stands in a step; empty if unknown.
+        marks: the records with a firing rule, a type or a tag, bool [n] each.
+        origins: the origin of each column of `values`; empty if unknown.
     """
 
     steps: NDArray[np.int64]
@@ -54,24 +54,24 @@ class Series:
     origins: list[Origin] = field(default_factory=list)
 
     def origin(self, column: int) -> Origin:
-        """Returns where a column of `values` stands."""
+        """Returns the origin of a column of `values`."""
         return self.origins[column] if self.origins else Origin.FORWARD
 
     @property
     def groups(self) -> dict[Side, NDArray[np.bool_]]:
-        """The marks that the program sets itself: types of execution and tags."""
+        """The marks set by the program: types of execution and tags."""
         return {side: mark for side, mark in self.marks.items() if is_group(side)}
 
 
 def is_group(side: Side) -> bool:
-    """Whether this is a type of execution or a tag."""
+    """Whether a mark is a type of execution or a tag."""
     return side.text.startswith(("type ", "tag "))
 
 
 def series_of(
     run: Run, rules: Rules | None = None, *, trust: bool = False
 ) -> tuple[Series, Engine]:
-    """Returns all series of a run, and its rules, which have seen all of it.
+    """Returns all series of a run, and its rules, which have checked the whole run.
 
     Of a run with more than `MOST_VALUES` numbers, the series cover evenly spaced records.
     """
@@ -100,13 +100,13 @@ def series_of(
 
 
 def _every(parts: list[NDArray[np.bool_]], reader: _Reader) -> NDArray[np.bool_]:
-    """Returns a rule's column for the records that were kept; empty if the rule did not see all."""
+    """Returns a rule's column for the selected records; empty if the rule did not check all."""
     column = np.concatenate(parts)
     return column[:: reader.every] if len(column) == reader.seen else column[:0]
 
 
 class _Reader(Rule):
-    """Keeps the statistics of every n-th training record; finds nothing."""
+    """A rule without findings that collects the statistics of every n-th training record."""
 
     name = "_together"
 
@@ -130,7 +130,7 @@ class _Reader(Rule):
 
 
 def _watch(rule: SlotRule, hits: list[NDArray[np.bool_]]) -> None:
-    """Makes a rule note at which records its condition holds, whatever its patience."""
+    """Makes a rule store the records at which its condition holds, regardless of its patience."""
     measure: Callable[..., Any] = rule.measure
 
     def watched(window: Window, at: Any) -> Any:
@@ -143,7 +143,7 @@ def _watch(rule: SlotRule, hits: list[NDArray[np.bool_]]) -> None:
 
 
 def _joined(windows: list[Floats], slots: int) -> Floats:
-    """Returns [records, slots, statistics]; earlier windows know fewer slots."""
+    """Returns [records, slots, statistics]; earlier windows have fewer slots."""
     wide = [
         np.pad(w, ((0, 0), (0, slots - w.shape[1]), (0, 0)), constant_values=np.nan)
         for w in windows
@@ -154,7 +154,7 @@ def _joined(windows: list[Floats], slots: int) -> Floats:
 def _columns(
     table: SlotTable, names: tuple[str, ...], *, cube: Floats, origins: Origins
 ) -> tuple[list[Side], Floats, list[Origin]]:
-    """Returns the series that most records have and that change; leaves out those of the loss."""
+    """Returns the series that vary and exist in most records; omits those of the loss."""
     wanted = table.floating & ~table.where(lambda i: origins.belongs_to_loss(i.key))
     flat = cube.reshape(len(cube), -1)
     there = np.isfinite(flat)
@@ -175,7 +175,7 @@ def _columns(
 def _numbers(run: Run, steps: NDArray[np.int64]) -> dict[str, Floats]:
     """Returns each metric at the records; one column for all types of training records.
 
-    Otherwise no loss would span two types, or steps with and without a tag.
+    Separate columns would prevent comparing a loss between types, or with and without a tag.
     """
     records = run.records
     trained = set(records["type"][records["mode"] == "train"])
@@ -191,7 +191,7 @@ def _numbers(run: Run, steps: NDArray[np.int64]) -> dict[str, Floats]:
 
 
 def _labelled(table: pd.DataFrame, trained: set[str]) -> list[str]:
-    """Returns what each number belongs to: its metric, and its type unless that is trained."""
+    """Returns the series of each value: its metric, and its type unless that is a training type."""
     pairs = list(zip(table["name"], table["type"], strict=True))
     alone = {name for name, group in table.groupby("name") if group["type"].nunique() == 1}
     return [
@@ -201,7 +201,7 @@ def _labelled(table: pd.DataFrame, trained: set[str]) -> list[str]:
 
 
 def _fired(columns: dict[str, NDArray[np.bool_]], records: int) -> dict[Side, NDArray[np.bool_]]:
-    """Returns when each rule fired; leaves out rules that did not see every record."""
+    """Returns the records at which each rule fired; omits rules that did not check every record."""
     return {
         Side(f"rule {name}"): column
         for name, column in columns.items()
@@ -212,7 +212,7 @@ def _fired(columns: dict[str, NDArray[np.bool_]], records: int) -> dict[Side, ND
 def _labels(run: Run, steps: NDArray[np.int64]) -> dict[Side, NDArray[np.bool_]]:
     """Returns which records have each type and tag, if there are several.
 
-    The first tag of a step is its type, unless the spec says what the types are.
+    The first tag of a step is its type, unless the spec defines the types.
     """
     records = run.records
     records = records[(records["mode"] == "train") & records["step"].isin(steps)]

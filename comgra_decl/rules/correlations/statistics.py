@@ -1,4 +1,4 @@
-"""Makes series comparable, and computes what chance would produce; all columns at once."""
+"""Makes series comparable and computes chance levels, for all columns together."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Doubles = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 WINDOW = 31
-"""How many records define the usual size of a series."""
+"""Number of records that define the usual magnitude of a series."""
 
 _CLIP = 3.0
-_EVEN = 0.02  # squared bend over squared change: changes correlate by 99% with the next
-_MEMORY = 20  # records over which a series may correlate with itself
+_EVEN = 0.02  # squared bend over squared change: adjacent changes correlate by 99%
+_MEMORY = 20  # records over which autocorrelation is considered
 
 
 def smoothed(columns: Floats, window: int = WINDOW) -> Floats:
-    """Returns the centered moving mean of each column [n, m], ignoring what is not finite."""
+    """Returns the centered moving mean of each column [n, m], ignoring non-finite values."""
     half = min(window, len(columns)) // 2
     known = np.isfinite(columns)
     sums = _cumulated(np.where(known, columns, 0))
@@ -40,7 +40,7 @@ def _cumulated(columns: NDArray[np.floating]) -> Doubles:
 
 
 def levelled(columns: Floats) -> Floats:
-    """Returns the columns; those that are always positive as logarithms."""
+    """Returns the columns, with those that are always positive as logarithms."""
     with np.errstate(all="ignore"):
         positive = ~(columns <= 0).any(axis=0)
         levels = np.where(positive, np.log(np.where(columns > 0, columns, 1)), columns)
@@ -50,15 +50,15 @@ def levelled(columns: Floats) -> Floats:
 
 
 def changes(columns: Floats) -> Floats:
-    """Returns the change between records, in units of the usual change there, [n - 1, m].
+    """Returns the changes between records, in units of the usual change there, of shape [n - 1, m].
 
-    Trends cancel out: a difference keeps only their mean, and the usual change is that of nearby
-    records. Larger changes are clipped to 3 usual ones. Each column has mean 0 and length 1, and is
-    0 where values are missing, which makes correlations smaller, never larger.
+    Trends cancel out: only their mean remains in a difference, and the usual change is that of
+    nearby records. Changes are clipped to 3 units. Each column has mean 0 and length 1, and is 0
+    where values are missing, which can only reduce correlations.
     """
     found = np.diff(levelled(columns), axis=0)
     smooth = _is_smooth(found)
-    for _ in range(2):  # the second pass removes what the first leaves of a bend
+    for _ in range(2):  # the second pass removes the rest of a bend
         found -= smoothed(found)
     scale = smoothed(np.abs(found))
     scale[:, smooth] = np.nan
@@ -69,7 +69,7 @@ def changes(columns: Floats) -> Floats:
 
 
 def detrended(columns: Floats) -> Floats:
-    """Returns how far each value is from nearby ones, in units of the usual distance there."""
+    """Returns the distance of each value from nearby ones, in units of the usual distance there."""
     found = levelled(columns)
     for _ in range(2):  # as in `changes`
         found -= smoothed(found)
@@ -81,7 +81,7 @@ def detrended(columns: Floats) -> Floats:
 def ranked(columns: Floats) -> Floats:
     """Returns the rank of each value in its column, from -1 to 1; 0 where values are missing.
 
-    Equal values share a rank. The middle rank is moved a little, so that 0 always means missing.
+    Equal values share a rank. The middle rank is shifted slightly, so that 0 always means missing.
     """
     found = np.zeros_like(columns)
     for column in range(columns.shape[1]):
@@ -94,13 +94,13 @@ def ranked(columns: Floats) -> Floats:
 
 
 def _is_smooth(found: Floats) -> NDArray[np.bool_]:
-    """Returns which columns change so evenly that they contain nothing but a trend."""
+    """Returns which columns change so evenly that they contain only a trend."""
     bends = np.diff(found, axis=0)
     return np.asarray(np.nanmean(bends**2, axis=0) < _EVEN * np.nanmean(found**2, axis=0))
 
 
 def normalized(columns: Floats) -> Floats:
-    """Returns columns of length 1 and, over what is not 0, mean 0; constant ones are 0."""
+    """Returns columns of length 1; non-zero elements have mean 0, constant columns become 0."""
     there = columns != 0
     columns = columns - columns.sum(axis=0) / np.maximum(there.sum(axis=0), 1)
     columns = np.where(there, columns, 0)
@@ -119,7 +119,7 @@ def independent(count: Doubles, ours: Floats, theirs: Floats) -> Doubles:
     """Returns the number of independent records among `count`, [m, k] (Bartlett's formula).
 
     Args:
-        count: the number of records that both have, [m, k].
+        count: the number of records with values of both, [m, k].
         ours: the result of `memory`, [20, m].
         theirs: the result of `memory`, [20, k].
     """
@@ -128,7 +128,7 @@ def independent(count: Doubles, ours: Floats, theirs: Floats) -> Doubles:
 
 
 def chance(correlation: Doubles, count: Doubles) -> Doubles:
-    """Returns the probability that chance produces a correlation at least as large (Fisher)."""
+    """Returns the probability of a correlation at least as large by chance (Fisher)."""
     free = np.maximum(count - 3, 0.0)
     with np.errstate(divide="ignore"):
         score = np.arctanh(np.clip(np.abs(correlation), 0, 1 - 1e-7)) * np.sqrt(free)
@@ -154,9 +154,9 @@ def share_interval(hits: int, count: int) -> tuple[float, float]:
 
 
 def false_shares(chances: Doubles, tried: int) -> Doubles:
-    """Returns, for each chance, the share of false ones if all up to it are accepted.
+    """Returns, for each probability, the false discovery rate if all up to it are accepted.
 
-    Benjamini and Hochberg (1995). `chances` may be a part of the `tried` comparisons.
+    Benjamini and Hochberg (1995). `chances` may be a subset of the `tried` comparisons.
     """
     order = np.argsort(chances)
     rank = np.arange(1, len(chances) + 1)
