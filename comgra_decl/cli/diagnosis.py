@@ -143,14 +143,14 @@ def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
 
 
 def _denied(diagnosis: Diagnosis) -> int:
-    """Returns how many questions of the checklist are answered with no."""
+    """Return the number of checklist questions that are answered with no."""
     from comgra_decl.rules import health
 
     return sum(check.colour in ("red", "amber") for check in health(diagnosis))
 
 
 def _health(diagnosis: Diagnosis) -> Group:
-    """Returns the checklist: a line for each question with its numbers, and what none can see."""
+    """Return the checklist, one line per question with its numbers, and its limits."""
     from comgra_decl.rules import health, unseen
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
@@ -172,7 +172,7 @@ def _health(diagnosis: Diagnosis) -> Group:
 
 
 def _numbers(check: Check) -> str:
-    """Returns what is shown beside an answer: who looked, if not all, and the numbers."""
+    """Return the text next to an answer: the numbers, and how many rules checked if not all."""
     parts = [check.state] if check.colour in ("partly", "unchecked") else []
     return "; ".join([*parts, *([check.numbers] if check.numbers else [])])
 

@@ -1,8 +1,8 @@
-"""Stops a program in pdb at its next module call, because a finding asks for it."""
+"""Stops a program in pdb at its next module call, as requested by a finding."""
 
 from __future__ import annotations
 
-import pdb  # noqa: T100  (it is what this is for)
+import pdb  # noqa: T100 (intended)
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -15,9 +15,9 @@ from comgra_decl.hooks.recursion import EveryCall
 
 
 class Breakpoint:
-    """Opens a debugger once, in the program's frame that calls a module next.
+    """Opens a debugger once, in the program's frame that makes the next module call.
 
-    Nothing is hooked until a stop is requested, so a program without findings runs as ever.
+    No hook is installed until a stop is requested, so a program without findings is unaffected.
 
     Args:
         debugger: creates the debugger.
@@ -40,7 +40,7 @@ class Breakpoint:
             self._calls.install()
 
     def remove(self) -> None:
-        """Drops a request that no module call has met."""
+        """Drops a request that no module call has served."""
         self._calls.remove()
         self._used = True
 
@@ -55,14 +55,14 @@ class Breakpoint:
         self._open(_program_frame())
 
     def _open(self, frame: FrameType) -> None:
-        """Prompts in a frame; goes on with tracing if the person steps, and ends on `quit`."""
+        """Prompts in a frame; continues to trace frames if the user steps, and exits on `quit`."""
         debugger = self._debugger()
         debugger.reset()
         debugger.interaction(frame, None)
         if debugger.quitting:
             raise SystemExit("comgra: the program was ended in the debugger")
         if debugger.stoplineno == -1 and not debugger.breaks:
-            return  # `continue`: nothing to stop at
+            return  # `continue`: no further stops
         above: FrameType | None = frame
         while above is not None:
             above.f_trace = debugger.trace_dispatch
@@ -72,7 +72,7 @@ class Breakpoint:
 
 
 def _program_frame() -> FrameType:
-    """Returns the innermost frame that is neither ours nor that of torch's module calls."""
+    """Returns the innermost frame outside comgra_decl and torch's module calls."""
     frame = sys._getframe(2)  # noqa: SLF001
     while frame.f_back is not None and frame.f_code.co_filename == _torch_module.__file__:
         frame = frame.f_back

@@ -62,7 +62,7 @@ class Session:
         self._rules: LiveRules | None = None
         self._actions: Actions | None = None
         self._ending: Placed | None = None  # the hook that may stop the program
-        self._breakpoint: Breakpoint | None = None  # stops it in a debugger, if asked for
+        self._breakpoint: Breakpoint | None = None  # stops it in a debugger, if requested
         self._say: Callable[[ScalarBatch], None] = lambda _: None
         self._pid = os.getpid()
         self._place: Place | None = None
@@ -135,7 +135,7 @@ class Session:
             self._ending.remove()
         if writer is not None:
             writer.close(_CLOSE_TIMEOUT)
-        if self._breakpoint is not None:  # what is found at the very end has no call to stop at
+        if self._breakpoint is not None:  # no call follows at which it could stop
             self._breakpoint.remove()
         if self._room is not None:
             self._room.give_back()

@@ -129,7 +129,7 @@ class SpikeTrigger(SpecModel):
 
 
 class FunctionTrigger(SpecModel):
-    """Fires when a function of your own says so; other keys are passed to it as keyword arguments.
+    """Fires when your own function requests it; other keys are passed to it as keyword arguments.
 
     The function is called with a `comgra_decl.keep.StepView` after every step and returns whether
     to keep it, or the reason as a string. It runs on the writer thread. If it raises, the error is

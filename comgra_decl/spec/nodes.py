@@ -102,7 +102,7 @@ class Selector(SpecModel):
     """Selects the modules that match every key given here; one pattern of each list must match."""
 
     path: Globs = []
-    """Globs over module paths: `*` is one level, `**` any number. Empty means any path."""
+    """Globs over module paths: `*` matches one level, `**` any number. Empty means any path."""
 
     class_: Annotated[list[ClassName], BeforeValidator(_listed)] = Field([], alias="class")
     """Names of the module's class or of one of its base classes; globs. Empty means any class."""

@@ -190,7 +190,7 @@ class DeviceStep:
         self._address = getattr(stream, "cuda_stream", 0)
 
     def _stays(self) -> bool:
-        """Whether `follow` would do nothing, at a fraction of its cost."""
+        """Returns, at a fraction of its cost, whether `follow` would do nothing."""
         if self._module is None:
             return True
         current: int = torch_private.raw_stream(self.device.index)
@@ -376,7 +376,7 @@ class DeviceStep:
                 tensor.record_stream(self._stream)
         sums = [self._group_sums(group.rows[0, :rows]) for group, rows, _ in part.groups]
         sums += step.sums
-        if self.wide is not torch.float64 and sums:  # one copy, which blocks the program
+        if self.wide is not torch.float64 and sums:  # a single copy, since each blocks the program
             sums = [torch.cat(sums).to(_HOST).to(torch.float64)]
         grouped = [node for node in part.nodes if node.group is not None and node.count]
         picks = step.picks + [_group_sample(node) for node in grouped]
@@ -569,7 +569,7 @@ def _floats(host: Tensor) -> NDArray[np.float32]:
 
 
 def _judge(node: Node, later: NDArray[np.float64], at_once: NDArray[np.float64]) -> None:
-    """Allows deferring a tensor if reading it later gave the same sums as immediately."""
+    """Allows deferring a tensor if the late and the immediate reading gave the same sums."""
     if node.put_off is PutOff.SEEN:
         same = is_same(later, at_once, node.shape.elements)
         node.put_off = PutOff.SAFE if same else PutOff.NEVER

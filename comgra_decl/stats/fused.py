@@ -1,4 +1,4 @@
-"""Computes raw sums of many tensors on a GPU in few launches; each number is read once.
+"""Computes raw sums of many tensors on a GPU in few launches, reading each number once.
 
 The work of a launch is planned once for tensors of the same sizes (`Plan`), and its table stays
 on the device. The results, one row per piece of a long row and per short row, go to memory that
@@ -130,7 +130,7 @@ class Plan:
         return self.results + pieces * np.arange(1, each.rows + 1)
 
     def _add_samples(self, part: NDArray[np.int64], each: Rows) -> None:
-        """Assigns each program the sample elements that it reads anyway."""
+        """Assigns to each program the sample elements that it already reads."""
         if not each.picked:
             part[:, 6] = 1
             return
@@ -170,7 +170,7 @@ def width_of(length: int) -> int:
 class Arena:
     """Device memory for the results of a step's launches, reused by the next step.
 
-    If a step leaves much data, copies to the host start within it and the memory is reused.
+    If a step produces much data, copies to the host start within the step and the memory is reused.
 
     Attributes:
         shipped: the first blocks on the host, uint8; valid once the stream has reached the copy.
@@ -207,7 +207,7 @@ class Arena:
         return self._blocks[number - len(self.shipped)]
 
     def used(self) -> Iterator[Tensor]:
-        """Yields taken rows that were not copied yet, block by block."""
+        """Yields the taken rows that have not been copied yet, block by block."""
         for block, size in zip(self._blocks, self._used, strict=False):
             yield block[:size]
 
@@ -469,7 +469,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def warn_once(device: str, error: Exception) -> None:
-    """Logs why a device is read by torch's operations, once per process."""
+    """Logs, once per process, why torch's operations are used for a device."""
     why = f"{type(error).__name__}: {error}"
     if (device, why) in _warned:
         return

@@ -144,7 +144,7 @@ class _Repeats:
         self.trials: list[tuple[_Which, int, int]] = []
 
     def forget(self) -> None:
-        """Recognises nothing that was read so far."""
+        """Forgets everything read so far."""
         self._read: dict[Hashable, int] = {}
         self._storages: list[StorageWeakRef] = []
         # what `known` found: a new tensor and its storage, or a repetition and its first number
@@ -172,7 +172,7 @@ class _Repeats:
         return None
 
     def kept(self, index: int) -> None:
-        """Notes that the tensor for which `known` found no number was read, and its number."""
+        """Stores the number of a tensor that was read because `known` found no number for it."""
         found, self._found = self._found, None
         if found is None:
             return
@@ -184,7 +184,7 @@ class _Repeats:
             self._storages.append(StorageWeakRef(other))
 
     def judge(self, which: _Which, *, same: bool) -> None:
-        """Notes whether both reads of a repetition gave the same numbers."""
+        """Stores whether both reads of a repetition gave the same numbers."""
         if len(self._trusted) >= MOST_NODES:
             self._trusted.clear()
         self._trusted[which] = same and self._trusted.get(which, True)
@@ -279,7 +279,7 @@ class Reducer:
         self._seen[id(tensor)] = seen
 
     def _take_known(self, tensor: Tensor, batch_dim: int | None) -> int | None:
-        """Fast path of `add` for most tensors of most steps, in half the time.
+        """Fast path of `add` for most tensors of most steps; takes half the time.
 
         Copies a known tensor's memory as bytes, or defers it on an accelerator. Calls no torch
         operation, so no mode or hook can observe it.
@@ -479,7 +479,7 @@ class Reducer:
         raw: Rows,
         trials: list[tuple[_Which, int, int]],
     ) -> None:
-        """Waits for a step and compares what was read twice in it."""
+        """Waits for a step and compares the tensors that were read twice in it."""
         assert wait is not None
         wait()
         unjudged, trials[:] = trials[:], []  # `wait` may be called again

@@ -1,4 +1,4 @@
-"""Four recipes to compute raw sums from numbers, with the same result.
+"""Four recipes for computing raw sums from numbers, with equal results.
 
 All give float64 with the columns of `records.Raw`, one row per sample. They differ in what is
 subtracted before squaring (the pivot), which is therefore part of the row:

@@ -20,7 +20,7 @@ COLOURS = {"error": RED, "warning": AMBER, "hint": BLUE}
 """Colours by severity on the step bar, in heat maps and in the graph."""
 
 RULE = "rule:"
-"""Prefix of a rule name in `colour`, if a single rule paints the graph."""
+"""Prefix of a rule name in `colour` if a single rule colours the graph."""
 
 _CALM = "#dde4ea"
 _RANK = {"hint": 0, "warning": 1, "error": 2}
@@ -47,14 +47,14 @@ def findings_of(view: RunView) -> tuple[Finding, ...]:
 
 
 def rules_of(view: RunView) -> tuple[str, ...]:
-    """Returns the rules with findings about a tensor, the worst first."""
+    """Returns the rules with findings about a tensor, worst first."""
     return tuple(dict.fromkeys(f.rule for f in findings_of(view) if f.place is not None))
 
 
 def painted_rule(view: RunView, colour: str) -> str | None:
-    """Returns the rule that paints the graph: "" for all rules, None for none.
+    """Returns the rule that colours the graph; "" for all rules, None for none.
 
-    A rule without findings paints nothing.
+    Returns None for a rule without findings.
     """
     if colour == "findings":
         return ""
@@ -66,7 +66,7 @@ def painted_rule(view: RunView, colour: str) -> str | None:
 
 
 def finding_marks(view: RunView, type_: str) -> tuple[FindingMark, ...]:
-    """Returns a flag per step at which findings begin; its title lists the worst first."""
+    """Returns a flag for each step at which findings begin; its title lists them, worst first."""
     steps = view.steps(type_)
     marks: dict[int, FindingMark] = {}
     for finding in findings_of(view):
@@ -116,7 +116,7 @@ def paint_of(
     view: RunView, at: Selection, graph: Graph, *,
     boxes: Iterator[tuple[str, tuple[str, ...]]], rule: str = "",
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:  # fmt: skip
-    """Returns the paint of every box (id, names of the nodes inside), and the legend.
+    """Returns the colour of every box (id, names of the nodes inside), and the legend.
 
     Combines all rules, or uses the given one.
     """

@@ -21,7 +21,7 @@ class Found:
     Attributes:
         diagnosis: The findings; None if no rules have run.
         correlations: The correlations; None if not computed yet.
-        source: Whether `diagnosis` was stored during recording or computed since.
+        source: Whether `diagnosis` was stored during recording or computed afterwards.
         looking: Whether a check is running.
         problem: Error of the last check; "" if it succeeded.
     """
@@ -66,10 +66,10 @@ def found(view: RunView) -> Found:
 
 
 def look(view: RunView) -> threading.Event:
-    """Starts a check of the whole run, unless one is running. Returns an event set at its end.
+    """Starts a check of the whole run, unless one is running; returns an event set at its end.
 
     Opens the run separately on a background thread, so that the page stays responsive. Sessions
-    notice the end of the check through `looks`.
+    detect the end of the check through `looks`.
     """
     known = _looks.get(view)
     if known is not None and not known.over.is_set():

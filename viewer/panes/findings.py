@@ -24,7 +24,7 @@ _MOST_OTHERS = 6
 
 
 class FindingsPane(Pane):
-    """Findings with links to tensors and steps; runs the rules on finished runs once."""
+    """The findings pane, with links to tensors and steps; runs the rules once on finished runs."""
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "role", "looked"})
     sizing: ClassVar = "stretch_width"
@@ -48,7 +48,7 @@ class FindingsPane(Pane):
             self.view.param.update(html=content, tokens=_tokens(content))
 
     def _look(self, shown: Shown) -> None:
-        """Starts a check in the background; the session's poll notices its end."""
+        """Starts a check in the background; its end is detected by the session's polling."""
         over = look(shown.view)
         if pn.state.curdoc is None:  # a notebook has no polling
             over.wait()
@@ -141,7 +141,7 @@ def _check(check: Check) -> str:
 
 
 def _unseen(diagnosis: Diagnosis) -> str:
-    """Returns what the checklist cannot see, so that it never stands alone."""
+    """Returns the limits of the checklist, which are always shown with it."""
     lines = "".join(f"<p>{_e(sentence)}</p>" for sentence in unseen(diagnosis))
     return f'<div class="caveats">{lines}</div>'
 

@@ -1,31 +1,31 @@
-"""Notices losses that suddenly are not finite, or jump, so that the next steps are recorded."""
+"""Detects losses that jump or become non-finite, so that the next steps are recorded."""
 
 from __future__ import annotations
 
 import math
 
-_BLOCK = 16  # losses; the range of the last two blocks is what is usual
-_JUMP = 3.0  # how many of these ranges above the largest of them
-_MOST = 16  # alarms of a run
+_BLOCK = 16  # losses; the last two blocks define the usual range
+_JUMP = 3.0  # threshold above the maximum, in units of this range
+_MOST = 16  # maximum number of alarms per run
 
 
 class LossAlarm:
-    """Follows the losses of a training, about a hundred nanoseconds each.
+    """Checks the losses of a run, in about a hundred nanoseconds per loss.
 
-    A loss is sudden if it is not finite, or above the largest of the last 16 to 32 losses by three
-    times their range and at least by their own size. After an alarm it takes 16 ordinary losses
-    until the next one, and there are at most 16 in a run.
+    A loss raises an alarm if it is not finite, or if it exceeds the largest of the last 16 to 32
+    losses by three times their range and at least by their own magnitude. After an alarm, 16
+    ordinary losses are required before the next one. A run has at most 16 alarms.
 
     Attributes:
-        reason: why there is an alarm; None if there is none, or it has been taken.
+        reason: the reason for the alarm; None if there is no alarm or it has been handled.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self._limit = math.inf
         self._low, self._high, self._count = math.inf, -math.inf, 0
-        self._before: tuple[float, float] | None = None  # of the last whole block
-        self._calm = 0  # ordinary losses still to come until the next alarm
+        self._before: tuple[float, float] | None = None  # of the last complete block
+        self._calm = 0  # ordinary losses still required before the next alarm
         self._left = _MOST
 
     def take(self, loss: float) -> None:

@@ -1,4 +1,4 @@
-"""Facts of the calls in which a prediction meets a target; see `records.LOSS_CALLS`."""
+"""Facts about the calls that compare a prediction with a target; see `records.LOSS_CALLS`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RESHAPING = (
     "View UnsafeView ReshapeAlias Reshape Squeeze Unsqueeze Select Slice Permute Transpose T "
     "Expand Alias AsStrided Clone Contiguous ToCopy Copy Index Gather Unflatten Split Unbind"
 ).split()
-"""What autograd calls functions that move, choose or copy elements without changing them."""
+"""Autograd's names of functions that move, select or copy elements without changing them."""
 
 _MOST_HOPS = 16
 _MOST_NODES = 20_000
@@ -29,14 +29,14 @@ def form_of(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def origin_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """Returns which function computed the values of a tensor, and over which dimension.
+    """Returns the function that computed the values of a tensor, and its dimension.
 
-    Functions that only move or choose elements are passed over.
+    Functions that only move or select elements are skipped.
 
     Returns:
-        `{"made_by": "Softmax", "dim": 1}`, without "dim" where the function has none, or where
-        elements have been moved since and dimensions may be others; empty where autograd does not
-        tell.
+        `{"made_by": "Softmax", "dim": 1}`, without "dim" if the function has no dimension or if
+        elements were moved afterwards, which may change dimensions; empty if autograd has no
+        information.
     """
     node = gradient_function(tensor)
     for hops in range(_MOST_HOPS):
@@ -51,10 +51,10 @@ def origin_of(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def batch_softmaxes(loss: torch.Tensor, batch: int) -> list[list[int]]:
-    """Returns the shapes of the softmaxes behind a loss that run over the batch.
+    """Returns the shapes of the softmaxes over the batch from which a loss is computed.
 
-    That is, over dimension 0 of a tensor with other dimensions as well, whose first one has the
-    size of the batch. Square ones are left out: similarities of a batch with itself.
+    These are softmaxes over dimension 0 of a tensor with further dimensions, if this dimension has
+    the size of the batch. Square tensors are omitted: they are similarities of a batch with itself.
     """
     found = []
     for node in _nodes_behind(loss):
@@ -68,9 +68,9 @@ def batch_softmaxes(loss: torch.Tensor, batch: int) -> list[list[int]]:
 def plain_arguments(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, bool | int | float | str | None]:
-    """Returns the further arguments of a loss function by name; `True` stands for a tensor.
+    """Returns the other arguments of a loss function by name; `True` represents a tensor.
 
-    Empty for operators and for functions of C++, which do not tell the names of their parameters.
+    Empty for operators and for C++ functions, whose parameter names are unavailable.
     """
     given = {**dict(zip(_parameter_names(func), args, strict=False)), **kwargs}
     found: dict[str, bool | int | float | str | None] = {}
@@ -85,7 +85,7 @@ def plain_arguments(
 
 
 def target_argument(func: Any) -> tuple[str, int] | None:
-    """Returns name and position of the target of a loss function; None for other functions."""
+    """Returns the name and position of a loss function's target parameter, or None."""
     names = _parameter_names(func)
     return next(
         ((name, names.index(name)) for name in ("target", "targets") if name in names), None
@@ -98,7 +98,7 @@ def _parameter_names(func: Any) -> tuple[str, ...]:
         return ()
     try:
         return tuple(inspect.signature(func).parameters)
-    except ValueError:  # `**` of tensors wraps a function of C++, which tells none of its names
+    except ValueError:  # `**` of tensors wraps a C++ function without parameter names
         return ()
 
 
@@ -131,6 +131,6 @@ def _dimension(node: Any) -> dict[str, int]:
 
 
 def _shape(node: Any) -> list[int]:
-    """Returns the shape of what a node of autograd's graph has computed, if this torch tells."""
+    """Returns the shape of the output of an autograd node, if this torch version provides it."""
     outputs = getattr(node, "_input_metadata", None)
     return [int(n) for n in outputs[0].shape] if outputs else []

@@ -38,7 +38,7 @@ _WITHOUT_RESULT = frozenset({"backward", "register_hook", "_record_function_ente
 
 
 class Targets(modes.OwnMode):
-    """Finds targets between a model's return and the next call of a model, or the optimizer.
+    """Finds targets between a model's return and the next model call or optimizer step.
 
     In this interval, a tensor is a target if a call combines it with something that the model
     computed with gradients, and it was neither computed by the model nor passed to it. For a loss
@@ -46,10 +46,10 @@ class Targets(modes.OwnMode):
     numbers with as many rows as the computed one that the program did not just create (noise,
     `torch.eye`, a mask).
 
-    The function mode sees only these few calls, not those of the model.
+    The function mode intercepts only these few calls, not the calls within the model.
 
     Args:
-        on_fault: called with an error in tracing itself.
+        on_fault: called with an error of tracing itself.
     """
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
@@ -75,10 +75,10 @@ class Targets(modes.OwnMode):
         if self._inserted:
             self._capture = None
             modes.remove(self)
-            self._inserted = False  # last, so that tracing's end cleans up after a fault
+            self._inserted = False  # last, so that ending the tracing cleans up after an error
 
     def interrupt(self) -> None:
-        """Stops looking during a call of a model that may not be trained, such as a teacher."""
+        """Stops looking during a call to a model that may not be trained, such as a teacher."""
         if self._capture is not None:
             self._waiting = self._capture
         self.pause()
@@ -95,7 +95,7 @@ class Targets(modes.OwnMode):
             self.look(waiting, self._graph, values=self._values)
 
     def wait(self, capture: StepCapture, *, values: bool) -> None:
-        """Prepares for targets from a compiled function, which shows them itself."""
+        """Prepares for targets from a compiled function, which reports them itself."""
         self._waiting, self._values = capture, values
 
     def shown(self, tensor: torch.Tensor) -> None:
@@ -195,7 +195,7 @@ class Targets(modes.OwnMode):
             return
         rows = {
             tensor.size(0) for tensor in computed if tensor.dim()
-        }  # nested ones have no `shape`
+        }  # nested tensors have no `shape`
         for tensor in inputs:
             if (
                 tensor.dim()
@@ -221,10 +221,10 @@ class Targets(modes.OwnMode):
     ) -> None:
         """Records the facts of a call that compares a prediction with a target, and the prediction.
 
-        A prediction that the model returned, in whatever shape, has been read already.
+        A prediction returned by the model, in any shape, has already been read.
         """
         declared = target_argument(func)
-        if not met and declared is not None:  # another loss of the same target, or a soft one
+        if not met and declared is not None:  # another loss of the same target, or a soft target
             name, position = declared
             value = args[position] if len(args) > position else kwargs.get(name)
             if isinstance(value, torch.Tensor):
@@ -265,12 +265,12 @@ class Targets(modes.OwnMode):
         return True
 
     def _take(self, capture: StepCapture, tensor: torch.Tensor) -> int | None:
-        """Records a target and returns its number, or None if it turns out not to be one.
+        """Records a target and returns its number, or None if the tensor is not a target.
 
-        The graph learns of it before the call that it entered is followed.
+        The target is added to the graph before the call that uses it is followed.
         """
         if self._graph is not None and self._graph.of(tensor).all:
-            return None  # made inside the model, on a way that only the graph sees
+            return None  # created inside the model, on a path that only the graph records
         number = self._count
         slot = _numbered(self._slots, number, "target", "target", "target")
         self._count += 1
