@@ -140,8 +140,8 @@ class VanishingGradient(SlotRule):
                 message=f"One network has won: {won} has fallen to {falls[won]:.1%} of its initial "
                 f"value, and the gradient of {scene.table.infos[slot].key.node} and the layers "
                 f"after it to {share[model]:.1%} of its initial norm, so it no longer learns.",
-                advice="Weaken the winning network: use a lower learning rate, fewer steps, noise on "
-                "its inputs, a gradient penalty or spectral normalization; or use a loss that does "
+                advice="Weaken the winning network: use a lower learning rate, fewer steps, noise "
+                "on its inputs, a gradient penalty or spectral normalization; or use a loss that does "
                 "not saturate (-log D(G(z)), hinge, Wasserstein).",
                 evidence={"loss": falls[won], "gradient": share[model]},
             )
