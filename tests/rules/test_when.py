@@ -41,7 +41,7 @@ def test_the_loss_of_every_step_narrows_the_interval_between_two_records(window:
     assert found.began == "between steps 73 and 74"
     assert found.evidence["first recorded at"] == 80
     assert "happened before the forward pass" in found.message
-    assert "backward pass or update of step 73" in found.message
+    assert "backward pass or the update of step 73" in found.message
 
 
 def test_without_losses_it_is_the_interval_between_the_records() -> None:
