@@ -172,7 +172,7 @@ def test_small_batches_of_classes_are_named_as_the_reason() -> None:
     for _ in range(3):
         tape.record({target: np.array([0, 1, 2, 3])})
     (unchecked,) = tape.play(ClassImbalance()).unchecked()
-    assert "no batch of at least 8 targets that are classes" in unchecked.reason
+    assert "no batch of at least 8 class targets" in unchecked.reason
 
 
 def test_a_very_short_run_must_diverge_further() -> None:

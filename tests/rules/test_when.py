@@ -40,7 +40,7 @@ def test_the_loss_of_every_step_narrows_the_interval_between_two_records(window:
     assert (str(found.place), found.after_step, found.first_step) == ("layer weight", 72, 74)
     assert found.began == "between steps 73 and 74"
     assert found.evidence["first recorded at"] == 80
-    assert "spoilt before the forward pass" in found.message
+    assert "happened before the forward pass" in found.message
     assert "backward pass or the update of step 73" in found.message
 
 
@@ -48,7 +48,7 @@ def test_without_losses_it_is_the_interval_between_the_records() -> None:
     found = only(tape_of_weight([0, 30, 72, 80, 88], bad_from=80), 7)
     assert (found.after_step, found.first_step) == (72, 80)
     assert found.span == "between steps 73 and 80, until step 88"
-    assert "at step 80, and not yet in the record before, of step 72" in found.message
+    assert "at step 80, but not in the previous record, step 72" in found.message
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_weights_spoilt_by_the_step_before_are_told_from_the_step_that_meets_the
     found = only(tape_of_weight([4, 5, 6], bad_from=6), 2)
     assert (found.first_step, found.is_exact, found.span) == (6, True, "step 6")
     assert found.message.endswith(
-        "from step 6 on; it was spoilt before the forward pass, by the backward pass or the "
-        "update of step 5."
+        "from step 6 on; this happened before the forward pass, in the backward pass or update of "
+        "step 5."
     )
 
 

@@ -54,9 +54,9 @@ class AttentionCollapse(SlotRule):
     certainty = 0.7
     definition = (
         "Attention is spread over fewer than `tokens` tokens for `patience` records in a row. This "
-        "number is 1 / E[sum p^2], averaged over all rows of probabilities p. A tensor counts as "
-        f"attention if it has at least three dimensions and at least {FEWEST_TOKENS} tokens, all "
-        "elements lie in [0, 1], and its mean is that of rows that sum to 1."
+        "number is 1 / E[sum p^2], with the expectation over all rows of probabilities p. A tensor "
+        f"counts as attention if it has at least three dimensions and at least {FEWEST_TOKENS} "
+        "tokens, all elements lie in [0, 1], and its mean is that of rows that sum to 1."
     )
     source = (
         "Entropy collapse: Zhai et al., Stabilizing Transformer Training (2023). The inverse "

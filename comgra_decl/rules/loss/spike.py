@@ -54,9 +54,9 @@ class LossSpike(LossRule):
     certainty = 0.5
     definition = (
         "A loss exceeds the mean of the previous `window` losses by `sigmas` standard deviations, "
-        "is at least `times` that mean, and exceeds it by a quarter of the median of the first ten "
-        "losses. The last condition ignores single unusual batches late in training, when losses "
-        "are tiny."
+        "is more than `times` that mean, and exceeds it by a quarter of the median of the first "
+        "ten losses. The last condition ignores single unusual batches late in training, when "
+        "losses are tiny."
     )
     source = (
         "OLMo-core's SkipStepOptimizer (6 deviations of 128 steps) and Lightning's SpikeDetection "

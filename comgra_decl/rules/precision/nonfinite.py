@@ -142,7 +142,7 @@ class Nonfinite(SlotRule):
         if info.kind == "parameter" and info.key.pass_ == "forward":
             # parameters are recorded before anything is computed in a step
             of = "of an earlier step" if after != first - 1 else f"of step {after}"
-            so = f"it became non-finite in the backward pass or the update {of}"
+            so = f"this happened before the forward pass, in the backward pass or update {of}"
         return f"{scene.table.place(slot)} contains NaN or infinity {when}{which}; {so}."
 
     def findings(self, scene: Scene) -> list[Finding]:

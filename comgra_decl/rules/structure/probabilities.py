@@ -180,9 +180,9 @@ class SigmoidTwice(SlotRule):
     certainty = 0.9
     definition = (
         "The prediction passed to `binary_cross_entropy_with_logits` was computed by a sigmoid or "
-        "softmax. If autograd does not show how it was computed, the rule requires that all "
-        "elements lie in [0, 1] in at least `patience` records and in no record outside, that they "
-        "come within 0.05 of both ends, and that the targets are not constant."
+        "softmax. If autograd does not show how it was computed, the rule requires that, in all of "
+        "at least `patience` records, all elements lie in [0, 1] and come within 0.05 of both "
+        "ends, and that the targets are not constant."
     )
     source = "A common mistake: a sigmoid before BCEWithLogitsLoss; own definition."
     advice = "Remove the sigmoid, or use BCELoss; apply the sigmoid where probabilities are needed."
