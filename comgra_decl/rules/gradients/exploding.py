@@ -80,11 +80,7 @@ class ExplodingGradient(SlotRule):
         return table.layer_gradients
 
     def measure(self, window: Window, at: Slots) -> Measured:
-<<<<<<< HEAD
-        """Compares each gradient with the others of the step and with the first records."""
-=======
         """Compares each gradient with the others of its step, and with the first records."""
->>>>>>> lang-ra
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
         there = (~np.isnan(known)).sum(1)

@@ -141,11 +141,7 @@ class VanishingGradient(SlotRule):
                 f"value, and the gradient of {scene.table.infos[slot].key.node} and the layers "
                 f"after it to {share[model]:.1%} of its initial norm, so it no longer learns.",
                 advice="Weaken the winning network: use a lower learning rate, fewer steps, noise "
-<<<<<<< HEAD
-                "on its inputs, a gradient penalty or spectral normalization; or use a loss that "
-=======
                 "on its inputs, a gradient penalty or spectral normalization. Or use a loss that "
->>>>>>> lang-ra
                 "does not saturate (-log D(G(z)), hinge, Wasserstein).",
                 evidence={"loss": falls[won], "gradient": share[model]},
             )
