@@ -61,7 +61,13 @@ class Checkout:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.against"],
             cwd=scratch,
-            env={**os.environ, "PYTHONPATH": str(scratch), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(scratch),
+                "OMP_NUM_THREADS": "1",
+                # The installed entry point names a module that an older checkout may not have.
+                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
