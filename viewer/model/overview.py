@@ -57,6 +57,7 @@ def overview(
 
     Covers all steps, or a window.
     """
+    at = at.wide
     slots = _lines(view, at.iteration, pass_)
     steps = view.steps(at.type)
     if not slots or not len(steps):

@@ -89,7 +89,7 @@ class OverviewPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Redraws if the statistic or the records changed; else moves the markers."""
-        at = shown.at
+        at = shown.at.wide
         pass_ = at.gradient if self._place else "forward"
         within = self.frame.window
         key = (shown.view, shown.view.revision, at.type, at.iteration, pass_, at.over,
@@ -165,7 +165,7 @@ def _palette(diverging: bool) -> list[str]:
 
 
 def _title(shown: Shown, pass_: str, picture: Overview | None) -> str:
-    at = shown.at
+    at = shown.at.wide
     parts = [pass_label(pass_), at.statistic, f"batch {BATCH_LABELS[at.over].lower()}"]
     if picture is not None:
         low, high = number(picture.scale.low, digits=3), number(picture.scale.high, digits=3)
