@@ -80,7 +80,8 @@ def overview_csv(view: RunView, at: Selection, pass_: str) -> bytes:
     counts = view.heat("nonfinite", pass_, "abs_max", at.type)
     lines = (
         [slot.node, slot.role, str(slot.iteration), *_cells(table, counts, slot.id)]
-        for slot in picture.slots
+        for slot in picture.recorded
+        if slot is not None
     )
     return written([*heads, *map(str, table.columns)], lines)
 

@@ -9,7 +9,7 @@ import panel as pn
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.components.chooser import Chooser
 from comgra_decl.viewer.escaping import html_text as _e
-from comgra_decl.viewer.model.labels import pass_label
+from comgra_decl.viewer.model.labels import named, pass_label
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.sheet import (
     Tensor,
@@ -99,6 +99,7 @@ class SheetPane(Pane):
         else:
             body, tokens = window_html(window_of(tensor, self._slicing, shown.window), self._axes())
         self.picture.show(picture_of(tensor, self._slicing), key=(key, self._slicing))
+        self.picture.frame.hover.name(named(shown.at))
         self.picture.label(*self._axes())
         self.picture.frame_window(window_of(tensor, self._slicing, shown.window), shown.order == "")
         self._write(_title(shown, tensor) + text_html(text_of(tensor)) + body, tokens)
