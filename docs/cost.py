@@ -114,12 +114,12 @@ host. The device memory that a record needs is limited: results are transferred 
 at most 16 MiB of small tensors are held until they are read, the tables of what to read take 8 MiB,
 and for a tensor with more than 131,072 samples, only the first 4,096 have individual statistics.
 
-Some tensors need more, because they are copied as a whole before they are read: those whose samples
-are not contiguous in memory (strided slices, expanded tensors, a batch dimension that is not the
-first), complex ones (as magnitudes), and dtypes that the kernels do not read (unsigned integers of
-16 bits or more, float8). A copy is freed after the tensor has been read; of small tensors, at most
-16 MiB of copies exist at a time. `update` keeps a copy of each parameter during the optimizer step,
-when the activations are already freed.
+Some tensors must be copied before they are read: those whose samples are not contiguous in memory
+(strided slices, expanded tensors, a batch dimension that is not the first), complex ones (as
+magnitudes), and dtypes that the kernels do not read (unsigned integers of 16 bits or more, float8).
+Copies of more than 16 MiB are made in parts of 2 million elements, each freed before the next;
+torch operations read them. Of smaller copies, at most 16 MiB exist at a time. `update` keeps a
+copy of each parameter during the optimizer step, when the activations are already freed.
 
 The rows of `compile: observed` need torch 2.13. Elsewhere the benchmark says so and judges idle
 compiled steps alone. On CUDA, a tensor that appears again in a step (same memory, version, shape
