@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from comgra_decl.errors import MissingPackageError, is_one_of
+from comgra_decl.errors import is_one_of
 from comgra_decl.records import Structure
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
@@ -19,6 +18,7 @@ from comgra_decl.store.parts import Part
 from . import arrays, derived, graphs, statistics
 from .arrays import Arrays
 from .chunks import Chunk, chunks
+from .display import from_viewer
 from .run_facts import RunFacts
 from .slot import Slot
 from .tables import findings_table, table_html
@@ -382,11 +382,24 @@ class Run(RunFacts):
             MissingPackageError: no viewer is installed.
             UnknownNameError: the pane, an argument, a node, a role, ... does not exist.
         """
-        for entry in entry_points(group="comgra_decl.viewer", name="notebook"):
-            return entry.load()(self, pane, **at)
-        raise MissingPackageError(
-            "no viewer is installed: install the package, not only its files (pip install .)"
-        )
+        return from_viewer("notebook")(self, pane, **at)
+
+    @property
+    def plot(self) -> Any:
+        """Plots of this run as HoloViews elements, which compose with `+` and `*`.
+
+        ```python
+        run.plot.series("memory", "std") * run.plot.series("head", "std")
+        run.plot.heat("l2", of="grad") + run.plot.kpis()
+        ```
+
+        Its methods are `series`, `heat`, `kpis` and `cloud`; `Slot.plot` and `Group.plot` have
+        others.
+
+        Raises:
+            MissingPackageError: no viewer is installed.
+        """
+        return from_viewer("plot")(self)
 
     def _repr_html_(self) -> str:
         steps = self.steps

@@ -14,6 +14,7 @@ from comgra_decl.records import SlotInfo, SlotKey
 from comgra_decl.store.parts import Part
 
 from . import distributions, statistics
+from .display import from_viewer
 from .snapshot import Snapshot
 
 
@@ -214,6 +215,17 @@ class Slot:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         """Returns steps [k], counts [k, bins] and ranges [k, 2] of all recorded histograms."""
         return distributions.histograms(self._snapshot, self._info, type)
+
+    @property
+    def plot(self) -> Any:
+        """Plots of this tensor as HoloViews elements, which compose with `+` and `*`.
+
+        Its methods are `series`, `samples`, `histogram` and `distribution`.
+
+        Raises:
+            MissingPackageError: no viewer is installed.
+        """
+        return from_viewer("plot")(self)
 
     @property
     def _snapshot(self) -> Snapshot:
