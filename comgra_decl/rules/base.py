@@ -417,7 +417,7 @@ class SlotRule(Rule):
         }
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         absent = [name for name in self.statistics if name not in scene.statistics]
         if absent:
             return f"the statistic {absent[0]!r} is not recorded; add it to `stats`"
@@ -483,6 +483,6 @@ class SampledRule(SlotRule):
         return found
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         nothing = f"no {self.what} is recorded; it needs {self.needs}"
         return super().missing(scene) or (None if self._seen else nothing)

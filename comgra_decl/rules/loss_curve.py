@@ -135,7 +135,7 @@ class LossRule(Rule):
         return [] if found is None else [found]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         count = max(self._losses.values(), default=0)
         if not count:
             return "no loss is logged; set `kpis: {loss: true}`, or call comgra.kpi('loss', value)"

@@ -177,7 +177,7 @@ class _OwnNumberRule(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         kpi = self.parameters.kpi
         if self._types:
             return None

@@ -21,7 +21,7 @@ from comgra_decl.rules.api import (
 
 
 class DeadParameters(Patient):
-    """The options of `dead_units`."""
+    """Options of `dead_units`."""
 
     share: Share = 0.5
     """The largest allowed share of dead units in a layer."""
@@ -99,7 +99,7 @@ class DeadUnits(SlotRule):
         return fired[np.lexsort((order, bias, self.streak.first[fired]))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         info, share = scene.table.infos[slot], self.streak.worst[slot]
         if info.kind == "parameter":
             return f"{share:.0%} of the units of {info.key.node} are dead: never active."

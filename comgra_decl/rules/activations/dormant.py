@@ -25,7 +25,7 @@ _FEWEST = 4  # units
 
 
 class DormantParameters(SampledParameters):
-    """The options of `dormant_units`."""
+    """Options of `dormant_units`."""
 
     every: Count = 20
     """Check every n-th record, because values have to be read from the store."""
@@ -95,13 +95,13 @@ class DormantUnits(SampledRule):
         self._looks[slot] += 1
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         needed = self.parameters.every * (self.parameters.looks - 1) + 1
         few = f"it needs {needed} training records; the run has {scene.records}"
         return super().missing(scene) or (few if scene.records < needed else None)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{self.streak.worst[slot]:.0%} of the units of {scene.table.place(slot)} are dormant: "
             "nearly inactive compared with the others."

@@ -20,7 +20,7 @@ from comgra_decl.rules.api import (
 
 
 class DropoutParameters(Patient):
-    """The options of `heavy_dropout`."""
+    """Options of `heavy_dropout`."""
 
     kept: Fraction = 0.15
     """The smallest share of the input that must be kept."""
@@ -61,7 +61,7 @@ class HeavyDropout(SlotRule):
         return share < self.parameters.kept, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} keeps {self.streak.worst[slot]:.0%} of its input; "
             "the argument of Dropout is the probability of dropping an element."

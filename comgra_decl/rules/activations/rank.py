@@ -25,7 +25,7 @@ _FIRST = 5  # records; their median is the initial value
 
 
 class RankParameters(Patient):
-    """The options of `rank_collapse`."""
+    """Options of `rank_collapse`."""
 
     fall: Fraction = 0.2
     """How far the rank may fall, relative to its first value."""
@@ -70,7 +70,7 @@ class RankCollapse(SlotRule):
         return share < self.parameters.fall, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} has lost rank: it has fallen to "
             f"{self.streak.worst[slot]:.1%} of its first value."

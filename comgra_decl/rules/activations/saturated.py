@@ -19,7 +19,7 @@ from comgra_decl.rules.api import (
 
 
 class SaturatedParameters(Patient):
-    """The options of `saturated`."""
+    """Options of `saturated`."""
 
     slope: Fraction = 0.06
     """The smallest mean slope allowed, relative to the steepest one."""
@@ -64,7 +64,7 @@ class Saturated(SlotRule):
         return fired[~np.isin(fired, list(predictions(scene)))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is saturated: its mean slope is "
             f"{max(0.0, self.streak.worst[slot]):.2%} of the steepest slope."

@@ -29,7 +29,7 @@ _FIRST = 5  # records; their median is the initial value
 
 
 class InitialisationParameters(Patient):
-    """The options of `poor_initialisation`."""
+    """Options of `poor_initialisation`."""
 
     patience: Count = 3
 
@@ -101,7 +101,7 @@ class PoorInitialisation(SlotRule):
         return (excess > 1) & early[:, None], excess * limit
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} starts {self.streak.worst[slot]:.3g} times too large or "
             "too small for its network."
@@ -109,7 +109,7 @@ class PoorInitialisation(SlotRule):
 
 
 class DriftParameters(Patient):
-    """The options of `activation_drift`."""
+    """Options of `activation_drift`."""
 
     patience: Count = 3
 
@@ -171,7 +171,7 @@ class ActivationDrift(SlotRule):
         return fired[~np.isin(fired, list(free))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"The spread of {scene.table.place(slot)} differs from its first value by a factor of "
             f"{self.streak.worst[slot]:.3g} at step {self.streak.worst_step[slot]}."

@@ -41,7 +41,7 @@ def tokens_of(info: SlotInfo) -> float:
 
 
 class AttentionParameters(Patient):
-    """The options of `attention_collapse`."""
+    """Options of `attention_collapse`."""
 
     tokens: Factor = 1.1
     """The smallest number of tokens that attention must be spread over, on average."""
@@ -92,12 +92,12 @@ class AttentionCollapse(SlotRule):
         return spread < self.parameters.tokens, spread
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         nothing = None if self._seen else f"no attention is recorded; it needs {self.needs}"
         return super().missing(scene) or nothing
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is spread over {self.streak.worst[slot]:.2f} tokens: "
             "attention has collapsed."
@@ -172,7 +172,7 @@ class AttentionSink(_Pattern):
         return float(by_token.max())
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} goes to a single token, "
             "whatever the query."
@@ -208,7 +208,7 @@ class AttentionDiagonal(_Pattern):
         return float(np.diagonal(attention, axis1=-2, axis2=-1).mean())
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} goes from tokens to "
             "themselves: it passes its input on unchanged."

@@ -39,7 +39,7 @@ class _Evaluation:
 
 
 class EvaluationParameters(Patient):
-    """The options of `evaluation_gap`."""
+    """Options of `evaluation_gap`."""
 
     patience: Count = 2
     """How many evaluation records in a row must meet the condition."""
@@ -133,7 +133,7 @@ class EvaluationGap(SlotRule):
         return fired[~np.isin(fired, list(computed_from_targets(scene)))]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if self._judged < self.patience:
             return (
                 f"it needs {self.patience} evaluation records with training records before and "
@@ -142,7 +142,7 @@ class EvaluationGap(SlotRule):
         return super().missing(scene)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} differs between evaluation and training: its spread "
             f"changes by a factor of {self.streak.worst[slot]:.3g}."

@@ -28,7 +28,7 @@ from comgra_decl.rules.api import (
 
 
 class TargetParameters(Patient):
-    """The options of `target_scale`."""
+    """Options of `target_scale`."""
 
     patience: Count = 3
 
@@ -97,7 +97,7 @@ class TargetScale(SlotRule):
         return found
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is not normalized: the mean magnitude of the targets is "
             f"{self.streak.worst[slot]:.3g}."
@@ -105,7 +105,7 @@ class TargetScale(SlotRule):
 
 
 class InputParameters(Patient):
-    """The options of `input_scale`."""
+    """Options of `input_scale`."""
 
     patience: Count = 3
 
@@ -156,7 +156,7 @@ class InputScale(SlotRule):
         return hit | ((mean > parameters.offset * spread) & (spread > 0)), size
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is not normalized: its mean magnitude is "
             f"{self.streak.worst[slot]:.3g}."

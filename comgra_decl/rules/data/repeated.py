@@ -75,7 +75,7 @@ class RepeatedBatch(SlotRule):
         return fired if not len(others) else fired[:0]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is the same in every record "
             f"{self.streak.since(slot)}: the same batch every time."

@@ -61,12 +61,12 @@ class SingleClass(SlotRule):
         return deviation == 0, np.asarray(deviation)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return f"All samples of a batch have the same target ({scene.table.place(slot)})."
 
 
 class OrderParameters(Patient):
-    """The options of `unshuffled`."""
+    """Options of `unshuffled`."""
 
     patience: Count = 1
     """Not used; all records count."""
@@ -140,7 +140,7 @@ class Unshuffled(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if not self._sums:
             return f"no target of at least {ClassCounts.fewest} samples was recorded"
         most = max(sums[0] for sums in self._sums.values())
@@ -149,7 +149,7 @@ class Unshuffled(Rule):
 
 
 class ImbalanceParameters(Patient):
-    """The options of `class_imbalance`."""
+    """Options of `class_imbalance`."""
 
     patience: Count = 5
     """Not used; all targets count."""
@@ -211,7 +211,7 @@ class ClassImbalance(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
         if not self._counts.by_slot:

@@ -26,7 +26,7 @@ _FIRST = 3  # records; their median is the initial value
 
 
 class AccumulatedParameters(Patient):
-    """The options of `accumulated_gradient`."""
+    """Options of `accumulated_gradient`."""
 
     growth: Factor = 3.0
     """How much gradients of weights may grow relative to those of the layers' outputs."""
@@ -91,7 +91,7 @@ class AccumulatedGradient(SlotRule):
         return np.asarray(np.abs(value - self._previous[name].look(at, value)) / np.abs(value))
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             "Gradients are never cleared: weight gradients accumulate across steps and have grown "
             f"{self.streak.worst[slot]:.3g}-fold relative to output gradients, for example "

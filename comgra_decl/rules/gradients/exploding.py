@@ -25,7 +25,7 @@ _FIRST = 5  # records; their median is the initial value
 
 
 class ExplodingParameters(Patient):
-    """The options of `exploding_gradient`."""
+    """Options of `exploding_gradient`."""
 
     patience: Count = 2
 
@@ -68,7 +68,7 @@ class ExplodingGradient(SlotRule):
     _early_total = per_run(Early, _FIRST)
 
     def advise(self, scene: Scene) -> str:
-        """Returns the advice, adapted to the optimizer settings."""
+        """Returns advice adapted to the optimizer settings."""
         further = (
             "Check the initialization of this layer. In recurrent networks, use gates or shorter "
             "sequences."
@@ -95,7 +95,7 @@ class ExplodingGradient(SlotRule):
         return excess > 1, excess
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"The gradient explodes: {scene.table.place(slot)} is "
             f"{self.streak.worst[slot]:.3g} times the limit at step "

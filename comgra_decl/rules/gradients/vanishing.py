@@ -32,7 +32,7 @@ _FEWEST = 4  # gradients to compare, at least
 
 
 class VanishingParameters(Patient):
-    """The options of `vanishing_gradient`."""
+    """Options of `vanishing_gradient`."""
 
     patience: Count = 10
     """How many records in a row must meet the condition; attention keys start like this."""
@@ -148,7 +148,7 @@ class VanishingGradient(SlotRule):
         ]
 
     def advise(self, scene: Scene) -> str:
-        """Returns the advice, adapted to the optimizer settings."""
+        """Returns advice adapted to the optimizer settings."""
         if not normalises(scene):
             return self.advice
         return (
@@ -197,7 +197,7 @@ class VanishingGradient(SlotRule):
         return False
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         share = self.streak.worst[slot]
         return (
             f"The gradient vanishes toward the first layers: {scene.table.place(slot)} is "

@@ -36,7 +36,7 @@ _LEAST_START = 1e-2  # a smaller start is no measure for what follows
 
 
 class DivergingParameters(RuleParameters):
-    """The options of `loss_diverges`."""
+    """Options of `loss_diverges`."""
 
     growth: Factor = 2.0
     """How many times its best mean the loss may reach."""
@@ -89,7 +89,7 @@ class LossDiverges(CurveRule):
         return 1
 
     def advise(self, scene: Scene) -> str:
-        """Returns the advice, adapted to the optimizer settings."""
+        """Returns advice adapted to the optimizer settings."""
         further = "If the loss rises steadily from the first step, look for a wrong sign."
         return lower_rate(scene, self.advice, further=further)
 
@@ -193,7 +193,7 @@ _NEVER = CLASSIFICATION | BINARY_LOGITS | PROBABILITIES
 
 
 class NegativeParameters(RuleParameters):
-    """The options of `negative_loss`."""
+    """Options of `negative_loss`."""
 
     growth: Factor = 10.0
     """How far a negative loss with numeric targets may fall, as a multiple of its first mean."""

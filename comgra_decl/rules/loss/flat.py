@@ -19,7 +19,7 @@ from comgra_decl.rules.api import (
 
 
 class FlatParameters(RuleParameters):
-    """The options of `loss_not_falling`."""
+    """Options of `loss_not_falling`."""
 
     fall: Fraction = 0.02
     """How far the loss must fall, as a share of its first mean."""

@@ -29,7 +29,7 @@ _NEAR = (0.7, 1.7)  # of ln C; otherwise no mean cross-entropy, or not an untrai
 
 
 class GuessingParameters(RuleParameters):
-    """The options of `no_better_than_guessing`."""
+    """Options of `no_better_than_guessing`."""
 
     gain: Fraction = 0.03
     """How far the loss must be below the cost of guessing, as a share of that cost."""
@@ -158,7 +158,7 @@ class NoBetterThanGuessing(CurveRule):
         return max(counted, key=lambda known: sum(known.values()), default={})
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
         if self._counts.most < 2 * self.least:

@@ -20,7 +20,7 @@ from comgra_decl.rules.api import (
 
 
 class InitialParameters(RuleParameters):
-    """The options of `initial_loss`."""
+    """Options of `initial_loss`."""
 
     factor: Factor = 1.7
     """The largest first loss allowed, as a multiple of ln(classes)."""

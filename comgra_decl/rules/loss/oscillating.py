@@ -22,7 +22,7 @@ from comgra_decl.rules.api import (
 
 
 class OscillatingParameters(RuleParameters):
-    """The options of `loss_oscillates`."""
+    """Options of `loss_oscillates`."""
 
     correlation: Annotated[Number, Field(gt=-1, lt=0)] = -0.5
     """The lowest correlation allowed between consecutive losses; independent ones have 0."""

@@ -21,7 +21,7 @@ from comgra_decl.rules.api import (
 
 
 class OverfitParameters(RuleParameters):
-    """The options of `overfitting`."""
+    """Options of `overfitting`."""
 
     rise: Positive = 0.1
     """How far the validation loss may rise, as a share of its lowest value."""
@@ -97,7 +97,7 @@ class Overfitting(Rule):
         )
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if not self._validation:
             return "no validation loss is logged; call comgra.kpi('val_loss', value)"
         return None

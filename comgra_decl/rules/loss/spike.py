@@ -22,7 +22,7 @@ from comgra_decl.rules.api import (
 
 
 class SpikeParameters(RuleParameters):
-    """The options of `loss_spike`."""
+    """Options of `loss_spike`."""
 
     sigmas: Positive = 8.0
     """How many standard deviations above the mean of the window a loss may be."""

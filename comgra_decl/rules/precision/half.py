@@ -28,7 +28,7 @@ SMALLEST_NORMAL = 2.0**-14
 
 
 class OverflowParameters(Patient):
-    """The options of `half_overflow`."""
+    """Options of `half_overflow`."""
 
     patience: Count = 1
 
@@ -71,7 +71,7 @@ class HalfOverflow(SlotRule):
         return hit, size
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} reaches {self.streak.worst[slot]:.4g} in float16, where "
             f"the largest number is {LARGEST:.0f}."
@@ -82,7 +82,7 @@ _HOPS = 3  # how many modules without weights may follow a layer: norm, dropout,
 
 
 class UnderflowParameters(Patient):
-    """The options of `half_underflow`."""
+    """Options of `half_underflow`."""
 
     share: Share = 0.5
     """The largest allowed share of elements that are exactly zero."""
@@ -141,7 +141,7 @@ class HalfUnderflow(SlotRule):
         return (lost & (zeros < 1)) | tiny, zeros
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is too small for float16: {self.streak.worst[slot]:.0%} of "
             "its elements are exactly zero or close to it."

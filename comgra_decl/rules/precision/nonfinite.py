@@ -31,7 +31,7 @@ _MOST_STRETCHES = 64  # the largest number of non-finite stretches stored per me
 
 
 class NonfiniteParameters(Patient):
-    """The options of `nonfinite`."""
+    """Options of `nonfinite`."""
 
     patience: Count = 1
 
@@ -130,7 +130,7 @@ class Nonfinite(SlotRule):
         return fired[np.lexsort((own, order, backward, update, first))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         sample = self._samples.get(slot, -1)
         which = "" if sample < 0 else f", first in recorded sample {sample}"
         first, after = int(self.streak.first[slot]), self.streak.after_step(slot)

@@ -25,7 +25,7 @@ from comgra_decl.rules.api import (
 
 
 class ScaleParameters(RuleParameters):
-    """The options of `gradient_scale`."""
+    """Options of `gradient_scale`."""
 
     smallest: Positive = 1.0
     """The smallest allowed scale; below 1, the loss is scaled down instead of up."""
@@ -148,5 +148,5 @@ class GradientScale(Rule):
         return "warning", self._often, text
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         return None if self._scaling else "no torch.amp.GradScaler stepped an optimizer"

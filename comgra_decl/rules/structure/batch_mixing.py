@@ -112,7 +112,7 @@ class BatchMixing(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         return None if scene.calls else "no call compares a prediction with a target"
 
 

@@ -197,7 +197,7 @@ class BranchIgnored(_Branches):
         return []
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} has hardly any effect: it is {self.streak.worst[slot]:.1e} "
             "times the size of the largest branch it is combined with."
@@ -225,7 +225,7 @@ class GradientImbalance(_Branches):
     )
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is {self.streak.worst[slot]:.1e} times the gradient of "
             "the largest branch it is combined with."

@@ -51,7 +51,7 @@ class SilentBroadcasting(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         return None if scene.calls else "no call compares a prediction with a target"
 
 

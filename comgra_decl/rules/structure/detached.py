@@ -84,7 +84,7 @@ class Detached(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if scene.structure is None:
             return "no dependency graph is recorded; set `graph: true`"
         if not scene.table.parameters.any() or not scene.table.parameter_gradients.any():

@@ -27,7 +27,7 @@ _FROM_START = (
 
 
 class EvaluationModeParameters(Patient):
-    """The options of `training_in_evaluation_mode`."""
+    """Options of `training_in_evaluation_mode`."""
 
     patience: Count = 5
 
@@ -96,7 +96,7 @@ class TrainingInEvaluationMode(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if not self._models:
             return "no record contains the mode in which a model was called"
         if scene.records < self.parameters.patience:

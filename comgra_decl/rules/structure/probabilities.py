@@ -87,7 +87,7 @@ class ProbabilitiesAsLogits(SlotRule):
         return super().findings(scene)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         calls = self._calls(scene)
         if not calls:
             return "no cross-entropy is called"
@@ -99,7 +99,7 @@ class ProbabilitiesAsLogits(SlotRule):
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} contains probabilities, and the loss applies the softmax "
             f"to them again: it cannot fall below {_bound(int(self.streak.worst[slot])):.3g}."
@@ -161,11 +161,11 @@ class LogitsAsLogProbabilities(SlotRule):
         return super().findings(scene)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         return super().missing(scene) if self._calls(scene) else "nll_loss is not called"
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is passed to nll_loss and has elements up to "
             f"{self.streak.worst[slot]:.3g}; logarithms of probabilities are never positive."
@@ -246,7 +246,7 @@ class SigmoidTwice(SlotRule):
         return super().findings(scene)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         calls = self._calls(scene)
         if not calls:
             return "no binary cross-entropy of logits is called"
@@ -258,7 +258,7 @@ class SigmoidTwice(SlotRule):
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} contains probabilities, and the loss applies the sigmoid "
             "to them again."

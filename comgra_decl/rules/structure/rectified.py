@@ -109,7 +109,7 @@ class RectifiedAnswer(SlotRule):
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         source = scene.table.place(int(self._sources[slot]))
         return (
             f"Between {source} and {scene.table.place(slot)} an activation function keeps "

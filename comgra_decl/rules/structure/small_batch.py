@@ -22,7 +22,7 @@ from comgra_decl.rules.api import (
 
 
 class SmallBatchParameters(Patient):
-    """The options of `small_batch_norm`."""
+    """Options of `small_batch_norm`."""
 
     patience: Count = 3
     """How many records must meet the condition."""
@@ -60,7 +60,7 @@ class SmallBatchNorm(SlotRule):
         return counts < self.parameters.values, counts
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} normalizes each channel over "
             f"{self.streak.worst[slot]:.0f} values only."
