@@ -249,7 +249,8 @@ class NegativeLoss(CurveRule):
         return self.finding(
             scene,
             first_step=first,
-        """Returns a finding if a loss with numeric targets is negative and keeps falling."""
+            message=f"The loss is negative from step {first} on, which is impossible for a "
+            "classifier.",
             evidence={"negative": count},
         )
 
