@@ -86,24 +86,26 @@ states that it is not part of a model |
 one observed in the watched run |
 | gradients | each parameter that had a gradient when its optimizer stepped has one in the record, \
 with the same norm |
-| losses | every step, recorded or not, has the values of the tensors on which `backward` was called |
+| losses | every step, recorded or not, has the values of the tensors on which `backward` was \
+called |
 | graph | everything that autograd connects is connected, inputs and targets reach a loss, and no \
 node is isolated |
 | messages | no module that was called is reported as never called, and no error is logged |
 
-[catalogue.yaml](../../benchmarks/scripts/catalogue.yaml) states what counts as a step of each script
-and lists the classes whose `forward` the script calls directly; both were determined by reading the
-script. If several optimizers step at different rates (`steps: seen`), the comparison uses the steps
-that the run has counted: each loss must belong to exactly one step, in order, and each step must
-contain the calls observed between its losses. The comparison excludes the means of calls beyond the
-recorded ones, of modules called before any module that has parameters, and of modules in the call
-that creates them. It also excludes models that are evaluated only after another model in the same
-phase (`evaluated`).
+[catalogue.yaml](../../benchmarks/scripts/catalogue.yaml) states what counts as a step of each
+script and lists the classes whose `forward` the script calls directly; both were determined by
+reading the script. If several optimizers step at different rates (`steps: seen`), the comparison
+uses the steps that the run has counted: each loss must belong to exactly one step, in order, and
+each step must contain the calls observed between its losses. The comparison excludes the means of
+calls beyond the recorded ones, of modules called before any module that has parameters, and of
+modules in the call that creates them. It also excludes models that are evaluated only after
+another model in the same phase (`evaluated`).
 
 Each cell contains the number of successful comparisons or, in **bold**, the number of failed
 comparisons and the total. Findings are counted as errors / warnings / hints; this page does not
-evaluate whether they are correct. CPU is the processor time of the whole program in seconds, including the start of
-tracing{forked}. The JSON file contains the text of each finding and message.
+evaluate whether they are correct. CPU is the processor time of the whole program in seconds,
+including the start of tracing{forked}. The JSON file contains the text of each finding and
+message.
 
 {table}
 
@@ -253,7 +255,7 @@ def _meaning(message: str) -> str:
     for pattern, sentence in _MEANINGS.items():
         if found := re.search(pattern, message):
             return found.expand(sentence)
-    return f"\"{_escaped(message[:300])}\":"
+    return f'"{_escaped(message[:300])}":'
 
 
 def _skipped(table: Table, known: dict[str, Any]) -> str:

@@ -297,7 +297,7 @@ class Keeper:
 
 
 def _kpis(raw: RawStep) -> dict[str, float]:
-    """Returns a step's recorded and logged numbers; waits for devices."""
+    """Returns a step's recorded and logged values; waits for devices."""
     return {**{name: float(value) for name, value in raw.logged.items()}, **raw.kpis}
 
 

@@ -154,7 +154,7 @@ def _checked_batch_dim(value: Any) -> Any:
     integer = isinstance(value, int) and not isinstance(value, bool)
     if value is None or value == "auto" or integer:
         return value
-    raise ValueError(f"{value!r} must be 'auto', a dimension such as 0, or null (no batch dimension)")
+    raise ValueError(f"{value!r} must be 'auto', a dimension such as 0, or null (no batch dim)")
 
 
 class NodeSpec(SpecModel):

@@ -62,7 +62,7 @@ class RunSpec(SpecModel):
     """The run's own folder; null for the start time. If the folder exists, a number is appended."""
 
     ranks: Literal["all"] | RankNumber | Annotated[list[RankNumber], Field(min_length=1)] = "all"
-    """Which processes of a distributed training to record, each to its own database: `all`, one
+    """Which processes of a distributed training job to record, each to its own database: `all`, one
     rank, or a list such as `[0, 3]`."""
 
     resume: Bool | Annotated[str, Field(min_length=1)] = False

@@ -2,8 +2,8 @@ r"""Singular values of matrices, without a full decomposition where possible.
 
 A sample with two or more value dims is read as a matrix: its first dim against all others, as in
 spectral normalisation of convolution weights (T. Miyato et al., "Spectral normalization for
-generative adversarial networks", ICLR 2018). Other samples have no such statistic (NaN), and
-neither has a matrix without elements or with NaN or infinities. With singular values s1 >= s2...
+generative adversarial networks", ICLR 2018). The statistics are NaN for other samples, and for
+matrices that are empty or contain NaN or infinite values. With singular values s1 >= s2...
 
     singular_value   s1
     stable_rank      sum(s^2) / s1^2                     of a zero matrix: NaN
@@ -109,7 +109,7 @@ class Lanczos:
 
     @property
     def exhausted(self) -> bool:
-        """Whether another step cannot find anything new."""
+        """Whether further steps cannot improve the result."""
         return self._steps >= self._basis.shape[1]
 
     def tridiagonal(self) -> Tensor:

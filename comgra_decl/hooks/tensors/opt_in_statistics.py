@@ -1,4 +1,4 @@
-"""Computes the opt-in statistics of the spec, for the slots that they apply to."""
+"""Computes the opt-in statistics of the spec, for the slots to which they apply."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from comgra_decl.stats import Reduced
 
 Refuse = Callable[[str, str], object]
-"""Called with the name of something that is not recorded, and the reason."""
+"""Called with the name of a statistic that is not recorded, and the reason."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
