@@ -114,12 +114,13 @@ host. The device memory that a record needs is limited: results are transferred 
 at most 16 MiB of small tensors are kept until they are read, and the tables of tensors to read take
 8 MiB. For a tensor with more than 131,072 samples, only the first 4,096 have individual statistics.
 
-Some tensors need more memory, because they are copied as a whole before they are read: tensors
-whose samples are not contiguous in memory (strided slices, expanded tensors, a batch dimension that
-is not the first), complex tensors (as magnitudes), and tensors of dtypes that the kernels cannot
-read (unsigned integers of 16 bits or more, float8). A copy is freed after the tensor has been read;
-copies of small tensors take at most 16 MiB at a time. `update` keeps a copy of each parameter
-during the optimizer step, when the activations are already freed.
+Some tensors must be copied before they are read: tensors whose samples are not contiguous in memory
+(strided slices, expanded tensors, a batch dimension that is not the first), complex tensors (as
+magnitudes), and tensors of dtypes that the kernels cannot read (unsigned integers of 16 bits or
+more, float8). Copies of more than 16 MiB are made in parts of 2 million elements, which torch
+operations read; each part is freed before the next is copied. Smaller copies take at most 16 MiB at
+a time. `update` keeps a copy of each parameter during the optimizer step, when the activations are
+already freed.
 
 The rows of `compile: observed` need torch 2.13. With older versions, the benchmark reports this and
 measures only idle compiled steps. On CUDA, a tensor that appears again in a step (same memory,

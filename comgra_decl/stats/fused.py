@@ -143,23 +143,33 @@ class Plan:
         """Returns the raw sums [rows, 8] of whole rows, about the pivot of their first piece."""
         if self.width or len(results) == self.rows:
             return results
-        starts = self._starts
-        pivot = results[starts, Raw.PIVOT]
-        pieces = np.diff(np.append(starts, len(results)))
-        shift = results[:, Raw.PIVOT] - np.repeat(pivot, pieces)
-        sums, squares = results[:, Raw.SUM], results[:, Raw.SQUARES]
-        with np.errstate(all="ignore"):
-            # shift to the common pivot; non-finite sums stay unchanged
-            known = np.isfinite(sums)
-            moved = np.where(known, sums + self._lengths * shift, sums)
-            spread = squares + shift * (2.0 * np.where(known, sums, 0.0) + self._lengths * shift)
-            out: Floats = np.add.reduceat(results, starts, axis=0)
-            out[:, Raw.PIVOT] = pivot
-            out[:, Raw.SUM] = np.add.reduceat(moved, starts)
-            out[:, Raw.SQUARES] = np.add.reduceat(np.where(known, spread, squares), starts)
-            out[:, Raw.MIN] = np.minimum.reduceat(results[:, Raw.MIN], starts)
-            out[:, Raw.MAX] = np.maximum.reduceat(results[:, Raw.MAX], starts)
-        return out
+        return merge_pieces(results, self._starts, self._lengths)
+
+
+def merge_pieces(results: Floats, starts: NDArray[np.intp], lengths: Floats) -> Floats:
+    """Returns the raw sums of whole rows, about the pivot of their first piece.
+
+    Args:
+        results: raw sums [pieces, 8], each about its own pivot; the pieces of a row are adjacent.
+        starts: index of each row's first piece.
+        lengths: numbers in each piece.
+    """
+    pivot = results[starts, Raw.PIVOT]
+    pieces = np.diff(np.append(starts, len(results)))
+    shift = results[:, Raw.PIVOT] - np.repeat(pivot, pieces)
+    sums, squares = results[:, Raw.SUM], results[:, Raw.SQUARES]
+    with np.errstate(all="ignore"):
+        # shift to the common pivot; non-finite sums stay unchanged
+        known = np.isfinite(sums)
+        moved = np.where(known, sums + lengths * shift, sums)
+        spread = squares + shift * (2.0 * np.where(known, sums, 0.0) + lengths * shift)
+        out: Floats = np.add.reduceat(results, starts, axis=0)
+        out[:, Raw.PIVOT] = pivot
+        out[:, Raw.SUM] = np.add.reduceat(moved, starts)
+        out[:, Raw.SQUARES] = np.add.reduceat(np.where(known, spread, squares), starts)
+        out[:, Raw.MIN] = np.minimum.reduceat(results[:, Raw.MIN], starts)
+        out[:, Raw.MAX] = np.maximum.reduceat(results[:, Raw.MAX], starts)
+    return out
 
 
 def width_of(length: int) -> int:

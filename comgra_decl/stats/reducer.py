@@ -411,6 +411,8 @@ class Reducer:
             self._empty(node, away)
         elif away is None:
             self._reduce_large(node, tensor)
+        elif away.must_copy_much(tensor, node.shape.batch_dim):
+            away.reduce_in_parts(node, tensor)
         else:
             away.reduce(node, as_rows(real(tensor), node.shape.batch_dim), tensor)
 
