@@ -29,8 +29,9 @@ _IN_VAIN = (
 
 _COUNTED_SEPARATELY = (
     "several optimizers take turns within one training step. Their first steps were counted "
-    "separately, so from now on step numbers are at least {} higher than the number of training "
-    "steps. To count correctly from the start, set schedule.step to the class name or the index of "
+    "separately, so from now on, step numbers are at least {} higher than the number of training "
+    "steps. To count correctly from the start, set schedule.step to the class name or the index "
+    "of "
     "the optimizer that ends a step"
 )
 

@@ -76,7 +76,7 @@ def _below(place: Place, step: int | str) -> Place:
 
 
 def _key_below(place: Place, step: int | str) -> Place:
-    """Return the place one step further, with its keys but not yet its type."""
+    """Return the place below this one, with its keys but without its type."""
     stands_for_a_list = isinstance(step, int) and get_origin(place.annotation) is list
     if isinstance(place.data, Mapping) and not stands_for_a_list:
         path = f"{place.path}.{step}" if place.path else str(step)

@@ -417,8 +417,8 @@ class Launcher:
     def _pointers(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns the start addresses of tensors, on the device.
 
-        Copies from unpinned memory: the driver has read it when the call returns, so that it can be
-        freed without waiting for the device.
+        Copies from unpinned memory, which the driver has read when the call returns, so that it can
+        be freed without waiting for the device.
         """
         addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
         return addresses.to(self._device, non_blocking=True, copy=True)

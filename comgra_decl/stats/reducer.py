@@ -151,7 +151,7 @@ class _Repeats:
         self._found: tuple[Any, Any] | None = None
 
     def known(self, tensor: Tensor, kind: Hashable) -> int | None:
-        """Returns the number of the same tensor; None if it must be read, and then `kept`.
+        """Returns the number of the same tensor; None if the caller must read it and call `kept`.
 
         Args:
             tensor: not created in inference mode, not negated or conjugated lazily.

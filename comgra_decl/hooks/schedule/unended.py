@@ -25,7 +25,7 @@ _PATIENCE = 3
 UNENDED = (
     "the parameters keep changing, but no step has ended since step {} began: a compiled optimizer "
     "step runs no hooks. From now on, a step ends when the parameters have changed since the last "
-    "backward(); the steps until now cannot be separated. To record every step, call comgra.step() "
+    "backward(); the earlier steps cannot be separated. To record every step, call comgra.step() "
     "where a step ends, outside compiled code"
 )
 

@@ -135,7 +135,7 @@ class Measured:
 
 
 def _rules(statistics: list[OptIn], refuse: Refuse) -> list[_Rule]:
-    """Groups the statistics into rules; those that share their work and place form one rule."""
+    """Groups the statistics into rules, one for each combination of computation and slots."""
     groups: dict[Any, list[OptIn]] = {}
     for statistic in statistics:
         place = (tuple(statistic.nodes), _on(statistic))
