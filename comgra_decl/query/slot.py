@@ -24,8 +24,8 @@ class Slot:
     Returned by `Run.slot`. After `Run.refresh` it includes the new records.
 
     `type` selects the records by type of execution or tag; None selects those in train mode (all
-    records, if there are none). `over_batch` is how per-sample statistics were aggregated over the
-    batch: "mean", "std" or "abs_max". NaN means that nothing was recorded.
+    records, if there are none). `over_batch` selects the aggregate of per-sample statistics over
+    the batch: "mean", "std" or "abs_max". NaN means that nothing was recorded.
     """
 
     def __init__(self, snapshot: Callable[[], Snapshot], key: SlotKey) -> None:

@@ -3,11 +3,12 @@
 All operations run on the stream that is current when the tensor is added, so they are ordered after
 the operation that created the tensor and before any that overwrites it. The sums of a step and its
 histogram elements are copied to pinned memory in one non-blocking copy, followed by an event; only
-the writer thread waits for that event. NaN has no extra cost, because no code branches on a value.
+the writer thread waits for that event. NaN values have no extra cost, because no code branches on
+values.
 
-On a GPU with Triton each number is read once (`fused`). Small tensors are deferred, so that one
-launch reads many. A tensor written before it is read (its `_version` changes) is reported instead
-of recorded, and is read immediately from the next step on. Writes that torch does not count
+On a GPU with Triton, each element is read once (`fused`). Small tensors are deferred, so that one
+launch reads many of them. A tensor written before it is read (its `_version` changes) is reported
+instead of recorded, and is read immediately from the next step on. Writes that torch does not count
 (`.data`, foreign kernels) are detected by a trial: before a tensor is deferred for the first time,
 it is read both immediately and later, and both readings must be equal.
 
@@ -655,9 +656,9 @@ def _judge(node: Node, later: NDArray[np.float64], at_once: NDArray[np.float64])
 
 
 def is_same(one: NDArray[np.float64], other: NDArray[np.float64], elements: int) -> bool:
-    """Whether raw sums [r, 8] are those of the same numbers [r, elements], read in other pieces.
+    """Whether two sets of raw sums [r, 8] agree with the same elements, read in different pieces.
 
-    Counts, minimum and maximum are exact; sums may have been rounded otherwise.
+    Counts, minimum and maximum are exact; sums may have been rounded differently.
     """
     exact = [Raw.MIN, Raw.MAX, Raw.NONZERO, Raw.NONFINITE]
     if not np.array_equal(one[:, exact], other[:, exact], equal_nan=True):

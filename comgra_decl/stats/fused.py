@@ -35,15 +35,15 @@ _log = logging.getLogger("comgra_decl")
 _WIDTHS = (16, 64, 256, 1024, 4096)
 """Tile widths for short rows; each requires a compiled variant, so there are few."""
 _TILE = 4096
-"""Numbers per tile; rows up to this length are short."""
+"""Elements per tile; rows up to this length are short."""
 _BLOCK = 1024
-"""Numbers of a long row that a program reads at a time."""
+"""Elements of a long row that a program reads at a time."""
 _LEAST_PIECE, _MOST_PIECE = 4 * _BLOCK, 64 * _BLOCK
-"""Numbers per program: each float32 lane sums at most 64 of them."""
+"""Elements per program: each float32 lane sums at most 64 of them."""
 _PROGRAMS = 528
 """Programs that keep a GPU busy: four per multiprocessor of the largest GPUs."""
 _MOST_PLANS, _MOST_TABLES = 512, 8 << 20
-"""Plans that are kept, and bytes of their tables on the device."""
+"""Maximum number of cached plans, and of bytes of their tables on the device."""
 _RESULT_ROWS, _SAMPLES = 1 << 14, 1 << 18
 """Rows and samples per arena block: 1 MiB each."""
 _KEPT = 8
@@ -417,8 +417,8 @@ class Launcher:
     def _pointers(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns the start addresses of tensors, on the device.
 
-        Copies from unpinned memory: the driver has read it when the call returns, so that it can be
-        freed without waiting for the device.
+        Copies from unpinned memory, which the driver has read when the call returns, so that it can
+        be freed without waiting for the device.
         """
         addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
         return addresses.to(self._device, non_blocking=True, copy=True)

@@ -1,4 +1,4 @@
-"""Which tensors can be reduced, in which precision, and their conversion to numpy."""
+"""Determines which tensors can be reduced, and in which precision; converts tensors to numpy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class CannotReduceError(ComgraError, TypeError):
-    """A tensor has no statistics (its layout, dtype or wrapper); the message says why.
+    """A tensor has no statistics because of its layout, dtype or wrapper; the message states which.
 
     Concerns one tensor; others of the step are unaffected. Callers report it once per slot.
     """
@@ -108,7 +108,7 @@ def check(tensor: Tensor, batch_dim: int | None) -> None:
     if tensor.is_nested:
         raise CannotReduceError("cannot reduce a nested tensor")
     if tensor.is_meta:
-        raise CannotReduceError("cannot reduce a meta tensor, it has no values")
+        raise CannotReduceError("cannot reduce a meta tensor, because it has no values")
     if tensor.dtype not in _NUMBERS:
         raise CannotReduceError(f"cannot reduce dtype {dtype_name(tensor)}")
     if batch_dim is not None and not -tensor.dim() <= batch_dim < tensor.dim():
@@ -158,7 +158,7 @@ def as_numpy(host: Tensor) -> NDArray[Any]:
 
         kind = getattr(ml_dtypes, str(host.dtype).removeprefix("torch."), None)
         if kind is None:
-            raise CannotReduceError(f"ml_dtypes is too old to know {host.dtype}")
+            raise CannotReduceError(f"this version of ml_dtypes lacks {host.dtype}")
         return host.view(integer).numpy().view(kind)
     if host.dtype == torch.complex32:
         host = host.to(torch.complex64)
