@@ -22,6 +22,7 @@ from comgra_decl.viewer.panes.steps import StepsPane
 from comgra_decl.viewer.panes.strip import StripPane
 from comgra_decl.viewer.sections import sections
 from comgra_decl.viewer.state import SECTIONS, ViewState
+from comgra_decl.viewer.style import PRINTED
 
 _FILL = {"flex": "1 1 0", "min-height": "0", "overflow": "hidden"}
 _KEYS = """
@@ -76,10 +77,11 @@ class Screen:
             self.strip.panel, self.graph.panel, self.steps.panel, self.tabs,
             *(section.holder for section in self.sections.values()),
             sizing_mode="stretch_both", margin=0, visible=False, styles=_FILL,
+            stylesheets=[PRINTED],
         )  # fmt: skip
         self.main = pn.Column(
             self.banner, self.notice, self.workspace, self.url, self.files.view,
-            sizing_mode="stretch_both", margin=0, styles=_FILL,
+            sizing_mode="stretch_both", margin=0, styles=_FILL, stylesheets=[PRINTED],
         )  # fmt: skip
         self.keys = html_view(visible=False)
         self.keys.html = _KEYS

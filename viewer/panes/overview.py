@@ -27,6 +27,7 @@ from comgra_decl.viewer.panes.figures import DIGITS, IMAGE, Frame, image
 from comgra_decl.viewer.panes.hovering import Row, marked
 
 _SHADES = 128
+_INK = "#737d91"  # readable on light and dark; a colour bar does not see the theme
 _WIDTH = 7  # characters of the colour bar's labels
 _MOST_LABELS = 26  # labels just fit an image 310 pixels high, as on a laptop
 _EMPTY: dict[str, list[Any]] = {name: [] for name in (*IMAGE, "value")}
@@ -199,6 +200,7 @@ def _colour_bar(mapper: LinearColorMapper) -> Any:
         major_tick_line_color=None, bar_line_color=None, border_line_color=None,
         background_fill_alpha=0, major_label_text_font_size="10.5px",
         major_label_text_font=DIGITS,
+        major_label_text_color=_INK,
     )  # fmt: skip
 
 

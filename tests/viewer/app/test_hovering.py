@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bokeh.models import NoOverlap
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from comgra_decl.viewer.model.overview import overview
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.series import Curve, band
+from comgra_decl.viewer.panes.figures import Frame
 from comgra_decl.viewer.panes.hovering import NUMBER, marked
 
 WRITTEN = re.compile(r"\u2212?\d(\.\d+)?\d*(e\u2212?\d+)?|\u2212?\d+(\.\d+)?|NaN")
@@ -146,6 +148,11 @@ def test_both_passes_have_the_same_lines_in_the_overview(view: RunView) -> None:
             assert (slot is None) == np.isnan(shown.values[line]).all() or slot is not None
             assert slot is None or slot.pass_ == pass_
     assert any(slot is None for slot in gradient.recorded)  # an input has no gradient
+
+
+def test_labels_of_steps_never_overlap() -> None:
+    axis: Any = Frame().figure.xaxis[0]
+    assert isinstance(axis.major_label_policy, NoOverlap)
 
 
 def test_line_and_band_have_the_same_gaps() -> None:
