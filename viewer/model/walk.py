@@ -189,8 +189,8 @@ def _compared(view: RunView, before: Place, after: Place, step: int) -> str:
     for name in ("min", "max"):
         a, b = (abs(line.get(name, math.nan)) for line in lines)
         if a > 0 and b > 0 and max(a / b, b / a) >= _NOTABLE:
-            larger = "smaller" if a > b else "larger"
-            changes.append(f"its {name} is {number(max(a / b, b / a), digits=3)} times {larger}")
+            where = "closer to 0" if a > b else "further from 0"
+            changes.append(f"its {name} is {number(max(a / b, b / a), digits=3)} times {where}")
     change = f"; {' and '.join(changes)}" if changes else ""
     return f"There, {after} {text.replace('reach', 'reaches').replace('are', 'is')}{change}."
 
