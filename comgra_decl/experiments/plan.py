@@ -1,4 +1,4 @@
-"""What a spec would record for a program, and at what cost, as data and as printed tables."""
+"""The plan of a spec: what it would record of a program and what this would cost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a spec records of a model, and at what cost.
+    """The data that a spec records of a model, and the cost of recording it.
 
     Attributes:
         entries: by entry of the spec: matched, fired, written, never_called.

@@ -43,7 +43,7 @@ _OF_C = (
     | WrapperDescriptorType
 )
 _OPERATORS = OperatorBase | OpOverloadPacket
-"""Callable objects, which are not identified by their running code."""
+"""Types of callable objects that cannot be identified by their running code."""
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _ASKING = overrides.handle_torch_function.__code__
