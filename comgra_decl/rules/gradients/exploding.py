@@ -45,9 +45,9 @@ class ExplodingGradient(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` records in a row, the l2 norm of a gradient exceeds `ratio` times the "
-        "largest norm near the loss (in the last quarter of the model). Or both this norm and the "
-        "norm of all gradients together exceed `growth` times their initial values (the medians "
-        f"of the first {_FIRST} records)."
+        "largest norm near the loss (in the last quarter of the model). Alternatively, both this "
+        "norm and the norm of all gradients together exceed `growth` times their initial values "
+        f"(the medians of the first {_FIRST} records)."
     )
     source = (
         "TheDeepChecker, which requires gradients to double at each of five checks, and "

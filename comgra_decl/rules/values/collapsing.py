@@ -47,10 +47,11 @@ class CollapsingOutput(SlotRule):
         f"below `fall` times its initial value (the median of the first {_FIRST} records). The "
         "relative variation is the standard deviation of a recorded statistic across the samples, "
         "divided by its largest magnitude; the rule uses the statistic for which it is largest. "
-        "Or an output that the model returns, and that no loss compares with a target, has shrunk "
-        "to less than `fall` of its initial l2 norm. Such an output no longer distinguishes the "
-        "samples, as when the posterior of an autoencoder collapses to its prior. The finding is "
-        "only a hint if these tensors include neither a prediction nor an output of the model."
+        "Alternatively, an output that the model returns, and that no loss compares with a "
+        "target, has shrunk to less than `fall` of its initial l2 norm. Such an output no longer "
+        "distinguishes the samples, as when the posterior of an autoencoder collapses to its "
+        "prior. The finding is only a hint if these tensors include neither a prediction nor an "
+        "output of the model."
     )
     source = (
         "A plan in comgra's README (report when the variance across the batch falls); the "
