@@ -46,11 +46,13 @@ class CollapsingOutput(SlotRule):
         "For `patience` records in a row, the relative variation of a tensor across the batch is "
         f"below `fall` times its initial value (median of the first {_FIRST} records). To compute "
         "it, each recorded statistic's standard deviation across the samples is divided by its "
-        "largest magnitude; the largest such ratio counts. Or an output that the model returns, "
-        "and that no loss compares with a target, has shrunk to less than `fall` of its initial l2 "
-        "norm. Such a code no longer distinguishes samples, as when an autoencoder's posterior "
-        "collapses to its prior. The finding is only a hint if these tensors include neither a "
-        "prediction nor a model output."
+        "largest magnitude; the largest such ratio counts. The largest of these standard "
+        "deviations must not exceed its initial value either: a tensor that starts near zero "
+        "gains an offset, yet distinguishes samples better than before. Or an output that the "
+        "model returns, and that no loss compares with a target, has shrunk to less than `fall` of "
+        "its initial l2 norm. Such a code no longer distinguishes samples, as when an "
+        "autoencoder's posterior collapses to its prior. The finding is only a hint if these "
+        "tensors include neither a prediction nor a model output."
     )
     source = (
         "comgra's README (planned: variance over the batch falls, collapse); the generator that "
@@ -79,6 +81,7 @@ class CollapsingOutput(SlotRule):
     evidence = "share of its first variation"
 
     _early = per_run(Early, _FIRST)
+    _early_apart = per_run(Early, _FIRST)
     _first_size = per_run(Early, 1)
     _shrunk: Bools = np.zeros(0, np.bool_)
 
@@ -91,7 +94,9 @@ class CollapsingOutput(SlotRule):
         most = window.variation(at)
         most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
         share = most / self._early.look(at, most)
-        fallen = share < self.parameters.fall
+        apart = window.deviation(at)
+        grown_apart = apart > self._early_apart.look(at, apart)
+        fallen = (share < self.parameters.fall) & ~grown_apart
         if window.has("l2"):
             size = window.read("l2", at).astype(np.float64)
             left = size / self._first_size.look(at, size)
