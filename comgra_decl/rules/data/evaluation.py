@@ -24,6 +24,7 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
+_CATCHES_UP = 0.7  # share of the logarithm of the factor that remains by the next evaluation
 _MOST_WAITING = 64  # evaluations in a row; a run may do nothing else after its training
 
 
@@ -57,7 +58,9 @@ class EvaluationGap(SlotRule):
         "For `patience` evaluation records in a row, the standard deviation of a tensor is more "
         "than `factor` times that in both the preceding and the following recorded training step, "
         "or less than 1 / `factor` of both. A value between those of the two training steps "
-        "reflects the progress of training."
+        "reflects the progress of training. An evaluation does not count if this factor has "
+        f"fallen since the previous one (its logarithm by {1 - _CATCHES_UP:.0%}): the running "
+        "statistics of BatchNorm start at 0 and 1 and are still catching up."
     )
     source = "TheDeepChecker compares activations in both modes (similarity below 0.75)."
     advice = (
@@ -66,11 +69,13 @@ class EvaluationGap(SlotRule):
     )
     explained_by = ("nonfinite", "loss_diverges", "large_update", "repeated_batch")
     Parameters = EvaluationParameters
+    of_state = True
     statistics = ("std",)
     evidence = "factor"
     needs = "outputs, and evaluations (`schedule.eval`)"
 
     _train = per_run(Previous)
+    _factor = per_run(Previous)
     _waiting: list[_Evaluation] = per_run(list)
     _judged = 0
 
@@ -112,6 +117,8 @@ class EvaluationGap(SlotRule):
 
     def _judge(self, evaluation: _Evaluation, after: NDArray[np.float64]) -> None:
         hit, factor = self._off(evaluation.ratio, _divided(evaluation.spread, after))
+        before = self._factor.look(evaluation.at, factor[None])[0]
+        hit &= ~(np.log(factor) < _CATCHES_UP * np.log(before))
         self._judged += 1
         self.streak.look(
             np.array([evaluation.step]),
