@@ -174,10 +174,13 @@ class Streak:
         """The slots that had a streak and are not known to be free of the condition since.
 
         A slot counts as free once the condition has not held for as many records as it had held
-        before, and for at least `patience`.
+        before, or for as many steps (records become rarer in the course of a run), and in both
+        cases for at least `patience` records.
         """
         held = np.maximum(self.records + self._patience - 1, self._patience)
-        return np.flatnonzero((self.first >= 0) & (self.clean < held))
+        longer = self._newest - self.last > self.last - self.first
+        free = (self.clean >= held) | (longer & (self.clean >= self._patience))
+        return np.flatnonzero((self.first >= 0) & ~free)
 
     @property
     def fired(self) -> Slots:
