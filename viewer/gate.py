@@ -75,11 +75,12 @@ class Names:
         """Returns the response text for a request with a foreign host name."""
         shown = host[:200] if _name(host) else "HOST:PORT"
         return (
-            "403: the viewer does not serve this host name.\n\n"
-            f"The request was for {host[:200]!r}, which is neither this machine (localhost, "
-            "127.0.0.1, [::1]) nor the address that the viewer listens on. A page that you did "
-            "not open yourself may be trying to read your runs.\n\n"
-            "If the name is correct (a proxy, another machine), start the viewer with\n\n"
+            "403: the viewer does not accept this host name.\n\n"
+            f"The request was for {host[:200]!r}. This is neither a name of this machine "
+            "(localhost, 127.0.0.1, [::1]) nor the address on which the viewer listens. Another "
+            "website may be trying to read your runs.\n\n"
+            "If you reach the viewer through a proxy or from another machine, and the name is "
+            "correct, start the viewer with\n\n"
             f"    --allow-websocket-origin {shown}\n"
         )
 
@@ -127,7 +128,7 @@ class Gate(Router):
         if request.host.startswith("["):  # Panel fails on a bare IPv6 host; the browser recovers
             request.host = f"localhost{request.host.partition(']')[2]}"
         if _is_garbled(request):
-            return _Answer(request, 400, "400: the request does not come from a viewer page.\n")
+            return _Answer(request, 400, "400: the request was not sent by a viewer page.\n")
         if self._would_import(request):
             return _Answer(request, 404, "404: component not found.\n")
         handler: HTTPMessageDelegate = self._application.find_handler(request)
@@ -157,8 +158,8 @@ class Gate(Router):
         if not foreign:
             return None
         return (
-            f"403: not accepting requests from {(origin or 'elsewhere')[:200]!r}."
-            "\n\nAllow its host:port with --allow-websocket-origin.\n"
+            f"403: requests from {(origin or 'another site')[:200]!r} are not accepted."
+            "\n\nTo accept them, pass its host:port to --allow-websocket-origin.\n"
         )
 
     def _would_import(self, request: HTTPServerRequest) -> bool:

@@ -1,7 +1,7 @@
 """The memories of rules about each slot: vectors indexed by slot number.
 
-Each memory returns the same numbers for one window of k records as for k windows of one record, and
-processes all slots of a window together.
+A window of k records and k windows of one record give the same results. All slots of a window are
+processed together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 Slots = NDArray[np.int64]
 
 NO_SLOTS: Slots = np.zeros(0, np.int64)
-"""No slots; an initial value."""
+"""No slots; used as an initial value."""
 
 
 def grown(array: NDArray[Any], count: int, fill: Any) -> NDArray[Any]:
@@ -49,7 +49,7 @@ def row_quantile(values: Matrix, share: float) -> Matrix:
 
 
 class Streak:
-    """The number of consecutive records in which a condition holds; skips records without the slot.
+    """Number of consecutive records in which a condition holds; skips records without the slot.
 
     Attributes, indexed by slot:
         first: the step at which the first streak of `patience` records began; -1 without a streak.
@@ -58,8 +58,8 @@ class Streak:
         worst: the most extreme evidence in any streak.
         worst_step: the step of `worst`.
         records: number of records in streaks, counted from the `patience`-th record of each.
-        seen: the number of records that have the slot.
-        clean: number of records since the last streak in which the condition is known not to hold.
+        seen: number of records that contain the slot.
+        clean: number of records since the last streak in which the condition is known to be false.
     """
 
     def __init__(self, patience: int, *, lowest: bool = False) -> None:
@@ -171,11 +171,16 @@ class Streak:
 
     @property
     def lasting(self) -> Slots:
-        """The slots that had a streak and are not known to be free of the condition since.
+        """Slots that had a streak and may still meet the condition.
 
-        A slot counts as free once the condition has not held for as many records as it had held
-        before, or for as many steps (records become rarer in the course of a run), and in both
-        cases for at least `patience` records.
+        <<<<<<< HEAD
+                A slot counts as free once the condition has not held for as many records as it had held
+                before, or for as many steps (records become rarer in the course of a run), and in both
+                cases for at least `patience` records.
+        =======
+                A slot no longer meets the condition once it has been false for as many records as it was
+                true before, and for at least `patience`.
+        >>>>>>> main
         """
         held = np.maximum(self.records + self._patience - 1, self._patience)
         longer = self._newest - self.last > self.last - self.first
@@ -184,7 +189,7 @@ class Streak:
 
     @property
     def fired(self) -> Slots:
-        """The slots that ever had a streak of `patience` records."""
+        """Slots that ever had a streak of `patience` records."""
         return np.flatnonzero(self.first >= 0)
 
 
@@ -205,7 +210,7 @@ def _steps_before(steps: NDArray[np.int64], present: Bools, newest: Slots) -> ND
 
 
 class Early:
-    """The median of each slot's first `count` values, once all of them are known."""
+    """Median of each slot's first `count` values, once all of them are known."""
 
     def __init__(self, count: int) -> None:
         self._size = count
@@ -236,7 +241,7 @@ class Early:
 
 
 class First:
-    """The first value of each slot."""
+    """First value of each slot."""
 
     def __init__(self) -> None:
         self._known = np.zeros(0)
@@ -256,7 +261,7 @@ class First:
 
 
 class Largest:
-    """The largest or smallest value of each slot so far, including the current one."""
+    """Largest or smallest value of each slot so far, including the current one."""
 
     def __init__(self, *, smallest: bool = False) -> None:
         self._extreme = np.fmin if smallest else np.fmax
@@ -273,7 +278,7 @@ class Largest:
 
 
 class Previous:
-    """The previous recorded value of each slot."""
+    """Previous recorded value of each slot."""
 
     def __init__(self) -> None:
         self._known = np.zeros(0)
@@ -295,7 +300,7 @@ class Previous:
 
 
 class ClassCounts:
-    """The number of occurrences of each class among the targets of a run.
+    """Number of occurrences of each class among the targets of a run.
 
     Counts integer targets of any shape, and targets of floating-point zeros and ones, one per
     sample. Ignores targets that are indices within the batch (each sample is its own class, as in
@@ -330,7 +335,7 @@ class ClassCounts:
 
     @property
     def most(self) -> int:
-        """The largest number of targets counted for any slot."""
+        """Largest number of targets counted for any slot."""
         return max((sum(known.values()) for known in self.by_slot.values()), default=0)
 
 

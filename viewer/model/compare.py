@@ -47,9 +47,9 @@ class Pair:
 
     @property
     def relative(self) -> float:
-        """Difference divided by the mean of both magnitudes: 0 if equal, at most 2 in magnitude.
+        """Difference divided by the mean of the two magnitudes, from -2 to 2; 0 if they are equal.
 
-        NaN if either number is.
+        NaN if either value is NaN.
         """
         total = abs(self.here) + abs(self.there)
         if math.isinf(total):
@@ -305,7 +305,7 @@ def _legend(at: Selection, pass_: str, limit: float) -> dict[str, Any]:
         "high": percent(limit),
         "colors": [signed_colour(float(place)) for place in places],
         "log": False,
-        "help": "Difference divided by the mean of both magnitudes; orange: larger in this run. "
+        "help": "Difference divided by the mean of the two magnitudes. Orange: larger in this run. "
         "The scale applies to this step only.",
     }
 

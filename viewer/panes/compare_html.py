@@ -48,7 +48,7 @@ def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
     lines = "".join(_ranked_line(row, at) for row in ranking.rows)
     content = (
         f"<h2>Largest difference of {_e(at.statistic)} {save_button('all differences')}</h2>"
-        '<p class="note" title="difference divided by the mean of both magnitudes; at most 200 %">'
+        '<p class="note" title="difference divided by the mean of the magnitudes; at most 200 %">'
         f"{_compared(ranking)}</p>"
     )
     if lines:
@@ -68,7 +68,7 @@ def _compared(ranking: Ranking) -> str:
     text = f"{count(both) if both else 'No'} {_tensors(both)} recorded at both steps"
     text += f"; showing the {shown} largest differences." if shown < both else "."
     if ranking.absent:
-        text += f" {count(ranking.absent)} more cannot be compared: no value at one "
+        text += f" {count(ranking.absent)} more cannot be compared: no value was recorded at one "
         text += "or both of the steps."
     return text
 

@@ -21,7 +21,7 @@ _GRID = """
 """
 _NONE = (
     '<div class="notice"><h2>No views yet</h2>'
-    "<p>The function <code>views</code> returned none.</p></div>"
+    "<p>The function <code>views</code> returned an empty list.</p></div>"
 )
 
 
@@ -90,7 +90,7 @@ class _Card:
         try:
             self._draw(look)
         except Exception as error:  # noqa: BLE001 - user code; the page shows the error
-            _LOG.warning("the view %r failed: %r", self._view.name, error)
+            _LOG.warning("view %r failed: %r", self._view.name, error)
             self._content = None
             self._trouble.html = trouble_card(f"{self._view.name} failed", error)
             self._trouble.visible, self._place.visible = True, False

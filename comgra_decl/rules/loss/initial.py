@@ -1,4 +1,4 @@
-"""First losses far above the cost of guessing."""
+"""First losses that are much higher than the cost of guessing."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from comgra_decl.rules.api import (
 
 
 class InitialParameters(RuleParameters):
-    """The options of `initial_loss`."""
+    """Options of `initial_loss`."""
 
     factor: Factor = 1.7
-    """The largest first loss allowed, as a multiple of ln(classes)."""
+    """Largest allowed first loss, as a multiple of ln(classes)."""
 
 
 class InitialLoss(LossRule):
-    """A first loss far above the cost of guessing."""
+    """A first loss that is much higher than the cost of guessing."""
 
     name = "initial_loss"
     certainty = 0.7
     definition = (
+<<<<<<< HEAD
         "The first loss is above `factor` times ln(C), the expected loss of an untrained network "
         "with C classes. C is the size of the prediction's last dimension, or of the second if "
         "targets have further dimensions; targets are integers. For several classifications in a "
@@ -44,14 +45,21 @@ class InitialLoss(LossRule):
         "scale its loss, so the loss is divided by N times the largest gradient of the prediction "
         "if this is above 1, where N is the batch size: the gradient of a mean of cross-entropies "
         "cannot exceed 1 / N."
+=======
+        "The first loss is above `factor` times ln(C), the expected loss of an untrained model "
+        "with C classes. C is the size of the prediction's last dimension, or of its second "
+        "dimension if targets have more than one dimension; targets are integers. If a step "
+        "contains several classifications, the sum of ln(C) is used. Runs that also call other "
+        "losses are ignored."
+>>>>>>> main
     )
     source = (
-        "The book chapter 'Debugging: Visualizing Activation Maps & Gradients' (ln C; 50 is far "
-        "off); TheDeepChecker (100% deviation)."
+        "The book chapter 'Debugging: Visualizing Activation Maps & Gradients' expects ln C and "
+        "calls a loss of 50 far too high. TheDeepChecker allows a deviation of 100%."
     )
     advice = (
         "Use smaller initial weights in the last layer, normalize its inputs, and check the scale "
-        "of the data. Check whether the loss is summed where it should be averaged."
+        "of the data. Check whether the loss is summed instead of averaged."
     )
     explained_by = ("nonfinite", "input_scale", "poor_initialisation", "batch_mixing")
     Parameters = InitialParameters
@@ -77,12 +85,12 @@ class InitialLoss(LossRule):
         super().look_at_numbers(numbers)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Notes the first loss."""
+        """Stores the first loss."""
         if type_ not in self._first and len(steps):
             self._first[type_] = int(steps[0]), float(values[0])
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares the first loss with guessing."""
+        """Compares the first loss with the cost of guessing."""
         step, loss = self._first[type_]
         known = [call.classes for call, seen in scene.calls.items() if seen.first <= step]
         several = [classes for classes in known if classes > 1] or [classes_of(scene)]
@@ -98,7 +106,7 @@ class InitialLoss(LossRule):
             scene,
             first_step=step,
             last_step=step,
-            message=f"The first loss is {loss:.4g}; guessing among the classes costs {named} = "
+            message=f"The first loss is {loss:.4g}; guessing the class would cost {named} = "
             f"{guessing:.3f}.",
             evidence={"loss": loss, "guessing": guessing, "classes": max(several)},
         )
