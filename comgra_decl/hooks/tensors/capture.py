@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Container, Hashable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,7 @@ class StepCapture:
         self.root_calls = 0
         self.aside = False  # whether the current call runs without gradients
         self.backwards = Backwards()
-        self._together = False
+        self.reads_together = False  # whether the clock is read once for several tensors
         self.cost = 0.0  # seconds of the training thread spent on this record so far
         self.once = 0.0  # seconds spent compiling kernels for the last record; not in `cost`
         self.kpi_tensors: dict[str, int] = {}
@@ -165,7 +165,7 @@ class StepCapture:
 
         `batch_dim` is a dimension of the tensor, as returned by the method `batch_dim`.
         """
-        alone = not self._together  # otherwise the clock is read once for all tensors
+        alone = not self.reads_together
         started = time.perf_counter() if alone else 0.0
         try:
             keep = (values or self._spare_values) and self._small_enough(tensor, batch_dim)
@@ -183,17 +183,9 @@ class StepCapture:
             self.cost += time.perf_counter() - started
         return index
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[None]:
         """Reads all tensors added within it in few GPU launches; must not run user code."""
-        started = time.perf_counter()
-        self._together = True
-        try:
-            with self._reducer.together():
-                yield
-        finally:
-            self._together = False
-            self.cost += time.perf_counter() - started
+        return _Together(self, self._reducer)
 
     def _add_written_out(
         self, slot: Slot, tensor: torch.Tensor, dim: int | None, values: bool, why: str
@@ -309,6 +301,29 @@ class StepCapture:
             return {}
         chosen = [(s.id, i) for s, i in self._entries if i in kept and (s in self._spare) == spare]
         return {slot: kept[index] for slot, index in chosen}
+
+
+class _Together:
+    """The context of `StepCapture.together`; a generator would take three times as long."""
+
+    __slots__ = ("_capture", "_reducer", "_reading", "_started")
+
+    def __init__(self, capture: StepCapture, reducer: Reducer) -> None:
+        self._capture = capture
+        self._reducer = reducer
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+        self._reading = self._reducer.together()
+        self._reading.__enter__()
+        self._capture.reads_together = True
+
+    def __exit__(self, *error: Any) -> None:
+        self._capture.reads_together = False
+        try:
+            self._reading.__exit__(*error)
+        finally:
+            self._capture.cost += time.perf_counter() - self._started
 
 
 def new_capture(spec: Spec, *, training: bool, warn: Callable[[str], None]) -> StepCapture:
