@@ -360,6 +360,9 @@ class Reducer:
 
     def clear(self) -> None:
         """Drops the current step."""
+        nothing = self._node is self._root and not (self._values or self._aggregates)
+        if nothing and not (self._rows or self._seen or self._devices):
+            return  # the last step has been finished
         with self._lock, self._no_functions, self._no_keys:
             self._restart()
 

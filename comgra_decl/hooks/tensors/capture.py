@@ -59,7 +59,8 @@ class StepCapture:
         self._sample_count = sample_count
         # One list of pairs: autograd may call from several threads, and one append is atomic.
         self._entries: list[tuple[Slot, int]] = []
-        self._layouts: dict[Hashable, Layout] = {}
+        self._layouts: dict[Hashable, tuple[Layout, int]] = {}  # each with its signature
+        self._signature = 0
         self.batch_size: int | None = None
         self.open = False
         self.epoch = 0  # counts steps, so that a hook of an earlier step can detect it is late
@@ -229,21 +230,28 @@ class StepCapture:
         return [slot for slot, _ in self._entries]
 
     def signature(self) -> int:
-        """Hash of the sequence of forward slots; equal for steps that ran the same way."""
-        return hash(tuple([slot.id for slot, _ in self._entries if slot.pass_ == "forward"]))
+        """Returns a hash of the sequence of forward slots of the step that was closed last.
+
+        It is equal for steps that ran the same way.
+        """
+        return self._signature
 
     def close(self, info: StepInfo, table: SlotTable) -> RawStep:
         """Ends the step: assigns ids to new slots, reduces pending tensors, returns the record."""
         started = time.perf_counter()
-        new_slots = table.settle([slot for slot, _ in self._entries if slot.id < 0])
         reduced = self._reducer.finish()
-        if reduced.lost:
-            self._leave_out(reduced.lost)
+        known, new_slots = self._layouts.get((*self._entries, reduced.signature)), []
+        if known is None or reduced.lost:
+            new_slots = table.settle([slot for slot, _ in self._entries if slot.id < 0])
+            if reduced.lost:
+                self._leave_out(reduced.lost)
+            known = self._new_layout(reduced)
+        layout, self._signature = known
         info.batch_size = self.batch_size
         info.samples = list(range(min(self._sample_count, self.batch_size or 1)))
         step = RawStep(
             info=info,
-            layout=self._layout(reduced),
+            layout=layout,
             raw=reduced.raw,
             aggregates=reduced.aggregates,
             new_slots=new_slots,
@@ -271,29 +279,27 @@ class StepCapture:
         self._entries = [(slot, index) for slot, index in self._entries if index not in lost]
         self.kpi_tensors = {n: index for n, index in self.kpi_tensors.items() if index not in lost}
 
-    def _layout(self, reduced: Reduced) -> Layout:
-        ids = tuple([slot.id for slot, _ in self._entries])
-        tensors = tuple([index for _, index in self._entries])
-        key = (ids, tensors, reduced.signature)
-        layout = self._layouts.get(key)
-        if layout is None:
-            if len(self._layouts) >= _MAX_LAYOUTS:
-                self._layouts.clear()
-            layout = self._layouts[key] = Layout(
-                slots=np.asarray(ids, np.int32),
-                tensors=np.asarray(tensors, np.int64),
-                starts=reduced.starts,
-                rows=reduced.rows,
-                samples=reduced.samples,
-                elements=reduced.elements,
-                batched=reduced.batched,
-                shapes=tuple(
-                    # only the local part of a shard is reduced; only its first full shape is known
-                    None if slot.piece is not None else reduced.shapes[index]
-                    for slot, index in self._entries
-                ),
-            )
-        return layout
+    def _new_layout(self, reduced: Reduced) -> tuple[Layout, int]:
+        """Returns the layout and the signature of a step whose slots all have ids."""
+        if len(self._layouts) >= _MAX_LAYOUTS:
+            self._layouts.clear()
+        layout = Layout(
+            slots=np.array([slot.id for slot, _ in self._entries], np.int32),
+            tensors=np.array([index for _, index in self._entries], np.int64),
+            starts=reduced.starts,
+            rows=reduced.rows,
+            samples=reduced.samples,
+            elements=reduced.elements,
+            batched=reduced.batched,
+            shapes=tuple(
+                # only the local part of a shard is reduced; only its first full shape is known
+                None if slot.piece is not None else reduced.shapes[index]
+                for slot, index in self._entries
+            ),
+        )
+        forward = [slot.id for slot, _ in self._entries if slot.pass_ == "forward"]
+        known = self._layouts[(*self._entries, reduced.signature)] = layout, hash(tuple(forward))
+        return known
 
     def _values(self, reduced: Reduced, *, spare: bool) -> dict[int, NDArray[np.generic]]:
         kept = reduced.values

@@ -110,8 +110,12 @@ class Targets(modes.OwnMode):
             self._take(self._waiting, tensor)
 
     def know(self, value: Any) -> None:
-        """Excludes the inputs and outputs of a model."""
-        for _, tensor in tensors_in(value):
+        """Excludes the inputs or outputs of a model."""
+        self.know_all(tensors_in(value))
+
+    def know_all(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Excludes tensors, each with its path, as `know` does."""
+        for _, tensor in tensors:
             reference = self._known[id(tensor)] = weakref.ref(tensor)
             self._shown.append(reference)
 
