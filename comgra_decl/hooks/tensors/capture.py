@@ -18,6 +18,8 @@ from comgra_decl.records import Layout, RawStep, StepInfo
 from comgra_decl.stats import OVERWRITTEN, CannotReduceError, Reducer, ordinary
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     import torch
     from numpy.typing import NDArray
     from torch import nn
@@ -312,7 +314,7 @@ class StepCapture:
 class _Together:
     """The context of `StepCapture.together`; a generator would take three times as long."""
 
-    __slots__ = ("_capture", "_reducer", "_reading", "_started")
+    __slots__ = ("_capture", "_reading", "_reducer", "_started")
 
     def __init__(self, capture: StepCapture, reducer: Reducer) -> None:
         self._capture = capture
@@ -324,10 +326,15 @@ class _Together:
         self._reading.__enter__()
         self._capture.reads_together = True
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._capture.reads_together = False
         try:
-            self._reading.__exit__(*error)
+            self._reading.__exit__(kind, error, trace)
         finally:
             self._capture.cost += time.perf_counter() - self._started
 

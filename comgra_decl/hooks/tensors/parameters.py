@@ -212,7 +212,7 @@ class Parameters:
         self._optimizer = optimizer
         capture.optimizers.append(_facts(optimizer))
         self._stepping = self._stepped_by(optimizer)
-        if any([plan.capture.update for plan, _ in self._stepping]):
+        if any(plan.capture.update for plan, _ in self._stepping):
             self._remember(self._stepping)
         self._read_gradients = not closure and getattr(optimizer, "grad_scale", None) is None
         if self._read_gradients and capture.open:

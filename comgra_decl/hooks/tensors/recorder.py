@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.tensors.slots import Slot
     from comgra_decl.spec import Capture
 
+
 class _Hook(partial[None]):
     """A tensor hook that torch does not warn programs about when they save the tensor.
 

@@ -278,7 +278,7 @@ class Targets(modes.OwnMode):
 
     def _is_returned(self, tensor: torch.Tensor) -> bool:
         """Whether a model returned the tensor, possibly in another shape."""
-        if any([known() is tensor for known in self._shown]):  # the usual case
+        if any(known() is tensor for known in self._shown):  # the usual case
             return True
         for reference in self._shown:
             shown = reference()
