@@ -30,8 +30,7 @@ class ExplodingParameters(Patient):
     patience: Count = 2
 
     growth: Factor = 100.0
-    """Factor by which this gradient, and all gradients together, may grow from their initial norm.
-    """
+    """Largest allowed growth of this gradient, and of all gradients together, as a factor."""
 
     ratio: Factor = 1000.0
     """Largest allowed gradient, as a multiple of the largest gradient near the loss."""
