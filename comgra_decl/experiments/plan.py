@@ -221,7 +221,7 @@ def _remarks(spec: Spec) -> list[str]:
     if any(budget.time or budget.disk for budget in budgets):
         remarks.append("schedule.budget thins out records that cost more than it allows")
     if spec.keep is not None:
-        remarks.append("keep captures every step (included in the share) and stores more steps")
+        remarks.append("keep captures every step (included in the share); its stored steps are not")
     return remarks
 
 

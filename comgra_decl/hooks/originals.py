@@ -99,7 +99,8 @@ def _is_torchs(code: CodeType) -> bool:
 def _is_genuine(func: Any) -> bool:
     """Return whether a function and all functions that it wraps belong to torch.
 
-    The running code may differ from the function's: `F.max_pool2d` dispatches to one of two.
+    The running code may differ from that of the function: `F.max_pool2d` calls one of two
+    functions.
     """
     while func is not None:
         if type(func) is not FunctionType or not _is_torchs(func.__code__):

@@ -171,7 +171,7 @@ class NodeSpec(SpecModel):
     capture: Annotated[list[CaptureName], BeforeValidator(_listed)] = Field(
         ["output", "output_grad"], min_length=1
     )
-    """What to record of each selected module:
+    """What to record of each selected module.
 
     `output`, `input`: the tensors it returns and receives. `output_grad`, `input_grad`: the
     gradients of the loss with respect to them, over all their uses. `parameter`: the value used by

@@ -24,7 +24,12 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
+<<<<<<< HEAD
+_CATCHES_UP = 0.7  # share of the logarithm of the factor that remains by the next evaluation
+_MOST_WAITING = 64  # evaluations in a row; a run may do nothing else after its training
+=======
 _MOST_WAITING = 64  # number of pending evaluations; a run may only evaluate after its training
+>>>>>>> main
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,13 @@ class EvaluationGap(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` evaluation records in a row, the standard deviation of a tensor is more "
+<<<<<<< HEAD
+        "than `factor` times that in both the preceding and the following recorded training step, "
+        "or less than 1 / `factor` of both. A value between those of the two training steps "
+        "reflects the progress of training. An evaluation does not count if this factor has "
+        f"fallen since the previous one (its logarithm by {1 - _CATCHES_UP:.0%}): the running "
+        "statistics of BatchNorm start at 0 and 1 and are still catching up."
+=======
         "than `factor` times its value in both the preceding and the following recorded training "
         "step, or less than 1 / `factor` of both. A value between those of the two training steps "
         "is caused by the progress of training."
@@ -62,6 +74,7 @@ class EvaluationGap(SlotRule):
     source = (
         "TheDeepChecker, which compares activations in both modes and requires a similarity of "
         "0.75."
+>>>>>>> main
     )
     advice = (
         "The usual cause is BatchNorm, whose running statistics lag behind: raise the momentum, "
@@ -70,11 +83,13 @@ class EvaluationGap(SlotRule):
     )
     explained_by = ("nonfinite", "loss_diverges", "large_update", "repeated_batch")
     Parameters = EvaluationParameters
+    of_state = True
     statistics = ("std",)
     evidence = "factor"
     needs = "outputs, and evaluations (`schedule.eval`)"
 
     _train = per_run(Previous)
+    _factor = per_run(Previous)
     _waiting: list[_Evaluation] = per_run(list)
     _judged = 0
 
@@ -116,6 +131,8 @@ class EvaluationGap(SlotRule):
 
     def _judge(self, evaluation: _Evaluation, after: NDArray[np.float64]) -> None:
         hit, factor = self._off(evaluation.ratio, _divided(evaluation.spread, after))
+        before = self._factor.look(evaluation.at, factor[None])[0]
+        hit &= ~(np.log(factor) < _CATCHES_UP * np.log(before))
         self._judged += 1
         self.streak.look(
             np.array([evaluation.step]),

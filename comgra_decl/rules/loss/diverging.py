@@ -272,12 +272,19 @@ class NegativeLoss(CurveRule):
 
 
 def _has_other_terms(scene: Scene) -> bool:
+<<<<<<< HEAD
+    """Whether tensors enter a loss that are neither predictions nor computed from targets.
+
+    A parameter that enters it, such as a learned weight of the loss, is another term as well.
+    """
+=======
     """Returns whether a loss also depends on tensors that are neither predictions nor targets."""
+>>>>>>> main
     known = predictions(scene) | computed_from_targets(scene)
     known |= {slot for call in scene.calls if (slot := prediction_of(scene, call)) is not None}
     infos = scene.table.infos
     return any(
-        source not in known and infos[source].kind == "computed"
+        source not in known and infos[source].kind in ("computed", "parameter")
         for sink, sources in sources_of(scene).items()
         if infos[sink].kind == "loss"
         for source in sources

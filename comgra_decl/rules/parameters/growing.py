@@ -20,6 +20,7 @@ from comgra_decl.rules.api import (
     decays,
     lower_rate,
     per_run,
+    usual_norm,
 )
 
 _TINY = 3e-3  # weights with a smaller root mean square are treated as initialized to zero
@@ -40,6 +41,12 @@ class GrowingWeight(SlotRule):
     name = "growing_weight"
     certainty = 0.55
     definition = (
+<<<<<<< HEAD
+        "For `patience` records in a row, the l2 norm of a weight exceeds `growth` times its first "
+        "value and `growth` times the norm that PyTorch's default initialization would give it: a "
+        "weight that starts smaller may grow to that size. Weights that start near zero (root mean "
+        f"square below {_TINY:g}) do not count."
+=======
         "The l2 norm of a weight exceeds `growth` times its first value for `patience` records in "
         f"a row. Weights that start near zero (root mean square below {_TINY:g}) are ignored."
     )
@@ -49,12 +56,13 @@ class GrowingWeight(SlotRule):
     )
     advice = (
         "Lower the learning rate, add weight decay, or add a normalization layer after this layer."
+>>>>>>> main
     )
     explained_by = ("nonfinite", "large_update", "accumulated_gradient")
     Parameters = GrowingParameters
     of_state = True
     statistics = ("l2",)
-    evidence = "times its first size"
+    evidence = "times its first or usual size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
     _early = per_run(Early, 1)
@@ -75,7 +83,7 @@ class GrowingWeight(SlotRule):
         """Returns the norm divided by its first value."""
         norm = window.read("l2", at).astype(np.float64)
         early = self._early.look(at, norm)
-        growth = norm / early
+        growth = norm / np.fmax(early, window.of_shape(usual_norm, at))
         least = self._least.look(at, norm)
         started = least / np.sqrt(window.elements(at)) > _TINY
         return started & (growth > self.parameters.growth), growth
@@ -83,6 +91,11 @@ class GrowingWeight(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
+<<<<<<< HEAD
+            f"{scene.table.place(slot)} has grown to {self.streak.worst[slot]:.3g} times its first "
+            f"or usual size by step {self.streak.worst_step[slot]}."
+=======
             f"{scene.table.place(slot)} has grown to {self.streak.worst[slot]:.3g} times its "
             f"initial norm by step {self.streak.worst_step[slot]}."
+>>>>>>> main
         )
