@@ -173,14 +173,9 @@ class Streak:
     def lasting(self) -> Slots:
         """Slots that had a streak and may still meet the condition.
 
-        <<<<<<< HEAD
-                A slot counts as free once the condition has not held for as many records as it had held
-                before, or for as many steps (records become rarer in the course of a run), and in both
-                cases for at least `patience` records.
-        =======
-                A slot no longer meets the condition once it has been false for as many records as it was
-                true before, and for at least `patience`.
-        >>>>>>> main
+        A slot no longer meets the condition once it has been false for as many records as it was
+        true before, or for as many steps, because records become rarer in the course of a run. In
+        both cases, it must have been false for at least `patience` records.
         """
         held = np.maximum(self.records + self._patience - 1, self._patience)
         longer = self._newest - self.last > self.last - self.first

@@ -24,12 +24,8 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
-<<<<<<< HEAD
-_CATCHES_UP = 0.7  # share of the logarithm of the factor that remains by the next evaluation
-_MOST_WAITING = 64  # evaluations in a row; a run may do nothing else after its training
-=======
+_CATCHES_UP = 0.7  # share of the logarithm of the factor that remains at the next evaluation
 _MOST_WAITING = 64  # number of pending evaluations; a run may only evaluate after its training
->>>>>>> main
 
 
 @dataclass(frozen=True)
@@ -60,21 +56,15 @@ class EvaluationGap(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` evaluation records in a row, the standard deviation of a tensor is more "
-<<<<<<< HEAD
-        "than `factor` times that in both the preceding and the following recorded training step, "
-        "or less than 1 / `factor` of both. A value between those of the two training steps "
-        "reflects the progress of training. An evaluation does not count if this factor has "
-        f"fallen since the previous one (its logarithm by {1 - _CATCHES_UP:.0%}): the running "
-        "statistics of BatchNorm start at 0 and 1 and are still catching up."
-=======
         "than `factor` times its value in both the preceding and the following recorded training "
         "step, or less than 1 / `factor` of both. A value between those of the two training steps "
-        "is caused by the progress of training."
+        "is caused by the progress of training. An evaluation is ignored if this factor has fallen "
+        f"since the previous evaluation (its logarithm by {1 - _CATCHES_UP:.0%}), because the "
+        "running statistics of BatchNorm start at 0 and 1 and are still catching up."
     )
     source = (
         "TheDeepChecker, which compares activations in both modes and requires a similarity of "
         "0.75."
->>>>>>> main
     )
     advice = (
         "The usual cause is BatchNorm, whose running statistics lag behind: raise the momentum, "

@@ -85,15 +85,9 @@ class Unshuffled(Rule):
     certainty = 0.65
     definition = (
         "Over at least `least` records of class targets, the variance of the batches' mean targets "
-<<<<<<< HEAD
-        "is more than `ratio` times its expected value for shuffled data. That value is the mean "
-        "variance within a batch divided by the batch size (the ratio is the F statistic of an "
-        "analysis of variance). Targets of different losses are judged separately."
-=======
         "is more than `ratio` times the value expected for shuffled data. The expected value is "
         "the mean variance within a batch divided by the batch size, so the ratio is the F "
-        "statistic of an analysis of variance."
->>>>>>> main
+        "statistic of an analysis of variance. Targets of different losses are checked separately."
     )
     source = (
         "Own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
@@ -128,16 +122,9 @@ class Unshuffled(Rule):
                 sums += (1, m, m * m, v / (n - 1))
 
     def findings(self, scene: Scene) -> list[Finding]:
-<<<<<<< HEAD
-        """Returns a finding about the first target that is out of order."""
+        """Returns a finding about the first target that is not shuffled."""
         for (slot, function, _), (n, total, squares, chance) in self._sums.items():
             other = bool(scene.calls) and function not in CLASSIFICATION
-=======
-        """Returns a finding about the first target that is not shuffled."""
-        compared = {target_of(scene, c) for c in scene.calls if c.function in CLASSIFICATION}
-        for slot, (n, total, squares, chance) in self._sums.items():
-            other = bool(scene.calls) and slot not in compared
->>>>>>> main
             if other or n < self.parameters.least or chance <= 0:
                 continue
             between = (squares - total**2 / n) / (n - 1)

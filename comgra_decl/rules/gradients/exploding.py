@@ -79,11 +79,11 @@ class ExplodingGradient(SlotRule):
         return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:
-<<<<<<< HEAD
-        """Returns the gradients of outputs; if none are recorded, those of weights.
+        """Returns the gradients of outputs, or of weights if those are not recorded.
 
-        Notes which are near the loss. A network may run several times in a step, for several parts
-        of the loss of which some weigh little, so predictions count in whatever order they ran.
+        Also determines which of them are near the loss. These include all predictions, in any
+        order, because a model may run several times in a step for several parts of the loss, some
+        of which have little weight.
         """
         wanted = table.layer_gradients
         self._near = wanted & np.isin(table.forward, list(predictions(self.scene)))
@@ -91,10 +91,6 @@ class ExplodingGradient(SlotRule):
         if len(order):
             self._near |= wanted & (table.order >= np.quantile(order, 0.75))
         return wanted
-=======
-        """Returns the gradients of outputs, or of weights if those are not recorded."""
-        return table.layer_gradients
->>>>>>> main
 
     def measure(self, window: Window, at: Slots) -> Measured:
         """Compares each gradient with others of its step, and with the first records."""
@@ -118,12 +114,3 @@ class ExplodingGradient(SlotRule):
             f"{self.streak.worst[slot]:.3g} times the limit at step "
             f"{self.streak.worst_step[slot]}."
         )
-<<<<<<< HEAD
-=======
-
-
-def _near(table: SlotTable, at: Slots) -> NDArray[np.bool_]:
-    """Returns which slots belong to the last quarter of the model."""
-    order = table.order[at]
-    return np.asarray(order >= np.quantile(order, 0.75))
->>>>>>> main

@@ -272,14 +272,10 @@ class NegativeLoss(CurveRule):
 
 
 def _has_other_terms(scene: Scene) -> bool:
-<<<<<<< HEAD
-    """Whether tensors enter a loss that are neither predictions nor computed from targets.
+    """Returns whether a loss also depends on tensors that are neither predictions nor targets.
 
-    A parameter that enters it, such as a learned weight of the loss, is another term as well.
+    These include parameters, such as a learned weight of the loss.
     """
-=======
-    """Returns whether a loss also depends on tensors that are neither predictions nor targets."""
->>>>>>> main
     known = predictions(scene) | computed_from_targets(scene)
     known |= {slot for call in scene.calls if (slot := prediction_of(scene, call)) is not None}
     infos = scene.table.infos

@@ -36,22 +36,14 @@ class InitialLoss(LossRule):
     name = "initial_loss"
     certainty = 0.7
     definition = (
-<<<<<<< HEAD
-        "The first loss is above `factor` times ln(C), the expected loss of an untrained network "
-        "with C classes. C is the size of the prediction's last dimension, or of the second if "
-        "targets have further dimensions; targets are integers. For several classifications in a "
-        "step, the sum of ln(C) is used. Runs that also call other losses are ignored, and so are "
-        "models of which at least half is frozen: these have been trained before. A program may "
-        "scale its loss, so the loss is divided by N times the largest gradient of the prediction "
-        "if this is above 1, where N is the batch size: the gradient of a mean of cross-entropies "
-        "cannot exceed 1 / N."
-=======
         "The first loss is above `factor` times ln(C), the expected loss of an untrained model "
         "with C classes. C is the size of the prediction's last dimension, or of its second "
         "dimension if targets have more than one dimension; targets are integers. If a step "
         "contains several classifications, the sum of ln(C) is used. Runs that also call other "
-        "losses are ignored."
->>>>>>> main
+        "losses are ignored, and so are models of which at least half is frozen, because they are "
+        "already trained. A program may scale its loss. Therefore, the loss is divided by N times "
+        "the largest gradient of the prediction, where N is the batch size, if this product is "
+        "above 1: the gradient of a mean of cross-entropies cannot exceed 1 / N."
     )
     source = (
         "The book chapter 'Debugging: Visualizing Activation Maps & Gradients' expects ln C and "

@@ -57,15 +57,10 @@ class LossSpike(LossRule):
     definition = (
         "A loss exceeds the mean of the previous `window` losses by `sigmas` standard deviations, "
         "is more than `times` that mean, and exceeds it by a quarter of the median of the first "
-<<<<<<< HEAD
-        "ten losses. The last condition ignores single unusual batches late in training, when "
-        "losses are tiny. The finding is only a hint if each time the next loss is less than half "
-        "as many standard deviations above that mean: then the jump is that of a batch, such as "
-        "a small last one, and not of the network."
-=======
         "ten losses. The last condition excludes individual unusual batches late in training, when "
-        "losses are very small."
->>>>>>> main
+        "losses are very small. The finding is only a hint if, after each spike, the next loss is "
+        "less than half as many standard deviations above that mean. Such a jump is caused by a "
+        "batch, for example a small last batch, and not by the model."
     )
     source = (
         "OLMo-core's SkipStepOptimizer (6 standard deviations over 128 steps) and Lightning's "

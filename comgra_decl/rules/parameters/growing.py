@@ -41,14 +41,10 @@ class GrowingWeight(SlotRule):
     name = "growing_weight"
     certainty = 0.55
     definition = (
-<<<<<<< HEAD
-        "For `patience` records in a row, the l2 norm of a weight exceeds `growth` times its first "
-        "value and `growth` times the norm that PyTorch's default initialization would give it: a "
-        "weight that starts smaller may grow to that size. Weights that start near zero (root mean "
-        f"square below {_TINY:g}) do not count."
-=======
-        "The l2 norm of a weight exceeds `growth` times its first value for `patience` records in "
-        f"a row. Weights that start near zero (root mean square below {_TINY:g}) are ignored."
+        "For `patience` records in a row, the l2 norm of a weight exceeds both `growth` times its "
+        "first value and `growth` times its norm after PyTorch's default initialization, because a "
+        "weight that starts smaller may grow to this norm. Weights that start near zero (root mean "
+        f"square below {_TINY:g}) are ignored."
     )
     source = (
         "TheDeepChecker's check for diverging weights, which requires them to double at each of "
@@ -56,7 +52,6 @@ class GrowingWeight(SlotRule):
     )
     advice = (
         "Lower the learning rate, add weight decay, or add a normalization layer after this layer."
->>>>>>> main
     )
     explained_by = ("nonfinite", "large_update", "accumulated_gradient")
     Parameters = GrowingParameters
@@ -91,11 +86,6 @@ class GrowingWeight(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-<<<<<<< HEAD
-            f"{scene.table.place(slot)} has grown to {self.streak.worst[slot]:.3g} times its first "
-            f"or usual size by step {self.streak.worst_step[slot]}."
-=======
             f"{scene.table.place(slot)} has grown to {self.streak.worst[slot]:.3g} times its "
-            f"initial norm by step {self.streak.worst_step[slot]}."
->>>>>>> main
+            f"initial or usual norm by step {self.streak.worst_step[slot]}."
         )
