@@ -40,9 +40,9 @@ class _Past:
     def __init__(self, window: int) -> None:
         self.values: deque[float] = deque(maxlen=window)
         self.first: list[float] = []
-        self.limit: float | None = None  # for the loss after a spike
+        self.limit: float | None = None  # limit for the loss after a spike
         self.spikes = 0
-        self.lasting = 0  # spikes after which the next loss was above the limit
+        self.lasting = 0  # number of spikes after which the next loss exceeded the limit
         self.first_spike = -1
         self.last_spike = -1
         self.worst = 0.0
