@@ -24,7 +24,7 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
-_CATCHES_UP = 0.7  # share of the logarithm of the factor that remains at the next evaluation
+_CATCHES_UP = 0.7  # share of the logarithm of the factor that remains by the next evaluation
 _MOST_WAITING = 64  # number of pending evaluations; a run may only evaluate after its training
 
 
@@ -58,9 +58,9 @@ class EvaluationGap(SlotRule):
         "For `patience` evaluation records in a row, the standard deviation of a tensor is more "
         "than `factor` times its value in both the preceding and the following recorded training "
         "step, or less than 1 / `factor` of both. A value between those of the two training steps "
-        "is caused by the progress of training. An evaluation is ignored if this factor has fallen "
-        f"since the previous evaluation (its logarithm by {1 - _CATCHES_UP:.0%}), because the "
-        "running statistics of BatchNorm start at 0 and 1 and are still catching up."
+        "is caused by the progress of training. An evaluation is ignored if the logarithm of the "
+        f"factor has fallen by {1 - _CATCHES_UP:.0%} since the previous one, because the running "
+        "statistics of BatchNorm start at 0 and 1 and then catch up."
     )
     source = (
         "TheDeepChecker, which compares activations in both modes and requires a similarity of "

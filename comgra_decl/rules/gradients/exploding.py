@@ -44,9 +44,9 @@ class ExplodingGradient(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` records in a row, the l2 norm of a gradient exceeds `ratio` times the "
-        "largest norm near the loss (predictions and the last quarter of the model). "
-        "Alternatively, both this norm and the norm of all gradients together exceed `growth` "
-        f"times their initial values (the medians of the first {_FIRST} records)."
+        "largest norm near the loss (at predictions and in the last quarter of the model). Or both "
+        "this norm and the norm of all gradients together exceed `growth` times their initial "
+        f"values (the medians of the first {_FIRST} records)."
     )
     source = (
         "TheDeepChecker, which requires gradients to double at each of five checks, and "
