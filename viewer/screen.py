@@ -71,7 +71,7 @@ class Screen:
         self._arrange()
 
     def _arrange(self) -> None:
-        self.graph.panel.styles = {"flex": "0 0 auto", "height": "max(210px, 34vh)"}
+        self.graph.panel.styles = {"flex": "0 0 auto", "height": "max(206px, 34vh - 30px)"}
         self.graph.panel.margin, self.steps.panel.margin = (10, 14, 4, 14), (0, 14)
         self.workspace = pn.Column(
             self.strip.panel, self.graph.panel, self.steps.panel, self.tabs,

@@ -325,7 +325,7 @@ class StepRecords:
             info.extra[OPTIMIZERS] = capture.optimizers
         raw = capture.close(info, self._table)
         if training and info.mode == "train":
-            declared.compiled.recorded(capture.slots, info.step)
+            declared.compiled.recorded(capture, info.step)
         with without_functions():
             raw.structure = declared.structures.finish(info, capture.signature(), training=training)
         if training:

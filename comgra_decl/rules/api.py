@@ -1,4 +1,4 @@
-"""Everything that a rule needs, whether built in or your own.
+"""Names for writing rules, both built-in rules and your own.
 
 ```python
 import numpy as np
@@ -45,6 +45,7 @@ from comgra_decl.rules.calls import (
     LOGITS_OF_CLASSES,
     PROBABILITIES,
     LossCall,
+    loss_calls,
 )
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity
 from comgra_decl.rules.graph import (
@@ -83,7 +84,7 @@ from comgra_decl.rules.settings import (
     normalises,
     raise_rate,
 )
-from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable, is_gradient
+from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable, is_gradient, usual_norm
 from comgra_decl.rules.window import VARYING, Numbers, Window
 from comgra_decl.spec.base import Int, Number
 
@@ -148,6 +149,7 @@ __all__ = [
     "grown",
     "is_gradient",
     "is_validation",
+    "loss_calls",
     "lower_decay",
     "lower_rate",
     "normalises",
@@ -165,4 +167,5 @@ __all__ = [
     "target_of",
     "target_pairs",
     "trained_models",
+    "usual_norm",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from math import prod
+from math import prod, sqrt
 from typing import Any, TypeVar
 
 import numpy as np
@@ -172,6 +172,17 @@ def _is_input(role: str) -> bool:
 def elements_of(info: SlotInfo) -> int:
     """Returns the number of elements per sample of a slot, at least 1."""
     return max(1, prod(n for at, n in enumerate(info.shape) if at != info.batch_dim))
+
+
+def usual_norm(info: SlotInfo) -> float:
+    """Returns the l2 norm of a weight of this shape after PyTorch's default initialization.
+
+    Embeddings have a standard deviation of 1; other weights are uniform within 1 / sqrt(fan-in),
+    which is a root mean square of 1 / sqrt(3 * fan-in) (`torch.nn.Linear.reset_parameters`).
+    """
+    fan_in = max(1, prod(info.shape[1:]))
+    size = 1.0 if "Embedding" in info.module_class else 1 / sqrt(3 * fan_in)
+    return size * sqrt(prod(info.shape))
 
 
 def samples_of(info: SlotInfo) -> int:

@@ -130,6 +130,16 @@ class Window:
             most = np.fmax(most, varied)
         return most
 
+    def deviation(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns the largest standard deviation over the batch of any statistic in `VARYING`.
+
+        Of shape [k, len(at)], in the units of the tensors; NaN where data are missing.
+        """
+        most = np.full((len(self), len(at)), np.nan)
+        for name in (name for name in VARYING if self.has(name)):
+            most = np.fmax(most, self.read(name, at, "std"))
+        return most
+
     def reshaped(self, row: int) -> dict[int, SlotInfo]:
         """Returns the slots whose shape in a record differs from the slot table."""
         if self.shape_codes is None:

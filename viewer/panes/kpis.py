@@ -57,7 +57,7 @@ class KpisPane(Pane):
         return pn.Column(self._empty, self._grid, sizing_mode="stretch_both", margin=0)
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figures; their CSV holds every number."""
+        """Returns the figures; their CSV contains every number."""
         return [
             Exhibit(drawn.frame.figure, name, partial(self._csv, name))
             for name, drawn in self._figures.items()
@@ -100,7 +100,7 @@ class KpisPane(Pane):
 
 
 class _KpiFigure:
-    """The figure of one KPI."""
+    """Figure of one KPI."""
 
     def __init__(self, title: str, x_range: Any, jump: Any) -> None:
         tooltips = [SUBJECT, Row("type", "@label", "text"), STEP, Row("value", "@value")]

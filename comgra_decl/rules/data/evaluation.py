@@ -24,6 +24,7 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
+_CATCHES_UP = 0.7  # share of the logarithm of the factor that remains by the next evaluation
 _MOST_WAITING = 64  # number of pending evaluations; a run may only evaluate after its training
 
 
@@ -57,7 +58,9 @@ class EvaluationGap(SlotRule):
         "For `patience` evaluation records in a row, the standard deviation of a tensor is more "
         "than `factor` times its value in both the preceding and the following recorded training "
         "step, or less than 1 / `factor` of both. A value between those of the two training steps "
-        "is caused by the progress of training."
+        "is caused by the progress of training. An evaluation is ignored if the logarithm of the "
+        f"factor has fallen by {1 - _CATCHES_UP:.0%} since the previous one, because the running "
+        "statistics of BatchNorm start at 0 and 1 and then catch up."
     )
     source = (
         "TheDeepChecker, which compares activations in both modes and requires a similarity of "
@@ -70,11 +73,13 @@ class EvaluationGap(SlotRule):
     )
     explained_by = ("nonfinite", "loss_diverges", "large_update", "repeated_batch")
     Parameters = EvaluationParameters
+    of_state = True
     statistics = ("std",)
     evidence = "factor"
     needs = "outputs, and evaluations (`schedule.eval`)"
 
     _train = per_run(Previous)
+    _factor = per_run(Previous)
     _waiting: list[_Evaluation] = per_run(list)
     _judged = 0
 
@@ -116,6 +121,8 @@ class EvaluationGap(SlotRule):
 
     def _judge(self, evaluation: _Evaluation, after: NDArray[np.float64]) -> None:
         hit, factor = self._off(evaluation.ratio, _divided(evaluation.spread, after))
+        before = self._factor.look(evaluation.at, factor[None])[0]
+        hit &= ~(np.log(factor) < _CATCHES_UP * np.log(before))
         self._judged += 1
         self.streak.look(
             np.array([evaluation.step]),

@@ -24,8 +24,8 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    loss_calls,
     per_run,
-    target_of,
 )
 
 _NEEDS = "targets, recorded where a loss compares them with predictions"
@@ -87,7 +87,7 @@ class Unshuffled(Rule):
         "Over at least `least` records of class targets, the variance of the batches' mean targets "
         "is more than `ratio` times the value expected for shuffled data. The expected value is "
         "the mean variance within a batch divided by the batch size, so the ratio is the F "
-        "statistic of an analysis of variance."
+        "statistic of an analysis of variance. Targets of different losses are checked separately."
     )
     source = (
         "Own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
@@ -97,8 +97,8 @@ class Unshuffled(Rule):
     explained_by = ("single_class",)
     Parameters = OrderParameters
 
-    # by slot: sums of 1, mean, mean^2 and variance / size
-    _sums: dict[int, NDArray[np.float64]] = per_run(dict)
+    # by slot, and the function and classes of its loss: sums of 1, mean, mean^2 and variance / size
+    _sums: dict[tuple[int, str, int], NDArray[np.float64]] = per_run(dict)
 
     def look(self, window: Window) -> None:
         """Adds up the means and variances of the batches."""
@@ -112,15 +112,19 @@ class Unshuffled(Rule):
             within = window.read("mean", at, "std")[:, 0].astype(np.float64) ** 2
             size = window.samples(at)[:, 0]
             there = np.isfinite(mean) & np.isfinite(within) & (size >= ClassCounts.fewest)
-            for m, v, n in zip(mean[there], within[there], size[there], strict=True):
-                sums = self._sums.setdefault(slot, np.zeros(4))
+            key = window.table.infos[slot].key
+            for row in np.flatnonzero(there).tolist():
+                m, v, n = mean[row], within[row], size[row]
+                facts = window.facts[row] if window.facts else {}
+                call = next((c for c in loss_calls(facts) if c.target_key == key), None)
+                task = ("", 0) if call is None else (call.function, call.classes)
+                sums = self._sums.setdefault((slot, *task), np.zeros(4))
                 sums += (1, m, m * m, v / (n - 1))
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first target that is not shuffled."""
-        compared = {target_of(scene, c) for c in scene.calls if c.function in CLASSIFICATION}
-        for slot, (n, total, squares, chance) in self._sums.items():
-            other = bool(scene.calls) and slot not in compared
+        for (slot, function, _), (n, total, squares, chance) in self._sums.items():
+            other = bool(scene.calls) and function not in CLASSIFICATION
             if other or n < self.parameters.least or chance <= 0:
                 continue
             between = (squares - total**2 / n) / (n - 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
     Count,
@@ -19,6 +18,7 @@ from comgra_decl.rules.api import (
     Window,
     lower_rate,
     per_run,
+    predictions,
 )
 
 _FIRST = 5  # records whose median is the initial value
@@ -30,8 +30,7 @@ class ExplodingParameters(Patient):
     patience: Count = 2
 
     growth: Factor = 100.0
-    """Factor by which this gradient, and all gradients together, may grow from their initial norm.
-    """
+    """Largest allowed growth of this gradient, and of all gradients together, as a factor."""
 
     ratio: Factor = 1000.0
     """Largest allowed gradient, as a multiple of the largest gradient near the loss."""
@@ -45,9 +44,9 @@ class ExplodingGradient(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` records in a row, the l2 norm of a gradient exceeds `ratio` times the "
-        "largest norm near the loss (in the last quarter of the model). Or both this norm and the "
-        "norm of all gradients together exceed `growth` times their initial values (the medians "
-        f"of the first {_FIRST} records)."
+        "largest norm near the loss (at predictions and in the last quarter of the model). Or both "
+        "this norm and the norm of all gradients together exceed `growth` times their initial "
+        f"values (the medians of the first {_FIRST} records)."
     )
     source = (
         "TheDeepChecker, which requires gradients to double at each of five checks, and "
@@ -64,10 +63,12 @@ class ExplodingGradient(SlotRule):
     Parameters = ExplodingParameters
     statistics = ("l2",)
     backwards, evidence = True, "times too large"
+    of_graph = True
     needs = "gradients, such as {select: '**', capture: [output_grad]}"
 
     _early = per_run(Early, _FIRST)
     _early_total = per_run(Early, _FIRST)
+    _near = np.zeros(0, np.bool_)
 
     def advise(self, scene: Scene) -> str:
         """Returns advice adapted to the optimizer settings."""
@@ -78,8 +79,18 @@ class ExplodingGradient(SlotRule):
         return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of outputs, or of weights if those are not recorded."""
-        return table.layer_gradients
+        """Returns the gradients of outputs, or of weights if those are not recorded.
+
+        Also determines which of them are near the loss. These include all predictions, in any
+        order, because a model may run several times in a step for several parts of the loss, some
+        of which have little weight.
+        """
+        wanted = table.layer_gradients
+        self._near = wanted & np.isin(table.forward, list(predictions(self.scene)))
+        order = table.order[wanted]
+        if len(order):
+            self._near |= wanted & (table.order >= np.quantile(order, 0.75))
+        return wanted
 
     def measure(self, window: Window, at: Slots) -> Measured:
         """Compares each gradient with others of its step, and with the first records."""
@@ -90,7 +101,7 @@ class ExplodingGradient(SlotRule):
         total[there == 0] = np.nan
         all_grew = total / self._early_total.look(np.zeros(1, np.int64), total)
         grew = np.fmin(known / self._early.look(at, known), all_grew) / self.parameters.growth
-        near = window.table.remembered((ExplodingGradient, len(at)), lambda t: _near(t, at))
+        near = self._near[at]
         away = known / np.fmax.reduce(np.where(near, known, np.nan), axis=1, keepdims=True)
         away = np.where(there[:, None] >= 4, away, np.nan)
         excess = np.fmax(np.nan_to_num(grew), np.nan_to_num(away) / self.parameters.ratio)
@@ -103,9 +114,3 @@ class ExplodingGradient(SlotRule):
             f"{self.streak.worst[slot]:.3g} times the limit at step "
             f"{self.streak.worst_step[slot]}."
         )
-
-
-def _near(table: SlotTable, at: Slots) -> NDArray[np.bool_]:
-    """Returns which slots belong to the last quarter of the model."""
-    order = table.order[at]
-    return np.asarray(order >= np.quantile(order, 0.75))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from math import log
+from math import log, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
     CLASSIFICATION,
+    GRAD_SCALE,
     Factor,
     Finding,
     LossRule,
+    Numbers,
     RuleParameters,
     Scene,
+    Window,
     classes_of,
     per_run,
+    predictions,
 )
 
 
@@ -36,7 +40,10 @@ class InitialLoss(LossRule):
         "with C classes. C is the size of the prediction's last dimension, or of its second "
         "dimension if targets have more than one dimension; targets are integers. If a step "
         "contains several classifications, the sum of ln(C) is used. Runs that also call other "
-        "losses are ignored."
+        "losses are ignored, and so are models that are at least half frozen, because they are "
+        "already trained. A program may scale its loss. Therefore, the loss is divided by N times "
+        "the largest gradient of the prediction, where N is the batch size, if this product is "
+        "above 1: the gradient of a mean of cross-entropies cannot exceed 1 / N."
     )
     source = (
         "The book chapter 'Debugging: Visualizing Activation Maps & Gradients' expects ln C and "
@@ -50,6 +57,24 @@ class InitialLoss(LossRule):
     Parameters = InitialParameters
 
     _first: dict[str, tuple[int, float]] = per_run(dict)
+    _gradients: dict[int, float] = per_run(dict)  # of the first record, by slot of the prediction
+    _looked = False
+    _scaled = False
+
+    def look(self, window: Window) -> None:
+        """Stores the gradients of the first record, multiplied by the batch size."""
+        if self._looked or not len(window) or not window.has("abs_max"):
+            return
+        self._looked = True
+        at = np.flatnonzero(window.table.output_gradients)
+        sizes = window.read("abs_max", at, "abs_max")[0] * window.samples(at)[0]
+        forward = window.table.forward[at]
+        self._gradients = dict(zip(forward.tolist(), sizes.tolist(), strict=True))
+
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Stores the first loss, and whether a gradient scaler scales it."""
+        self._scaled = self._scaled or numbers.name == GRAD_SCALE
+        super().look_at_numbers(numbers)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Stores the first loss."""
@@ -62,9 +87,10 @@ class InitialLoss(LossRule):
         known = [call.classes for call, seen in scene.calls.items() if seen.first <= step]
         several = [classes for classes in known if classes > 1] or [classes_of(scene)]
         others = any(call.function not in CLASSIFICATION for call in scene.calls)
-        if min(several) < 2 or step > 0 or others:
+        if min(several) < 2 or step > 0 or others or _pretrained(scene):
             return None
         guessing = sum(log(classes) for classes in several)
+        loss /= self._scale(scene)
         if not loss > self.parameters.factor * guessing:
             return None
         named = " + ".join(f"ln({classes})" for classes in several)
@@ -76,3 +102,24 @@ class InitialLoss(LossRule):
             f"{guessing:.3f}.",
             evidence={"loss": loss, "guessing": guessing, "classes": max(several)},
         )
+
+    def _scale(self, scene: Scene) -> float:
+        """Returns a lower bound of the factor by which the program multiplies its loss."""
+        means = all(call.argument("reduction", "mean") == "mean" for call in scene.calls)
+        if self._scaled or not means:
+            return 1.0
+        known = (self._gradients.get(slot, 0.0) for slot in predictions(scene))
+        return max([1.0, *(size for size in known if np.isfinite(size))])
+
+
+def _pretrained(scene: Scene) -> bool:
+    """Returns whether at least half of a trained model is frozen."""
+    sizes: dict[str, list[int]] = {}  # frozen elements and all elements, by model
+    model = ""
+    for module in scene.documents.get("modules") or []:
+        model = str(module["node"]) if not module["path"] else model
+        for facts in module["parameters"].values():
+            frozen, both = sizes.get(model, (0, 0))
+            size = prod(facts.get("shape", ()))
+            sizes[model] = [frozen + size * (facts.get("trainable") is False), both + size]
+    return any(2 * frozen >= both > frozen for frozen, both in sizes.values())

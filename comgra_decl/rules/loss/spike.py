@@ -40,7 +40,9 @@ class _Past:
     def __init__(self, window: int) -> None:
         self.values: deque[float] = deque(maxlen=window)
         self.first: list[float] = []
+        self.limit: float | None = None  # limit for the loss after a spike
         self.spikes = 0
+        self.lasting = 0  # number of spikes after which the next loss exceeded the limit
         self.first_spike = -1
         self.last_spike = -1
         self.worst = 0.0
@@ -56,7 +58,9 @@ class LossSpike(LossRule):
         "A loss exceeds the mean of the previous `window` losses by `sigmas` standard deviations, "
         "is more than `times` that mean, and exceeds it by a quarter of the median of the first "
         "ten losses. The last condition excludes individual unusual batches late in training, when "
-        "losses are very small."
+        "losses are very small. The finding is only a hint if, after each spike, the next loss is "
+        "less than half as many standard deviations above that mean. Such a jump is caused by a "
+        "batch, for example a small last batch, and not by the model."
     )
     source = (
         "OLMo-core's SkipStepOptimizer (6 standard deviations over 128 steps) and Lightning's "
@@ -82,6 +86,8 @@ class LossSpike(LossRule):
 
     def _compare(self, past: _Past, step: int, value: float) -> None:
         known = past.values
+        past.lasting += past.limit is not None and value > past.limit
+        past.limit = None
         if len(known) >= self.parameters.window // 2 and value > 1.5 * known[-1]:
             latest = np.array(known)
             mean, deviation = latest.mean(), latest.std(ddof=1)
@@ -89,6 +95,7 @@ class LossSpike(LossRule):
             enough = rise > self.parameters.sigmas * deviation and value > mean * self._times
             if enough and rise > 0.25 * abs(float(np.median(past.first))):
                 past.spikes += 1
+                past.limit = float(mean + 0.5 * self.parameters.sigmas * deviation)
                 past.first_spike = step if past.first_spike < 0 else past.first_spike
                 past.last_spike = step
                 if value > past.worst:
@@ -119,4 +126,5 @@ class LossSpike(LossRule):
             message=f"The loss jumps at step {past.first_spike}{more}; its maximum is "
             f"{past.worst:.4g} at step {past.worst_step}.",
             evidence={"spikes": past.spikes, "highest": past.worst},
+            severity=self.severity if past.lasting else "hint",
         )

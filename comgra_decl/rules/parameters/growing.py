@@ -20,6 +20,7 @@ from comgra_decl.rules.api import (
     decays,
     lower_rate,
     per_run,
+    usual_norm,
 )
 
 _TINY = 3e-3  # weights with a smaller root mean square are treated as initialized to zero
@@ -40,8 +41,10 @@ class GrowingWeight(SlotRule):
     name = "growing_weight"
     certainty = 0.55
     definition = (
-        "The l2 norm of a weight exceeds `growth` times its first value for `patience` records in "
-        f"a row. Weights that start near zero (root mean square below {_TINY:g}) are ignored."
+        "For `patience` records in a row, the l2 norm of a weight exceeds both `growth` times its "
+        "first value and `growth` times its norm after PyTorch's default initialization, because a "
+        "weight that starts smaller may grow to this norm. Weights that start near zero (root mean "
+        f"square below {_TINY:g}) are ignored."
     )
     source = (
         "TheDeepChecker's check for diverging weights, which requires them to double at each of "
@@ -54,7 +57,7 @@ class GrowingWeight(SlotRule):
     Parameters = GrowingParameters
     of_state = True
     statistics = ("l2",)
-    evidence = "times its first size"
+    evidence = "times its first or usual size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
     _early = per_run(Early, 1)
@@ -75,7 +78,7 @@ class GrowingWeight(SlotRule):
         """Returns the norm divided by its first value."""
         norm = window.read("l2", at).astype(np.float64)
         early = self._early.look(at, norm)
-        growth = norm / early
+        growth = norm / np.fmax(early, window.of_shape(usual_norm, at))
         least = self._least.look(at, norm)
         started = least / np.sqrt(window.elements(at)) > _TINY
         return started & (growth > self.parameters.growth), growth
@@ -84,5 +87,5 @@ class GrowingWeight(SlotRule):
         """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} has grown to {self.streak.worst[slot]:.3g} times its "
-            f"initial norm by step {self.streak.worst_step[slot]}."
+            f"initial or usual norm by step {self.streak.worst_step[slot]}."
         )

@@ -22,6 +22,7 @@ from comgra_decl.rules.api import (
     lower_rate,
     per_run,
     raise_rate,
+    usual_norm,
 )
 
 _TINY = 1e-3  # weights with a smaller root mean square are treated as initialized to zero
@@ -44,10 +45,11 @@ class LargeUpdate(SlotRule):
     certainty = 0.65
     definition = (
         "The l2 norm of a weight's update exceeds `ratio` times the norm of the weight for "
-        "`patience` records in a row. If updates are not recorded, the rule instead uses the "
-        "change of the weight's norm between records of consecutive steps, which cannot be larger "
-        "than the norm of the update. Weights that start near zero (root mean square below "
-        f"{_TINY:g}) are ignored in the first {_FIRST} records."
+        "`patience` records in a row. For weights that are smaller than after PyTorch's default "
+        "initialization, the norm after this initialization is used instead. If updates are not "
+        "recorded, the rule uses the change of the weight's norm between records of consecutive "
+        "steps, which cannot be larger than the norm of the update. Weights that start near zero "
+        f"(root mean square below {_TINY:g}) are ignored in the first {_FIRST} records."
     )
     source = (
         "A ratio of about 1e-3 is healthy (Karpathy, CS231n notes). TheDeepChecker warns above "
@@ -82,8 +84,9 @@ class LargeUpdate(SlotRule):
         steps = np.where(np.isnan(weight), np.nan, steps)
         successive = steps - self._step.look(at, steps) == 1
         before = self._before.look(at, weight)
-        ratio = np.where(successive, np.abs(weight - before) / before, np.nan)
-        known = window.read("l2", np.maximum(updates, 0)) / weight
+        usual = window.of_shape(usual_norm, at)
+        ratio = np.where(successive, np.abs(weight - before) / np.fmax(before, usual), np.nan)
+        known = window.read("l2", np.maximum(updates, 0)) / np.fmax(weight, usual)
         ratio = np.where(updates >= 0, known, ratio)
         ratio = np.where(self._fresh(window, at, weight), np.nan, ratio)
         return (ratio > self.parameters.ratio) & np.isfinite(ratio), ratio

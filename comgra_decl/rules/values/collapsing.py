@@ -47,10 +47,13 @@ class CollapsingOutput(SlotRule):
         f"below `fall` times its initial value (the median of the first {_FIRST} records). The "
         "relative variation is the standard deviation of a recorded statistic across the samples, "
         "divided by its largest magnitude; the rule uses the statistic for which it is largest. "
-        "Or an output that the model returns, and that no loss compares with a target, has shrunk "
-        "to less than `fall` of its initial l2 norm. Such an output no longer distinguishes the "
-        "samples, as when the posterior of an autoencoder collapses to its prior. The finding is "
-        "only a hint if these tensors include neither a prediction nor an output of the model."
+        "The largest of these standard deviations must not exceed its initial value either, "
+        "because a tensor that starts near zero may gain an offset and still distinguish the "
+        "samples. Alternatively, an output that the model returns, and that no loss compares with "
+        "a target, has shrunk to less than `fall` of its initial l2 norm. Such an output no longer "
+        "distinguishes the samples, as when the posterior of an autoencoder collapses to its "
+        "prior. The finding is only a hint if these tensors include neither a prediction nor an "
+        "output of the model."
     )
     source = (
         "A plan in comgra's README (report when the variance across the batch falls); the "
@@ -80,6 +83,7 @@ class CollapsingOutput(SlotRule):
     evidence = "share of its first variation"
 
     _early = per_run(Early, _FIRST)
+    _early_apart = per_run(Early, _FIRST)
     _first_size = per_run(Early, 1)
     _shrunk: Bools = np.zeros(0, np.bool_)
 
@@ -92,7 +96,9 @@ class CollapsingOutput(SlotRule):
         most = window.variation(at)
         most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
         share = most / self._early.look(at, most)
-        fallen = share < self.parameters.fall
+        apart = window.deviation(at)
+        grown_apart = apart > self._early_apart.look(at, apart)
+        fallen = (share < self.parameters.fall) & ~grown_apart
         if window.has("l2"):
             size = window.read("l2", at).astype(np.float64)
             left = size / self._first_size.look(at, size)
