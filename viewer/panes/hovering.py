@@ -88,11 +88,11 @@ def marked(values: NDArray[np.float64], broken: NDArray[np.float64]) -> NDArray[
     """Returns the numbers of a heat map for a tooltip of kind "cell", all of the same shape.
 
     Bokeh writes every NaN as "NaN" before a formatter sees it, so missing numbers become minus
-    infinity, or infinity if the tensor held NaN or infinities.
+    infinity, and numbers of tensors that held NaN or infinities become infinity.
 
     Args:
         values: The numbers; NaN for missing ones.
         broken: 1 where the tensor held NaN or infinities, else NaN.
     """
-    missing = np.where(np.isnan(broken), -math.inf, math.inf)
-    return np.where(np.isfinite(values), values, missing)
+    shown = np.where(np.isfinite(values), values, -math.inf)
+    return np.where(np.isnan(broken), shown, math.inf)
