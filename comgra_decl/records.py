@@ -236,7 +236,7 @@ Each is a dict: "function" (its name; of a hand-written loss that of an operator
 of the node `prediction`; None for a prediction that is what a model returned, in whatever shape,
 and for a target that was not recorded. "made_by" of a prediction is the function that computed its
 values, as autograd names it ("Softmax", "Addmm"), and "dim" the dimension of a softmax whose result
-the call gets as it is.
+the call gets as it is. "weights" are the weights of classes, if given on the host.
 """
 
 PREDICTION = "prediction"
@@ -244,6 +244,18 @@ PREDICTION = "prediction"
 
 BATCH_SOFTMAXES = "batch_softmaxes"
 """Fact of the first records: the shapes of tensors [batch, ...] with a softmax over the batch."""
+
+ATTENTIONS = "attentions"
+"""Fact of the first records: the attention calls of a step, in order, at most 16.
+
+Each is a dict: "function" (`softmax` over the last of two dimensions of equal size,
+`scaled_dot_product_attention` or `multi_head_attention_forward`) and "shape" of its weights,
+[batch, heads, queries, keys] or what a softmax gets. If queries and keys are equally many, "future"
+and "past" are the shares of the weight, or of what the mask allows, that belong to later and to
+earlier positions than the query's. If the model's input is tokens at the same positions,
+"tokens_seen" is the number of different tokens that any query sees, and "tokens_unseen" that of
+different tokens at positions that no query sees.
+"""
 
 MODES = "modes"
 """Fact of a record: for each model that was called with gradients, by its node, whether it was in

@@ -33,6 +33,8 @@ _SHAPE_ONLY = ("_like", "new_", "_as")
 _NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_")
 _MOST_CALLS = 16
 """Calls per record whose facts are kept; a step rarely has more losses."""
+_MOST_CLASSES = 64
+"""Classes of a loss whose weights are facts of its call."""
 _WITHOUT_RESULT = frozenset({"backward", "register_hook", "_record_function_enter_new"})
 """Calls in almost every step whose results contain no tensors, so they need no check."""
 
@@ -238,8 +240,10 @@ class Targets(modes.OwnMode):
             return
         at = len(capture.loss_calls)
         read = self._read_prediction(capture, prediction, at)
+        weights = _class_weights(args, kwargs)
         capture.loss_calls.append(
             {
+                **({"weights": weights} if weights else {}),
                 "function": getattr(func, "__name__", type(func).__name__),
                 "arguments": plain_arguments(func, args, kwargs),
                 "prediction": {
@@ -281,6 +285,15 @@ class Targets(modes.OwnMode):
         if self._graph is not None:
             self._graph.trace(slot, tensor)
         return number
+
+
+def _class_weights(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
+    """Returns the class weights passed to a loss, if they are in the memory of the host."""
+    given = kwargs.get("pos_weight")
+    given = kwargs.get("weight", args[2] if len(args) > 2 else None) if given is None else given
+    if not isinstance(given, torch.Tensor) or given.device.type != "cpu" or given.requires_grad:
+        return []
+    return given.tolist() if given.dim() == 1 and given.numel() <= _MOST_CLASSES else []
 
 
 def _numbered(slots: list[Slot], number: int, node: str, role: str, kind: str) -> Slot:
