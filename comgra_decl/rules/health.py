@@ -142,8 +142,8 @@ CHECKLIST = (
 """All questions, in their order."""
 
 _UNSEEN = (
-    "What no rule can see: targets that leak into inputs, samples in both training and validation "
-    "data, labels that are consistently wrong, and data unlike those in production."
+    "What no rule can see: targets that leak into inputs in part, samples in both training and "
+    "validation data, labels that are consistently wrong, and data unlike those in production."
 )
 
 

@@ -133,7 +133,7 @@ class InputScale(SlotRule):
         "well. Pixels in 0 .. 255 do not pass."
     )
     advice = "Subtract the mean and divide by the standard deviation of the training data."
-    explained_by = ("nonfinite",)
+    explained_by = ("nonfinite", "uneven_columns", "placeholder_values")
     Parameters = InputParameters
     statistics = ("abs_mean", "mean", "std")
     evidence = "mean magnitude"
