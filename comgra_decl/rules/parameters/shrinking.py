@@ -50,7 +50,7 @@ class ShrinkingWeight(SlotRule):
         "decay. If there is none, look for a penalty in the loss, or for a layer that is not "
         "needed."
     )
-    explained_by = ("nonfinite", "large_update")
+    explained_by = ("nonfinite", "large_update", "strong_decay")
     Parameters = ShrinkingParameters
     of_state = True
     statistics = ("l2",)

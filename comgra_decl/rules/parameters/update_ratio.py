@@ -126,7 +126,14 @@ class SmallUpdate(SlotRule):
     )
     source = "TheDeepChecker warns below 1e-4 of the mean; the resolution of float32 ends at 6e-8."
     advice = "Raise the learning rate, or find out why gradients are that small."
-    explained_by = ("vanishing_gradient", "untrained_parameter", "gradient_scale")
+    explained_by = (
+        "vanishing_gradient",
+        "untrained_parameter",
+        "gradient_scale",
+        "learning_rate_schedule",
+        "tiny_clipping",
+        "lost_updates",
+    )
     Parameters = SmallParameters
     of_state = True
     statistics = ("l2",)
