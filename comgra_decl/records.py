@@ -265,7 +265,8 @@ OPTIMIZERS = "optimizers"
 """Fact of a record: the optimizers that stepped, in order.
 
 Each is a dict: "class" and "groups", one dict per parameter group with "lr", "weight_decay",
-"momentum", "betas" (where the optimizer has them and they are numbers) and "parameters" (a count).
+"initial_lr", "momentum", "betas" (where the optimizer has them and they are numbers) and
+"parameters" (a count).
 """
 
 RESUMED = "resume"
