@@ -48,8 +48,8 @@ disk space of the folder before the first record ({fixed}).
 
 ## Over a whole training run
 
-Presets record either every step at first and fewer later, or only occasional steps. The total cost
-is:
+Presets record either every step at first and fewer steps later, or only occasional steps. The total
+cost is:
 
 {trainings}
 
@@ -106,25 +106,26 @@ device ([budgets](schedule.md#budgets)).
 | MPS | the same in float32; each record waits for the device once; see below |
 | others | each tensor is copied to the host |
 
-All of these were tested only with the CPU in place of the device, and the kernels with Triton's
+All rows were tested only with the CPU in place of the device; the kernels were tested with Triton's
 interpreter. Without Triton, torch runs 13 operations for a block of float32 numbers, 14 for bf16
 and float16, 15 or 16 on devices without float64, and about 20 for float64 and wide integers. On
 devices without float64, tensors of float64 and of integers with 32 bits or more are copied to the
 host. The device memory that a record needs is limited: results are transferred in parts of 8 MiB,
-at most 16 MiB of small tensors are held until they are read, the tables of what to read take 8 MiB,
-and for a tensor with more than 131,072 samples, only the first 4,096 have individual statistics.
+at most 16 MiB of small tensors are kept until they are read, and the tables of tensors to read take
+8 MiB. For a tensor with more than 131,072 samples, only the first 4,096 have individual statistics.
 
-Some tensors need more, because they are copied as a whole before they are read: those whose samples
-are not contiguous in memory (strided slices, expanded tensors, a batch dimension that is not the
-first), complex ones (as magnitudes), and dtypes that the kernels do not read (unsigned integers of
-16 bits or more, float8). A copy is freed after the tensor has been read; of small tensors, at most
-16 MiB of copies exist at a time. `update` keeps a copy of each parameter during the optimizer step,
-when the activations are already freed.
+Some tensors must be copied before they are read: tensors whose samples are not contiguous in memory
+(strided slices, expanded tensors, a batch dimension that is not the first), complex tensors (as
+magnitudes), and tensors of dtypes that the kernels cannot read (unsigned integers of 16 bits or
+more, float8). Copies of more than 16 MiB are made in parts of 2 million elements, which torch
+operations read; each part is freed before the next is copied. Smaller copies take at most 16 MiB at
+a time. `update` keeps a copy of each parameter during the optimizer step, when the activations are
+already freed.
 
-The rows of `compile: observed` need torch 2.13. Elsewhere the benchmark says so and judges idle
-compiled steps alone. On CUDA, a tensor that appears again in a step (same memory, version, shape
-and strides) is read once: the first record that sees the repetition reads both, and later ones rely
-on it if the numbers were the same.
+The rows of `compile: observed` need torch 2.13. With older versions, the benchmark reports this and
+measures only idle compiled steps. On CUDA, a tensor that appears again in a step (same memory,
+version, shape and strides) is read only once. The first record that contains the repetition reads
+the tensor both times; later records reuse the result if both readings were equal.
 
 ## Expensive options
 

@@ -29,9 +29,9 @@ CUDA_GRAPH = (
 
 COMPILED_GRAPH = (
     "the compiled code uses CUDA graphs (mode='reduce-overhead' or 'max-autotune', or "
-    "triton.cudagraphs). Recorded steps run without them: eagerly or, with compile: observed, "
-    "compiled. They take longer and round differently, as always under torch.compile; all other "
-    "steps are unaffected"
+    "triton.cudagraphs). Recorded steps run without CUDA graphs, either eagerly or (with compile: "
+    "observed) compiled. They take longer and round differently, as always under torch.compile; "
+    "all other steps are unaffected"
 )
 _GRAPHED = "make_graphed_callables"
 

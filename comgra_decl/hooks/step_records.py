@@ -86,7 +86,7 @@ class StepRecords:
         roots: distinguishes training from evaluation.
         called: the models called in the step in progress.
         table: assigns the ids of slots.
-        scalars: the numbers of all steps.
+        scalars: the metrics of all steps.
         unended: detects steps whose end cannot be observed.
         reporter: receives warnings.
     """

@@ -1,4 +1,4 @@
-"""Everything that a rule needs, whether built in or your own.
+"""Names for writing rules, both built-in rules and your own.
 
 ```python
 import numpy as np
@@ -46,6 +46,7 @@ from comgra_decl.rules.calls import (
     LOGITS_OF_CLASSES,
     PROBABILITIES,
     LossCall,
+    loss_calls,
 )
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity, began, since
 from comgra_decl.rules.graph import (
@@ -93,7 +94,7 @@ from comgra_decl.rules.settings import (
     normalises,
     raise_rate,
 )
-from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable, is_gradient
+from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable, is_gradient, usual_norm
 from comgra_decl.rules.window import VARYING, Numbers, Window
 from comgra_decl.spec.base import Int, Number
 
@@ -164,6 +165,7 @@ __all__ = [
     "input_slots",
     "is_gradient",
     "is_validation",
+    "loss_calls",
     "lower_decay",
     "lower_rate",
     "normalises",
@@ -184,5 +186,5 @@ __all__ = [
     "target_pairs",
     "target_slots",
     "trained_models",
-    "values_of",
+    "usual_norm",
 ]

@@ -9,7 +9,7 @@ from comgra_decl.spec.schedule import CadenceSpec
 
 
 class Scheduler:
-    """Determines which steps, evaluation phases or steps of a type a cadence records.
+    """Determines which items of a sequence a schedule records: steps or evaluation phases.
 
     The result depends only on the cadence, not on earlier calls, and is computed fastest for
     ascending steps, as in training. `seconds` is not considered.

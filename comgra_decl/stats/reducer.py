@@ -120,14 +120,14 @@ _Which = tuple[int, Hashable]
 
 
 class _Repeats:
-    """Recognises memory of an accelerator that was already read in this step, however long ago.
+    """Recognises memory of an accelerator that was already read in this step.
 
     A tensor is known by its storage, version, shape and strides. Storages are referenced weakly:
     their memory can be freed, but as long as the reference exists, no other storage gets the same
     address.
 
-    The version shows only writes that torch counts. Therefore, the n-th repetition in a step is
-    first read again: both reads must give the same numbers before later steps skip the second one.
+    The version reflects only writes that torch counts. The n-th repetition in a step is therefore
+    first read again: later steps skip the second read only if both reads gave the same values.
     """
 
     __slots__ = ("_found", "_number", "_read", "_storages", "_trusted", "trials")
@@ -151,7 +151,7 @@ class _Repeats:
         self._found: tuple[Any, Any] | None = None
 
     def known(self, tensor: Tensor, kind: Hashable) -> int | None:
-        """Returns the number of the same tensor; None if it must be read, and then `kept`.
+        """Returns the number of the same tensor; None if the caller must read it and call `kept`.
 
         Args:
             tensor: not created in inference mode, not negated or conjugated lazily.
@@ -236,7 +236,7 @@ class Reducer:
             values: whether to keep the values of the first samples, too.
 
         Raises:
-            CannotReduceError: The tensor has no numbers to reduce; the step continues without it.
+            CannotReduceError: The tensor cannot be reduced; the step continues without it.
         """
         if type(tensor) not in PLAIN or is_functorch_wrapped(tensor):
             tensor = plain(tensor)
@@ -411,6 +411,8 @@ class Reducer:
             self._empty(node, away)
         elif away is None:
             self._reduce_large(node, tensor)
+        elif away.must_copy_much(tensor, node.shape.batch_dim):
+            away.reduce_in_parts(node, tensor)
         else:
             away.reduce(node, as_rows(real(tensor), node.shape.batch_dim), tensor)
 

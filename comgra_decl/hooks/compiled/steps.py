@@ -117,7 +117,7 @@ class CompiledSteps:
         return 0.0 if self._variant is None else self._variant.take_seconds()
 
     def recorded(self, slots: Iterable[Slot], step: int) -> None:
-        """Checks the finished record of a step for what compiled code did not show."""
+        """Checks the finished record of a step for tensors that compiled code did not show."""
         if self._given_up:
             return
         tops = [*self._tracer.tops.values()]
@@ -133,9 +133,9 @@ class CompiledSteps:
         try:
             from comgra_decl.hooks.compiled import variant
         except ImportError as error:  # private parts of torch's compiler
-            return f"torch {torch.__version__} lacks what it needs ({error})"
+            return f"torch {torch.__version__} lacks required features ({error})"
         if self._selects_functions:
-            return "the spec selects function calls, which compiled code does not make"
+            return "the spec selects function calls, which do not exist in compiled code"
         if self._named():
             return f"the program names tensors with comgra.node, {self._named()[0]!r} for example"
         if self._functions.call_forward:

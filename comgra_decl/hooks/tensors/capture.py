@@ -114,7 +114,7 @@ class StepCapture:
         self.open = False
 
     def count(self, what: object) -> int:
-        """Counts `what` in this step; returns its count so far, which is its iteration.
+        """Counts `what` in this step; returns its previous count, which is its iteration.
 
         Calls without gradients are counted separately, so that the first iteration of a node is the
         one that is trained, regardless of earlier calls.
@@ -125,7 +125,7 @@ class StepCapture:
         return number
 
     def note_mode(self, model: str, called: nn.Module, *, of_model: bool) -> None:
-        """Notes whether a model is called in training mode, if it is called with gradients."""
+        """Stores whether a model is in training mode, if it is called with gradients."""
         if of_model and self.followed and not self.aside:
             self.modes[model] = self.modes.get(model, False) or in_training(called)
 
@@ -239,7 +239,7 @@ class StepCapture:
         return [slot for slot, _ in self._entries]
 
     def signature(self) -> int:
-        """Hash of the sequence of forward slots; equal for steps that ran the same way."""
+        """Hash of the sequence of forward slots; equal for steps that ran in the same way."""
         return hash(tuple([slot.id for slot, _ in self._entries if slot.pass_ == "forward"]))
 
     def close(self, info: StepInfo, table: SlotTable) -> RawStep:

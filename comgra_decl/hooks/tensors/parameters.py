@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 _UNINITIALIZED = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
 _NARROW = (torch.float16, torch.bfloat16)
 _MOST_COPIED = 32 << 20
-"""Bytes of updates in another dtype than their parameters that are held to be read together."""
+"""Maximum bytes of updates read together, if their dtype is not that of their parameters."""
 
 
 def takes_lists(tensor: torch.Tensor) -> bool:
-    """Whether one launch covers many such tensors; elsewhere torch loops over a list."""
+    """Whether a single launch covers many such tensors; otherwise, torch loops over them."""
     return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.is_cuda
 
 
 class Parameters:
-    """Reads the tensors that outlive a step, each at the time when its value is meaningful.
+    """Reads the tensors that outlive a step, each at the time at which its value is meaningful.
 
     Parameters and buffers are read when the forward pass begins; gradients, optimizer states and
     updates around the optimizer step. A manual update (`p -= lr * p.grad`) is not signalled by any
@@ -393,7 +393,7 @@ def _read_updates(
 ) -> None:
     """Reads the updates of parameters from their values before and after the step.
 
-    The values before are overwritten: their memory is warm, and none is added.
+    Overwrites the values before the step, because their memory is still in the caches.
     """
     several = [(b, a) for _, b, a in pairs if takes_lists(a) and a.dtype is b.dtype]
     if several:  # a few launches for all; the same as a subtraction, bit for bit
@@ -408,12 +408,12 @@ def _read_updates(
             capture.add(slot, update, batch_dim=None, values=plan.capture.values)
 
 
-_OPTIONS = ("lr", "initial_lr", "weight_decay", "momentum", "betas", "maximize")
-"""Options of parameter groups that are facts of a record."""
+_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "maximize")
+"""Options of parameter groups that are stored as facts of a record."""
 
 
 def _facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Returns what `records.OPTIMIZERS` describes; reads nothing from a device."""
+    """Returns the fact described in `records.OPTIMIZERS`; reads no data from a device."""
     groups = []
     for group in optimizer.param_groups:
         facts: dict[str, Any] = {"parameters": len(group["params"])}

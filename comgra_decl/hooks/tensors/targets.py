@@ -32,11 +32,9 @@ _SHAPE_ONLY = ("_like", "new_", "_as")
 """Calls that use only the shape or dtype of a tensor."""
 _NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_")
 _MOST_CALLS = 16
-"""Calls per record whose facts are kept; a step rarely has more losses."""
-_MOST_CLASSES = 64
-"""Classes of a loss whose weights are facts of its call."""
+"""Maximum number of calls per record whose facts are stored; a step rarely has more losses."""
 _WITHOUT_RESULT = frozenset({"backward", "register_hook", "_record_function_enter_new"})
-"""Calls in almost every step whose results contain no tensors, so they need no check."""
+"""Frequent calls whose results contain no tensors, so that no check is needed."""
 
 
 class Targets(modes.OwnMode):
