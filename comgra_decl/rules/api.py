@@ -187,4 +187,5 @@ __all__ = [
     "target_slots",
     "trained_models",
     "usual_norm",
+    "values_of",
 ]

@@ -408,7 +408,7 @@ def _read_updates(
             capture.add(slot, update, batch_dim=None, values=plan.capture.values)
 
 
-_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "maximize")
+_OPTIONS = ("lr", "initial_lr", "weight_decay", "momentum", "betas", "maximize")
 """Options of parameter groups that are stored as facts of a record."""
 
 

@@ -33,6 +33,8 @@ _SHAPE_ONLY = ("_like", "new_", "_as")
 _NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_")
 _MOST_CALLS = 16
 """Maximum number of calls per record whose facts are stored; a step rarely has more losses."""
+_MOST_CLASSES = 64
+"""Maximum number of classes whose weights are facts of a loss call."""
 _WITHOUT_RESULT = frozenset({"backward", "register_hook", "_record_function_enter_new"})
 """Frequent calls whose results contain no tensors, so that no check is needed."""
 
