@@ -76,7 +76,6 @@ class LossNotFalling(CurveRule):
         "batch_as_time",
         "wrong_positions",
         "learning_rate_schedule",
-        "tiny_clipping",
         "lost_updates",
         "flat_logits",
         "inverted_weights",

@@ -50,7 +50,7 @@ class ShrinkingWeight(SlotRule):
         "learning rate times the weight decay. If no weight decay is used, look for a penalty in "
         "the loss or a layer that is not needed."
     )
-    explained_by = ("nonfinite", "large_update", "strong_decay")
+    explained_by = ("nonfinite", "large_update")
     Parameters = ShrinkingParameters
     of_state = True
     statistics = ("l2",)

@@ -139,8 +139,6 @@ class SmallUpdate(SlotRule):
         "vanishing_gradient",
         "untrained_parameter",
         "gradient_scale",
-        "learning_rate_schedule",
-        "tiny_clipping",
         "lost_updates",
     )
     Parameters = SmallParameters
