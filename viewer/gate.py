@@ -1,8 +1,8 @@
 """Checks every request before routing, so that the check applies to all routes.
 
-With DNS rebinding, a foreign name resolves to this machine, and its page has the viewer's
-origin for the browser and for Tornado, which compares Origin with Host. So every route checks
-that Host is one of the viewer's names. A numeric address cannot be rebound.
+In a DNS rebinding attack, a foreign host name resolves to this machine. Its page then has the
+viewer's origin for the browser and for Tornado, which compares Origin with Host. Therefore, every
+request must have one of the viewer's own names as its Host. Numeric addresses cannot be rebound.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Gate(Router):
         return self._names.refusal(host)
 
     def _refused_origin(self, request: HTTPServerRequest) -> str | None:
-        """Rejects requests sent, or embedded as scripts, by pages of another origin."""
+        """Rejects requests that pages of another origin send or embed as scripts."""
         script = request.path.endswith("/autoload.js")
         if request.method in ("GET", "HEAD") and not script:
             return None  # plain navigation; Bokeh checks websockets against its own list
@@ -203,7 +203,7 @@ class _Answer(HTTPMessageDelegate):
 
 
 def _is_garbled(request: HTTPServerRequest) -> bool:
-    """Returns whether a websocket lacks a session; Bokeh would accept it and then fail."""
+    """Returns whether a websocket lacks a session; Bokeh would accept it and fail later."""
     if request.headers.get("Upgrade", "").lower() != "websocket":
         return False
     protocol, _, token = request.headers.get("Sec-WebSocket-Protocol", "").partition(",")
@@ -215,7 +215,7 @@ def _is_garbled(request: HTTPServerRequest) -> bool:
 
 
 def _to_login(request: HTTPServerRequest, prefix: str) -> _Answer:
-    """Redirects page requests to the login form; refuses all others."""
+    """Redirects page requests to the login form; rejects all others."""
     pages = (prefix, f"{prefix}/", f"{prefix}/viewer")
     if request.method == "GET" and request.path == f"{prefix}{LOGOUT}":
         return _Answer(request, 302, "Log in first.\n", location=f"{prefix}{LOGIN}")

@@ -1,4 +1,4 @@
-"""Everything that a rule needs, whether built in or your own.
+"""Names for writing rules, both built-in rules and your own.
 
 ```python
 import numpy as np

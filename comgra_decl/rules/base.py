@@ -27,7 +27,7 @@ from comgra_decl.spec.base import Int, Number, SpecModel
 T = TypeVar("T")
 
 Count = Annotated[Int, Field(ge=1)]
-"""An integer of at least 1."""
+"""An integer of 1 or more."""
 
 Positive = Annotated[Number, Field(gt=0)]
 """A number above 0."""
@@ -169,22 +169,22 @@ class Rule(ABC):
     """
 
     name: ClassVar[str]
-    """The rule's name in the spec, in findings and in the documentation."""
+    """Name of the rule in the spec, in findings and in the documentation."""
 
     severity: ClassVar[Severity] = "warning"
-    """Severity of its findings."""
+    """Severity of the findings."""
 
     certainty: ClassVar[float] = 0.5
     """Probability that a finding is correct, from 0 to 1; orders findings of the same severity."""
 
     definition: ClassVar[str]
-    """The exact condition it checks."""
+    """Exact condition that the rule checks."""
 
     source: ClassVar[str]
     """Source of the definition and the defaults."""
 
     advice: ClassVar[str]
-    """What to do about the problem."""
+    """Advice about the problem."""
 
     explained_by: ClassVar[tuple[str, ...]] = ()
     """Rules whose findings explain this rule's findings."""
@@ -193,7 +193,7 @@ class Rule(ABC):
     """Rules whose findings explain this rule's findings, provided that they began no later."""
 
     Parameters: ClassVar[type[RuleParameters]] = RuleParameters
-    """The options, with their defaults."""
+    """Options with their defaults."""
 
     def __init__(self, parameters: RuleParameters | None = None) -> None:
         self.parameters: Any = self.Parameters() if parameters is None else parameters
@@ -211,19 +211,19 @@ class Rule(ABC):
                 setattr(self, name, start.make())
 
     def look(self, window: Window) -> None:  # noqa: B027 (most rules override one of these)
-        """Takes the next training records."""
+        """Processes the next training records."""
 
     def look_at_evaluation(self, window: Window) -> None:  # noqa: B027
-        """Takes the next evaluation records."""
+        """Processes the next evaluation records."""
 
     def look_at_skipped(self, window: Window) -> None:  # noqa: B027
-        """Takes the next records, including the gradients discarded by mixed precision.
+        """Processes the next records, including the gradients discarded by mixed precision.
 
         `look` receives the same records without these gradients.
         """
 
     def look_at_numbers(self, numbers: Numbers) -> None:  # noqa: B027
-        """Takes the next values of one metric for one type of execution."""
+        """Processes the next values of one metric for one type of execution."""
 
     @abstractmethod
     def findings(self, scene: Scene) -> list[Finding]:
@@ -344,7 +344,7 @@ class SlotRule(Rule):
         """Returns the message for a slot, as one sentence."""
 
     def look(self, window: Window) -> None:
-        """Takes the next training records."""
+        """Processes the next training records."""
         self._take(window)
 
     def _take(self, window: Window) -> None:
@@ -456,7 +456,7 @@ class SampledRule(SlotRule):
     _seen = False
 
     def look(self, window: Window) -> None:
-        """Takes the next training records and checks every n-th of them."""
+        """Processes the next training records and checks every n-th of them."""
         number = window.first + np.arange(len(window))
         rows = np.flatnonzero(number % self.parameters.every == 0)
         if len(rows):

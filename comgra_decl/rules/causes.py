@@ -22,10 +22,10 @@ MOST_LINKS = 12
 class Causes:
     """Traces a finding back to the earliest unusual tensor.
 
-    Values have their causes upstream, gradients downstream. The search continues as long as the
-    next tensor is itself unusual (it is part of a rule's finding, or has an unusual magnitude) and
-    became unusual no later than the finding began. The cause is the tensor that became unusual
-    first; among several, the one that is computed first in a step.
+    Unusual values are caused upstream, and unusual gradients downstream. The search continues as
+    long as the next tensor is itself unusual (it is part of a rule's finding, or has an unusual
+    magnitude) and became unusual no later than the finding began. The cause is the tensor that
+    became unusual first; among several, the one that is computed first in a step.
 
     Args:
         scene: facts about the run.
@@ -145,7 +145,7 @@ class Unusual:
         self._groups: list[Slots] = []
 
     def look(self, window: Window) -> None:
-        """Takes the next training records."""
+        """Processes the next training records."""
         first = window.steps[: max(0, _FIRST - self._records)]
         self._settled = int(first[-1]) if len(first) else self._settled
         self._records += len(window)

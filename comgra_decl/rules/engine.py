@@ -73,7 +73,7 @@ class Engine:
         self.scene.documents[name] = content
 
     def look(self, window: Window) -> None:
-        """Takes the next records; a record with a new graph starts a new window."""
+        """Processes the next records; a record with a new graph starts a new window."""
         edges = [0, *self._news(window), len(window)]
         for start, stop in pairwise(edges):
             if start < stop:
@@ -138,7 +138,7 @@ class Engine:
             self.scene.batch_softmaxes += softmaxes - {*self.scene.batch_softmaxes}
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next values of one metric and type of execution."""
+        """Processes the next values of one metric and type of execution."""
         if len(numbers.steps):
             self.scene.last_step = max(self.scene.last_step, int(numbers.steps.max()))
             self._each("look_at_numbers", numbers, self._rules)

@@ -48,13 +48,13 @@ class Finding:
     Attributes:
         rule: name of the rule.
         severity: see `Severity`.
-        place: the first tensor that shows the problem; None if the whole run is concerned.
+        place: the first tensor that shows the problem; None if it concerns the whole run.
         first_step: the first recorded step with the problem.
         last_step: the last such step; the step of the newest record if the problem persists.
         message: one sentence that includes the main numbers.
         advice: what to do about the problem.
         certainty: from 0 to 1; orders findings of the same severity.
-        evidence: the numbers that support the finding, by name.
+        evidence: the values that support the finding, by name.
         also: number of other tensors that show the same problem.
         others: the first of these tensors.
         chain: the tensors from the probable cause to `place`.

@@ -97,7 +97,7 @@ class LossRule(Rule):
     """Whether steps have more than one loss, as in adversarial training."""
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next losses."""
+        """Processes the next losses."""
         self.several = self.several or numbers.name.startswith("loss[")
         if numbers.name == "loss":
             self._losses[numbers.type] = self._losses.get(numbers.type, 0) + len(numbers.steps)
@@ -105,7 +105,7 @@ class LossRule(Rule):
 
     @abstractmethod
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Takes the next losses of a type of execution."""
+        """Processes the next losses of a type of execution."""
 
     @abstractmethod
     def judge(self, scene: Scene, type_: str) -> Finding | None:

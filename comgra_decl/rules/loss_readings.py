@@ -27,7 +27,7 @@ _LEAST_VALIDATIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The training loss at the start and at the end.
+    """Training loss at the start and at the end of a run.
 
     Attributes:
         first: the first loss.
@@ -65,7 +65,7 @@ class LossReadings:
         self._several = False
 
     def look(self, numbers: Numbers) -> None:
-        """Takes the next values of one metric and type of execution."""
+        """Processes the next values of one metric and type of execution."""
         self._several = self._several or numbers.name.startswith("loss[")
         if is_validation(numbers):
             name = "validation loss" if numbers.name == "loss" else numbers.name
@@ -111,7 +111,7 @@ class LossReadings:
         )
 
     def falling(self) -> Judged | None:
-        """Judges whether the loss falls, only from its first and last values."""
+        """Determines whether the loss falls, only from its first and last values."""
         ends, type_ = self.ends(), self._type
         if type_ is None:
             return None
@@ -150,7 +150,7 @@ class LossReadings:
         return "fine" if above < 0 and fell else "poor"
 
     def steady(self) -> Judged | None:
-        """Judges the highest loss relative to the first, that of the untrained model."""
+        """Rates the highest loss relative to the first, that of the untrained model."""
         ends, type_ = self.ends(), self._type
         if ends is None or type_ is None:
             return None
@@ -160,7 +160,7 @@ class LossReadings:
         return text, "poor" if jumps else "fine"
 
     def validation(self) -> Judged | None:
-        """Judges the course of the first validation loss, compared with the training loss."""
+        """Rates the course of the first validation loss, compared with the training loss."""
         name = next(iter(self._validation), None)
         if name is None:
             return None

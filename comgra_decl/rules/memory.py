@@ -52,8 +52,8 @@ class Streak:
     """Number of consecutive records in which a condition holds; skips records without the slot.
 
     Attributes, indexed by slot:
-        first: the step at which the first streak of `patience` records began; -1 without a streak.
-        after: the step of the slot's previous record; -1 without one.
+        first: the step at which the first streak of `patience` records began; -1 if there is none.
+        after: the step of the slot's previous record; -1 if there is none.
         last: the last step of the latest streak.
         worst: the most extreme evidence in any streak.
         worst_step: the step of `worst`.
@@ -80,14 +80,14 @@ class Streak:
     def look(
         self, steps: NDArray[np.int64], at: Slots, *, hit: Bools, present: Bools, evidence: Matrix
     ) -> bool:
-        """Takes the next records; returns whether any streak is in progress.
+        """Processes the next records; returns whether any streak is in progress.
 
         Args:
             steps: the steps of the records, [records].
             at: the slots of the columns.
             hit: where the condition holds, [records, slots].
             present: where the slot was recorded, [records, slots].
-            evidence: the number that measures the severity, [records, slots].
+            evidence: the value that measures the severity, [records, slots].
         """
         self._grow(int(at.max(initial=-1)) + 1)
         hit = hit & present
@@ -198,7 +198,7 @@ def _at_latest(begins: Bools, values: NDArray[np.int64], known: Slots) -> NDArra
 
 
 def _steps_before(steps: NDArray[np.int64], present: Bools, newest: Slots) -> NDArray[np.int64]:
-    """Returns, for each record, the step of the slot's previous record; -1 without one."""
+    """Returns, for each record, the step of the slot's previous record; -1 if there is none."""
     until = np.maximum.accumulate(np.where(present, steps[:, None], -1), axis=0)
     found: NDArray[np.int64] = np.maximum(np.concatenate((newest[None], until[:-1])), newest)
     return found
@@ -214,7 +214,7 @@ class Early:
         self._median = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [records, slots], NaN where missing; returns the median in the same shape.
+        """Processes values [records, slots], NaN where missing; returns the medians.
 
         The result is NaN up to and including the `count`-th value.
         """
@@ -242,7 +242,7 @@ class First:
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> None:
-        """Takes values [records, slots], NaN where missing."""
+        """Processes values [records, slots], NaN where missing."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         there = ~np.isnan(values)
         new = np.isnan(self._known[at]) & there.any(0)
@@ -263,7 +263,7 @@ class Largest:
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [records, slots]; returns the extreme up to each value, same shape."""
+        """Processes values [records, slots]; returns the extreme up to each value, same shape."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         stacked = np.concatenate((self._known[at][None], values))
         until: Matrix = self._extreme.accumulate(stacked, axis=0)[1:]
@@ -279,7 +279,7 @@ class Previous:
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [records, slots], NaN where missing; returns the previous values."""
+        """Processes values [records, slots], NaN where missing; returns the previous values."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         stacked = np.concatenate((self._known[at][None], values))
         rows = np.arange(len(stacked))[:, None]

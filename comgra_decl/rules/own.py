@@ -39,7 +39,7 @@ class OwnParameters(Patient):
     """Options of a rule that is an expression."""
 
     when: Annotated[str, Field(min_length=1)]
-    """The expression that must hold; see `docs/findings.md`."""
+    """Condition, as an expression; see `docs/findings.md`."""
 
     patience: Count = 1
 
@@ -59,10 +59,10 @@ class OwnParameters(Patient):
     """A metric such as `loss`, to check instead of tensors; `value` is then the metric's value."""
 
     message: str | None = None
-    """The message if the expression holds."""
+    """Message if the expression is true."""
 
     advice: str = "This is your own rule; its message describes the problem."
-    """What to do about the problem."""
+    """Advice about the problem."""
 
 
 class _OwnRule(SlotRule):
@@ -142,7 +142,7 @@ class _OwnNumberRule(Rule):
         self._streak = Streak(self.parameters.patience)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next values."""
+        """Processes the next values."""
         if numbers.name != self.parameters.kpi:
             return
         at = np.array([self._types.setdefault(numbers.type, len(self._types))])

@@ -63,7 +63,7 @@ class _Means:
         self._counts = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> None:
-        """Takes values [records, slots]; ignores non-finite ones."""
+        """Processes values [records, slots]; ignores non-finite ones."""
         there = np.isfinite(values)
         size = int(at.max(initial=-1)) + 1
         self._sums, self._counts = (grown(x, size, 0.0) for x in (self._sums, self._counts))
@@ -96,7 +96,7 @@ class Readings:
         self._largest: dict[str, float] = {}
 
     def look(self, window: Window) -> None:
-        """Takes the next training records."""
+        """Processes the next training records."""
         if not len(window):
             return
         with np.errstate(all="ignore"):
@@ -137,7 +137,7 @@ class Readings:
                 self._wild[kind] = count + len(rows), first
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next values of one metric for one type of execution."""
+        """Processes the next values of one metric for one type of execution."""
         self.losses.look(numbers)
 
     def readings(self, scene: Scene) -> dict[str, Reading]:
@@ -343,7 +343,7 @@ def _trained(scene: Scene) -> Reading | None:
 
 
 def _labels(scene: Scene) -> Reading | None:
-    """Returns a reading about the targets; class targets must be counted before a tick."""
+    """Returns a reading about the targets; a tick requires the counts of class targets."""
     if not scene.calls:
         return None
     call = _last(scene.calls)
@@ -355,7 +355,7 @@ def _labels(scene: Scene) -> Reading | None:
 
 
 def _last_layer(scene: Scene) -> Reading | None:
-    """Returns a reading about the inputs of the loss; a tick requires the rules about it."""
+    """Returns a reading about the inputs of the loss; a tick requires the rules for that loss."""
     if not scene.calls:
         return None
     call = _last(scene.calls)

@@ -41,7 +41,7 @@ class LearningRates:
         self._step: int | None = None
 
     def add(self, step: int, optimizers: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the optimizers of the next record."""
+        """Processes the optimizers of the next record."""
         rates = [rate for rate, _, _ in _groups(optimizers)]
         if not rates:
             return
@@ -76,7 +76,7 @@ class Clipping:
         self._shares = np.zeros(0)
 
     def look(self, sizes: NDArray[Any]) -> None:
-        """Takes the l2 norms of all gradients of parameters in the next records, [records, n]."""
+        """Processes the l2 norms [records, n] of all parameter gradients in the next records."""
         sizes = np.nan_to_num(sizes.astype(np.float64), nan=0.0)
         with np.errstate(all="ignore"):
             totals = np.sqrt((sizes**2).sum(1))

@@ -35,7 +35,7 @@ BATCH_LABELS = {"mean": "Mean", "std": "Std", "abs_max": "Abs-max"}
 
 
 def order_of_operations(statistic: str, batch: str) -> str:
-    """Returns how a number was computed: per sample first, then over the batch."""
+    """Returns how a value was computed: per sample, then over the batch."""
     first = STATISTIC_HELP.get(statistic, statistic)
     if batch.isdecimal():
         return f"{first} of sample {batch}"

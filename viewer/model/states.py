@@ -23,7 +23,7 @@ from comgra_decl.viewer.model.runview import RunView
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message in place of the page. `tone` is "wait" or "bad"; `code` is a command."""
+    """A message shown instead of the page. `tone` is "wait" or "bad"; `code` is a command."""
 
     tone: str
     title: str
@@ -52,7 +52,7 @@ _NOT_HERE = "It was renamed, moved or deleted. If it becomes available again, th
 
 
 def notice_for(catalogue: Catalogue, run: str, error: BaseException | None) -> Notice:
-    """Returns a notice with the problem of `run` ("" if there are no runs) and what to do."""
+    """Returns a notice about the problem of `run` ("" if there are no runs), with advice."""
     if error is not None:
         return _unreadable(catalogue, run, error)
     if not run:
@@ -66,7 +66,7 @@ def notice_for(catalogue: Catalogue, run: str, error: BaseException | None) -> N
 
 
 def _no_records(catalogue: Catalogue, run: str, state: str) -> Notice:
-    """Returns a notice that explains why an ended run is empty, as far as known."""
+    """Returns a notice that explains why a run without records ended, if the reason is known."""
     view = catalogue.open(run)
     asked = schedule(view)
     why = "Either training ended before its first step, or no optimizer step was detected"

@@ -77,7 +77,7 @@ def _numbers(values: NDArray[Any]) -> Floats:
 
 
 def _one(values: Floats) -> ValuesPicture:
-    """Returns the image of a tensor without batch; three or more dims become side-by-side maps."""
+    """Returns the image of a tensor without a batch; maps side by side for three or more dims."""
     if values.ndim >= 3 and min(values.shape[-2:]) > 1:
         maps = values.reshape(-1, *values.shape[-2:])
         facts = f"{len(maps)} maps of {shape(maps.shape[1:])}"
@@ -87,7 +87,7 @@ def _one(values: Floats) -> ValuesPicture:
 
 
 def tiled(maps: Floats) -> Floats:
-    """Returns maps [n, h, w] in reading order on a nearly square grid, with NaN between them."""
+    """Returns maps [n, h, w] in reading order on a nearly square grid, separated by NaN."""
     n, h, w = maps.shape
     across = min(n, max(1, round(sqrt(n * (h + 1) / (w + 1)))))
     down = -(-n // across)
@@ -110,7 +110,7 @@ def _drawn(values: Floats, facts: str, *, gaps: Floats | None = None) -> ValuesP
 
 
 def _limit(values: Floats) -> float:
-    """Returns a magnitude that only the outermost half percent of values exceeds."""
+    """Returns a magnitude that only half a percent of the values exceed."""
     finite = np.abs(values[np.isfinite(values)])
     if not len(finite):
         return 1.0

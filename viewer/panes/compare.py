@@ -96,7 +96,7 @@ class ComparePane(Pane):
         return [self.choices, self.table, self.nodes]
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figure; its CSV holds every record of both sides."""
+        """Returns the figure; its CSV contains every record of both sides."""
         return [Exhibit(self.figure.frame.figure, "comparison", self._csv)]
 
     def _csv(self) -> bytes:

@@ -44,7 +44,7 @@ def statistics_html(
 
 
 def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
-    """Returns the tensors that differ most and unmatched nodes as HTML, and its messages."""
+    """Returns the tensors that differ most and the unmatched nodes as HTML, and its messages."""
     lines = "".join(_ranked_line(row, at) for row in ranking.rows)
     content = (
         f"<h2>Largest difference of {_e(at.statistic)} {save_button('all differences')}</h2>"
@@ -63,7 +63,7 @@ def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
 
 
 def _compared(ranking: Ranking) -> str:
-    """Returns a sentence with the number of compared tensors and of those left out."""
+    """Returns a sentence with the numbers of compared and omitted tensors."""
     both, shown = ranking.compared, len(ranking.rows)
     text = f"{count(both) if both else 'No'} {_tensors(both)} recorded at both steps"
     text += f"; showing the {shown} largest differences." if shown < both else "."

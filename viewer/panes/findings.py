@@ -1,4 +1,4 @@
-"""Findings: what is wrong, where it began, what to do about it, and what correlates."""
+"""Findings: problems, where they began, what to do about them, and correlations."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _unseen(diagnosis: Diagnosis) -> str:
 
 
 def _list(findings: Sequence[Finding], shown: Shown) -> str:
-    """Returns the findings, each with its consequences folded beneath it."""
+    """Returns the findings, each with its consequences folded below it."""
     parts = ["<h3>Findings, most important first</h3>"]
     for finding in roots_of(findings):
         parts.append(_finding(finding, shown))

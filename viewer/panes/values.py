@@ -52,7 +52,7 @@ class ValuesPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figure; its CSV holds every recorded value."""
+        """Returns the figure; its CSV contains every recorded value."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} values", self._csv)]
 
     def _csv(self) -> bytes:

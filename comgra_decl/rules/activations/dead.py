@@ -38,8 +38,8 @@ class DeadUnits(SlotRule):
     definition = (
         "For `patience` records in a row, more than `share` of the gradient elements of a module's "
         "bias and of its weight are exactly zero although other gradients are not. These elements "
-        "belong to units that are active for no sample of the batch. Or more than `zeros` of the "
-        "output of a rectifier is zero although its input is not entirely zero."
+        "belong to units that are inactive for all samples of the batch. Alternatively, more than "
+        "`zeros` of the output of a rectifier is zero although its input is not entirely zero."
     )
     source = (
         "SageMaker Debugger, which reports layers with more than half of their units dead; the "

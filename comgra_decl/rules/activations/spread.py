@@ -53,7 +53,7 @@ class PoorInitialisation(SlotRule):
         "is true. The standard deviation of the output of a layer with weights is above `ratio` "
         "times the median over the model's layers, or below 1 / `ratio`^2 times that median. The "
         "standard deviation is above `ratio`, and above a third of `ratio` times the smallest "
-        "standard deviation among the preceding layers. Or the median is below `small`."
+        "standard deviation among the preceding layers. Alternatively, the median is below `small`."
     )
     source = (
         "SageMaker Debugger, which reports a ratio of more than 10 between the largest and "

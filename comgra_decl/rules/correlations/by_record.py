@@ -13,7 +13,7 @@ from comgra_decl.rules.correlations.series import Series, is_group
 from comgra_decl.rules.memory import Bools
 
 LEAST_RECORDS = 40
-"""Minimum number of records; with fewer, chance correlations are too large."""
+"""Minimum number of records; with fewer, correlations by chance are too large."""
 
 LEAST_STRENGTH = 0.3
 """Minimum correlation to report; weaker ones explain less than a tenth of the changes."""
@@ -36,7 +36,7 @@ def lags_of(steps: NDArray[np.int64]) -> NDArray[np.int64]:
 def moving(series: Series) -> list[Candidate]:
     """Returns the series that move with each metric, with their changes.
 
-    Omits the gradients of a loss that move with the loss at the same record, because they are
+    Omits the gradients of a loss that move with the loss in the same record, because they are
     computed from it.
     """
     if len(series.steps) < LEAST_RECORDS or not series.numbers:
@@ -151,7 +151,7 @@ _EVENT_LAGS = 5
 def happening(series: Series) -> list[Candidate]:
     """Returns the events that coincide with abnormal metrics and with findings of rules.
 
-    Omits the gradients of a loss that are abnormal at the same records as the loss.
+    Omits the gradients of a loss that are abnormal in the same records as the loss.
     """
     if len(series.steps) < LEAST_RECORDS:
         return []
@@ -187,7 +187,7 @@ def happening(series: Series) -> list[Candidate]:
 
 
 def _is_own(side: Side, origin: Origin, lag: int) -> bool:
-    """Returns whether an event is a gradient at a record at which its own loss is abnormal."""
+    """Returns whether an event is a gradient in a record at which its own loss is abnormal."""
     return (
         lag == 0
         and origin == Origin.BACKWARD

@@ -59,16 +59,16 @@ class VanishingGradient(SlotRule):
     definition = (
         "Layers: for `patience` records in a row, a gradient's l2 norm is nonzero but below "
         "`ratio` times the upper quartile of all such gradients in the step, in every iteration "
-        "of the module. Or this ratio falls below `fall` times its initial value (the median of "
-        f"the first {_FIRST} records). The rule checks the gradients of module outputs (of weights "
-        f"if those are not recorded) and requires at least {_FEWEST} of them. Side branches are "
-        "ignored, that is, tensors computed from a tensor whose gradient has not vanished "
-        "(attention keys, residual branches that start at zero). Competing models: in a step with "
-        "several losses, the outputs of one model enter another model, with gradients. One of the "
-        "losses has fallen below `won` times its initial value (the means of the first and last "
-        "tenths are compared). The gradients of all parameters of the first model have fallen "
-        f"below `faded` times their initial norm (the medians of the first and last {_FIRST} "
-        "records are compared), so this model no longer learns."
+        "of the module. Alternatively, this ratio falls below `fall` times its initial value (the "
+        f"median of the first {_FIRST} records). The rule checks the gradients of module outputs "
+        f"(of weights if those are not recorded) and requires at least {_FEWEST} of them. Side "
+        "branches are ignored, that is, tensors computed from a tensor whose gradient has not "
+        "vanished (attention keys, residual branches that start at zero). Competing models: in a "
+        "step with several losses, the outputs of one model enter another model, with gradients. "
+        "One of the losses has fallen below `won` times its initial value (the means of the first "
+        "and last tenths are compared). The gradients of all parameters of the first model have "
+        "fallen below `faded` times their initial norm (the medians of the first and last "
+        f"{_FIRST} records are compared), so this model no longer learns."
     )
     source = (
         "AutoTrainer, which reports a norm of the first layer below 1e-3 times the norm of the "
@@ -94,7 +94,7 @@ class VanishingGradient(SlotRule):
     _seen: SlotTable | None = None
 
     def look(self, window: Window) -> None:
-        """Takes the next training records."""
+        """Processes the next training records."""
         super().look(window)
         if not window.has("l2"):
             return
@@ -108,7 +108,7 @@ class VanishingGradient(SlotRule):
             last[:] = (last + known)[-_FIRST:]
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next losses."""
+        """Processes the next losses."""
         if numbers.name == "loss" or numbers.name.startswith("loss["):
             self._curves.setdefault(numbers.name, Curve()).add(numbers.steps, numbers.values)
 

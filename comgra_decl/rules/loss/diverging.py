@@ -61,10 +61,10 @@ class LossDiverges(CurveRule):
         "The mean of the last tenth of all losses is above `growth` times the lowest mean of any "
         "earlier tenth, and above the mean of the first tenth by three standard errors. If a run "
         "has ended with fewer than `least` but at least `least_of_ended` losses, `growth` is "
-        "squared, because a tenth then consists of a single loss. Or a loss is not finite. Or a "
-        f"loss reaches `explosion` times the smallest of the first {_STARTS} losses (or times "
-        f"{_LEAST_START:g} if that is larger); this is only a warning if the last loss is no "
-        "higher than the first one."
+        "squared, because a tenth then consists of a single loss. The rule also reports a "
+        "loss that is not finite, and one that reaches `explosion` times the smallest of the first "
+        f"{_STARTS} losses (or times {_LEAST_START:g} if that is larger); this is only a warning "
+        "if the last loss is no higher than the first one."
     )
     source = (
         "TheDeepChecker, which warns at twice the minimum. The comparison with the first tenth "
@@ -213,9 +213,9 @@ class NegativeLoss(CurveRule):
         "At least a tenth of all losses are below -0.001 although the loss is that of a "
         "classifier, which cannot be negative. This applies if only `cross_entropy`, `nll_loss` or "
         "a binary cross-entropy compare predictions with targets, and the loss depends on nothing "
-        "else according to the graph. Or no such function is called, the targets are not integers, "
-        "nine out of ten losses are negative, and the loss keeps falling: the mean of the last "
-        "tenth is more than `growth` times the mean of the first tenth."
+        "else according to the graph. Alternatively, no such function is called, the targets are "
+        "not integers, nine out of ten losses are negative, and the loss keeps falling: the mean "
+        "of the last tenth is more than `growth` times the mean of the first tenth."
     )
     source = (
         "AutoTrainer, which reports negative losses where they are impossible. The usual cause is "

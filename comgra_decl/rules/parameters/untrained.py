@@ -64,14 +64,14 @@ class Untrained(SlotRule):
         "record, or a gradient of exactly zero for `patience` records in a row, while other "
         "parameters have gradients. The finding is only a hint if the parameter is never used, if "
         "no output of its module affects the loss, or if its gradient is zero but the loss has "
-        "fallen by half. Or a parameter receives gradients but never changes, because it belongs "
-        "to no optimizer although other parameters do. This is an error if the parameter comes "
-        "after all trained ones, a hint if it comes before all of them, and a warning otherwise. "
-        "If gradients are not recorded, the rule instead reports parameters that remain unchanged "
-        "for `patience` records while others change. Parameters without a gradient that belong to "
-        "no optimizer are ignored (teachers, target networks). So are biases whose gradient is "
-        "zero although that of the weight is not, because they cancel out in a subsequent "
-        "normalization or difference."
+        "fallen by half. Alternatively, a parameter receives gradients but never changes, because "
+        "it belongs to no optimizer although other parameters do. This is an error if the "
+        "parameter comes after all trained ones, a hint if it comes before all of them, and a "
+        "warning otherwise. If gradients are not recorded, the rule instead reports parameters "
+        "that remain unchanged for `patience` records while others change. Parameters without a "
+        "gradient that belong to no optimizer are ignored (teachers, target networks). So are "
+        "biases whose gradient is zero although that of the weight is not, because they cancel out "
+        "in a subsequent normalization or difference."
     )
     source = (
         "TheDeepChecker's check for untrained parameters; the section on unused parameters in the "
@@ -94,7 +94,7 @@ class Untrained(SlotRule):
     _moved: set[int] = per_run(set)  # slots of parameters that have changed
 
     def look(self, window: Window) -> None:
-        """Takes the next training records."""
+        """Processes the next training records."""
         super().look(window)
         at = np.flatnonzero(window.table.parameters)
         for name in ("mean", "l2", "abs_max"):

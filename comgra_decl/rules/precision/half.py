@@ -99,8 +99,8 @@ class HalfUnderflow(SlotRule):
         "For `patience` records in a row, more than `share` of the elements of a float16 gradient "
         "are exactly zero, but the corresponding values in the forward pass are not. These are the "
         "values of the tensor itself and those that modules without weights compute from it in the "
-        "same shape, because a ReLU sets as many gradients to zero as values. Or the largest "
-        "magnitude in the gradient is below 2^-14, where float16 starts to lose precision."
+        "same shape, because a ReLU sets as many gradients to zero as values. Alternatively, the "
+        "largest magnitude in the gradient is below 2^-14, where float16 starts to lose precision."
     )
     source = "IEEE 754; Micikevicius et al., Mixed Precision Training (2018), on loss scaling."
     advice = (

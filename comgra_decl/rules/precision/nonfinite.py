@@ -70,7 +70,7 @@ class Nonfinite(SlotRule):
     _metrics: dict[tuple[str, str], Stretches] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next losses and other training metrics."""
+        """Processes the next losses and other training metrics."""
         if numbers.type not in EVALUATION_TYPES and not is_validation(numbers):
             known = self._metrics.setdefault((numbers.name, numbers.type), Stretches())
             known.add(numbers.steps, ~np.isfinite(numbers.values))
@@ -196,7 +196,7 @@ class Stretches:
         self._finite: int | None = None
 
     def add(self, steps: NDArray[np.int64], bad: Bools) -> None:
-        """Takes the next values: their steps, and a mask of the non-finite ones."""
+        """Processes the next values: their steps, and a mask of the non-finite ones."""
         inside = bool(self._all) and self._all[-1][2] is None
         for row in np.flatnonzero(np.diff(bad, prepend=inside)).tolist():
             step = int(steps[row])

@@ -73,7 +73,7 @@ class GradientScale(Rule):
     _lowest = float("inf")
     _collapsed = -1  # the first step with a scale that is too small
     _slot = -1  # the first non-finite gradient of a skipped step
-    _latest: deque[int]  # the latest skipped steps, one more than allowed
+    _latest: deque[int]  # latest skipped steps; their number is one above the limit
 
     def reset(self) -> None:
         """Resets the state of the rule."""
@@ -82,7 +82,7 @@ class GradientScale(Rule):
         self._latest = deque(maxlen=int(allowed) + 1)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes scales and skipped steps from the next records."""
+        """Processes scales and skipped steps from the next records."""
         if numbers.name == GRAD_SCALE:
             self._scaling = True
             self._lowest = min(self._lowest, float(numbers.values.min()))
@@ -150,4 +150,4 @@ class GradientScale(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Returns the reason why the run could not be checked, or None."""
-        return None if self._scaling else "no torch.amp.GradScaler stepped an optimizer"
+        return None if self._scaling else "no optimizer uses a torch.amp.GradScaler"

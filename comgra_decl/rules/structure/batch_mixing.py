@@ -26,12 +26,12 @@ class BatchMixing(Rule):
     certainty = 0.9
     definition = (
         "The prediction passed to `nll_loss` was computed by a log-softmax over a dimension other "
-        "than that of the classes (the second, or the only one). Or, as a warning, a softmax in "
-        "the backward graph of the loss runs over the batch, that is, over dimension 0 of a "
-        "tensor whose size in that dimension equals the batch size of the targets, and whose next "
-        "dimension has a different size. Or, as a warning, the only loss of the run is a "
-        f"cross-entropy whose first value is within {_NEAR:.0%} of ln(batch), while ln(classes) "
-        "differs from it."
+        "than that of the classes (the second, or the only one). Alternatively, and only as a "
+        "warning, a softmax in the backward graph of the loss runs over the batch, that is, over "
+        "dimension 0 of a tensor whose size in that dimension equals the batch size of the "
+        "targets, and whose next dimension has a different size. Alternatively, and only as a "
+        "warning, the only loss of the run is a cross-entropy whose first value is within "
+        f"{_NEAR:.0%} of ln(batch), while ln(classes) differs from it."
     )
     source = (
         "Karpathy, A Recipe for Training Neural Networks, who suggests using backprop to find "
@@ -45,7 +45,7 @@ class BatchMixing(Rule):
     _first: tuple[int, float] | None = None
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first softmax over a wrong dimension."""
+        """Returns a finding about the first softmax over the wrong dimension."""
         for call, seen in scene.calls.items():
             if _is_wrong(call):
                 shape = list(call.prediction.shape)

@@ -106,9 +106,9 @@ class BranchIgnored(_Branches):
         "`ratio` times the largest norm, in every iteration within a step, for `patience` records "
         "in a row. The first `after` records are ignored. The finding is a hint if all such "
         f"branches start below {_STARTS_SMALL} times `ratio`, as with a gain that is initialized "
-        "near zero. Or a parameter of shape [1, positions, features] enters the same module as a "
-        "computed tensor of shape [batch, positions, features] and is more than `drowned` times "
-        "as large (root mean square) in all of the last `patience` records."
+        "near zero. Alternatively, a parameter of shape [1, positions, features] enters the same "
+        "module as a computed tensor of shape [batch, positions, features] and is more than "
+        "`drowned` times as large (root mean square) in all of the last `patience` records."
     )
     source = "A plan in comgra's README (report residual connections that are ignored)."
     advice = (
@@ -129,7 +129,7 @@ class BranchIgnored(_Branches):
     _drowned: dict[int, tuple[int, int, float]] = per_run(dict)  # first step, branch, ratio
 
     def look(self, window: Window) -> None:
-        """Takes the next training records."""
+        """Processes the next training records."""
         super().look(window)
         for parameter, branches in self._added(window).items():
             at = np.array([parameter, *branches], np.int64)

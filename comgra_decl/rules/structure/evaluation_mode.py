@@ -62,7 +62,7 @@ class TrainingInEvaluationMode(Rule):
     _models: dict[str, _Model] = per_run(dict)
 
     def look(self, window: Window) -> None:
-        """Takes the modes of the next training records."""
+        """Processes the modes of the next training records."""
         for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
             for node, training in (facts.get(MODES) or {}).items():
                 model = self._models.setdefault(str(node), _Model())

@@ -32,9 +32,9 @@ class ProbabilitiesAsLogits(SlotRule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "The prediction passed to a cross-entropy was computed by a softmax or sigmoid. Or, for "
-        "`patience` records in a row, its elements are in [0, 1] and average 1 / C over the C "
-        "classes in every sample."
+        "The prediction passed to a cross-entropy was computed by a softmax or sigmoid. "
+        "Alternatively, for `patience` records in a row, its elements are in [0, 1] and average 1 "
+        "/ C over the C classes in every sample."
     )
     source = (
         "A common mistake: applying the softmax twice. The bound on the loss follows from logits "
