@@ -88,7 +88,7 @@ def test_a_learned_weight_of_the_loss_may_make_it_negative(learned: bool) -> Non
     tape.loss_call("cross_entropy", logits, target)
     for _ in range(5):
         tape.record({logits: RNG.normal(size=(8, 10)), target: np.arange(8), loss: 1.0})
-    tape.losses(2.3 - 0.1 * np.arange(100))
+    tape.losses((2.3 - 0.1 * np.arange(100)).tolist())
     assert len(tape.findings(NegativeLoss())) == (not learned)
 
 
@@ -196,7 +196,7 @@ def test_a_jump_that_is_over_at_the_next_step_is_that_of_a_batch(
     values = 0.3 + 0.02 * RNG.normal(size=200)
     values[120], values[121] = 3.0, following
     tape = Tape()
-    tape.losses(values)
+    tape.losses(values.tolist())
     (found,) = tape.findings(LossSpike(), window=window)
     assert (found.severity, found.first_step) == (severity, 120)
 
