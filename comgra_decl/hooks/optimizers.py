@@ -60,10 +60,13 @@ class Optimizers:
 
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Returns the id of each known optimizer and the number of parameters it holds."""
-        known = ((n, o) for n, ref in self._known.items() if (o := ref()) is not None)
-        return tuple(
-            [(n, sum([len(g["params"]) for g in getattr(o, "param_groups", ())])) for n, o in known]
-        )
+        sizes = []
+        for number, reference in self._known.items():  # no generators: runs for every record
+            optimizer = reference()
+            if optimizer is not None:
+                groups = getattr(optimizer, "param_groups", ())
+                sizes.append((number, sum([len(group["params"]) for group in groups])))
+        return tuple(sizes)
 
     def held_in(self, model: nn.Module) -> set[int]:
         """Search for the optimizers of a model, then return the ids as `held` does."""

@@ -111,10 +111,12 @@ class Reporter:
 
     def _state(self, tops: Collection[TopPlan], capture: StepCapture) -> object:
         """Return a value that changes whenever the documents change."""
-        fired = sum([plan.fired for top in tops for plan in top.modules])
+        fired, trainable = 0, []
+        for top in tops:
+            fired += sum([plan.fired for plan in top.modules])
+            trainable += [plan.trainable for plan in top.parameters]
         beside = None if self.beside is None else self.beside.state
         refused, warned = len(capture.refused), len(self._warnings)
-        trainable = tuple([plan.trainable for top in tops for plan in top.parameters])
         self._is_priced = self._is_priced or self.price() is not None
         priced, count = self._is_priced, self._choice_count
         held = () if self.optimizers is None else self.optimizers.sizes()

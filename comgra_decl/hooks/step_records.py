@@ -326,7 +326,7 @@ class StepRecords:
         info.extra |= {name: known for name, known in facts.items() if known}
         raw = capture.close(info, self._table)
         if training and info.mode == "train":
-            declared.compiled.recorded(capture.slots, info.step)
+            declared.compiled.recorded(capture, info.step)
         with without_functions():
             raw.structure = declared.structures.finish(info, capture.signature(), training=training)
         if training:

@@ -396,7 +396,7 @@ class SlotRule(Rule):
         ]
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns which of the slots that met the condition to report; at least one."""
+        """Selects the slots to report from those that met the condition; returns at least one."""
         return fired
 
     def in_every_iteration(self, scene: Scene, fired: Slots) -> Slots:

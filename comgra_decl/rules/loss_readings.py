@@ -1,4 +1,4 @@
-"""The values of the checklist about the losses of a run."""
+"""Values about the losses of a run for the checklist."""
 
 from __future__ import annotations
 

@@ -174,8 +174,8 @@ class Streak:
         """Slots that had a streak and may still meet the condition.
 
         A slot no longer meets the condition once it has been false for as many records as it was
-        true before, or for as many steps (records become rarer during a run), and in both cases
-        for at least `patience` records.
+        true before, or for as many steps, because records become rarer in the course of a run. In
+        both cases, it must have been false for at least `patience` records.
         """
         held = np.maximum(self.records + self._patience - 1, self._patience)
         longer = self._newest - self.last > self.last - self.first

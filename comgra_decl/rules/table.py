@@ -175,7 +175,7 @@ def elements_of(info: SlotInfo) -> int:
 
 
 def usual_norm(info: SlotInfo) -> float:
-    """Returns the l2 norm that PyTorch's default initialization gives a weight of this shape.
+    """Returns the l2 norm of a weight of this shape after PyTorch's default initialization.
 
     Embeddings have a standard deviation of 1; other weights are uniform within 1 / sqrt(fan-in),
     which is a root mean square of 1 / sqrt(3 * fan-in) (`torch.nn.Linear.reset_parameters`).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -51,6 +51,7 @@ _REMEMBERED = 4
 """Maximum number of tensors recognised when added again; few, since writes to `.data` are not
 counted.
 """
+_AS_USUAL = nullcontext()
 MOST_NODES = 20_000
 """Maximum number of known tensor sequences, above which they are dropped (shapes that change
 every step).
@@ -313,16 +314,18 @@ class Reducer:
             self._node = node
             return node.index
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[None]:
         """Reduces tensors added in this context before other code runs; few launches on a GPU."""
         with self._lock:
             self._seen.clear()  # the program may have written to gradients, uncounted
             self._repeats.forget()
+            if not self._devices:
+                return _AS_USUAL
             steps = [step for step in self._devices.values() if step.launcher is not None]
-        if not steps:
-            yield
-            return
+        return self._in_few_launches(steps) if steps else _AS_USUAL
+
+    @contextmanager
+    def _in_few_launches(self, steps: list[DeviceStep]) -> Iterator[None]:
         with ExitStack() as stack:
             for step in steps:
                 stack.enter_context(self._quietly(step))
@@ -357,6 +360,9 @@ class Reducer:
 
     def clear(self) -> None:
         """Drops the current step."""
+        nothing = self._node is self._root and not (self._values or self._aggregates)
+        if nothing and not (self._rows or self._seen or self._devices):
+            return  # the last step has been finished
         with self._lock, self._no_functions, self._no_keys:
             self._restart()
 

@@ -105,7 +105,7 @@ def test_numbers_that_say_no_are_never_ticked(verdict: Verdict, colour: str) -> 
 
 def test_numbers_that_are_missing_are_no_tick() -> None:
     reading = Reading("first loss 0.9; without classes, the cost of guessing is unknown", "unknown")
-    check = asked(replace(CLEAN, readings={"first_loss": reading}), "first loss")
+    check = asked(replace(CLEAN, readings={"first_loss": reading}), "guessing level")
     assert (check.colour, check.numbers) == ("unchecked", reading.text)
 
 

@@ -18,7 +18,7 @@ OPEN_RUNS, HELD = 8, 384 << 20
 
 _BETWEEN_LISTS = 2.0  # seconds
 _BETWEEN_LOOKS = 0.2  # seconds
-_BETWEEN_REQUESTS = 5.0  # seconds; a bucket gets a commit every ten
+_BETWEEN_REQUESTS = 5.0  # seconds; in a bucket, runs commit every ten seconds
 _SHARE = 20  # listing may take at most 1/20 of the time
 _UNREADABLE = ("damaged", "unreadable")
 

@@ -23,7 +23,7 @@ SHADES = 64
 
 
 class DistributionPane(Pane):
-    """Histograms of one pass over steps; place 0 is forward, 1 the selected gradient."""
+    """Histograms of one pass over steps; place 0 is forward, place 1 the gradient."""
 
     reads: ClassVar = TENSOR | {"step", "gradient"}
 

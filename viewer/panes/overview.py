@@ -33,7 +33,7 @@ _NAME = "return names[Math.floor(value)] ?? ''"
 
 
 class OverviewPane(Pane):
-    """The selected statistic of one pass; place 0 is forward, 1 the selected gradient."""
+    """The selected statistic of one pass; place 0 is forward, place 1 the gradient."""
 
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "gradient", "batch",

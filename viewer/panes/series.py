@@ -26,7 +26,7 @@ _CONTEXT = _DOTS = ("x", "y")
 
 
 class SeriesPane(Pane):
-    """The series of one pass; place 0 is forward, 1 the selected gradient."""
+    """The series of one pass; place 0 is forward, place 1 the gradient."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic", "scale"}
 

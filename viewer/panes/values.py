@@ -23,7 +23,7 @@ _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
 
 
 class ValuesPane(Pane):
-    """Values of one pass; place 0 is forward, 1 the selected gradient."""
+    """Values of one pass; place 0 is forward, place 1 the gradient."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch"}
 

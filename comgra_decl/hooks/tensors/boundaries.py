@@ -52,13 +52,12 @@ class Ends:
         self, capture: StepCapture, args: Any, kwargs: dict[str, Any], graph: Provenance | None
     ) -> None:
         """Reads the inputs of a model, which cannot be targets."""
-        self.targets.know((args, kwargs))
-        if graph is not None and self._scans:
-            self._attend(graph, args, kwargs)
+        given = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else tensors_in(args)
+        self.targets.know_all(given)
         iteration = capture.iteration("input", "input")
         if iteration is None:
             return
-        for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
+        for path, tensor in given:
             if gradient_function(tensor) is not None:  # computed by another part of the model
                 continue
             slot = capture.in_pass(self._input(input_role(path), iteration))

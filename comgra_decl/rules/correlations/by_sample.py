@@ -113,7 +113,7 @@ def _clear(
 def _differing(
     losses: dict[Side, n.Floats], categories: dict[Side, n.Floats], steps: NDArray[np.int64]
 ) -> list[Candidate]:
-    """Returns the categories whose samples differ in loss from others of their records."""
+    """Returns the categories whose samples have unusually high or low losses."""
     if not losses or not categories:
         return []
     loss = np.stack(list(losses.values()), axis=2)

@@ -30,8 +30,7 @@ class ExplodingParameters(Patient):
     patience: Count = 2
 
     growth: Factor = 100.0
-    """Factor by which this gradient, and all gradients together, may grow from their initial norm.
-    """
+    """Largest allowed growth of this gradient, and of all gradients together, as a factor."""
 
     ratio: Factor = 1000.0
     """Largest allowed gradient, as a multiple of the largest gradient near the loss."""
@@ -82,8 +81,9 @@ class ExplodingGradient(SlotRule):
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of outputs, or of weights if those are not recorded.
 
-        Also finds those near the loss. A model may run several times in a step, for several terms
-        of the loss, some with a tiny weight, so all predictions count, in whatever order they ran.
+        Also determines which of them are near the loss. These include all predictions, in any
+        order, because a model may run several times in a step for several parts of the loss, some
+        of which have little weight.
         """
         wanted = table.layer_gradients
         self._near = wanted & np.isin(table.forward, list(predictions(self.scene)))

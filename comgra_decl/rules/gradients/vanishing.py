@@ -35,8 +35,7 @@ class VanishingParameters(Patient):
     """Options of `vanishing_gradient`."""
 
     patience: Count = 10
-    """Number of consecutive records that must meet the condition; attention keys start like this.
-    """
+    """Consecutive records that must meet the condition; attention keys start like this."""
 
     ratio: Fraction = 1e-3
     """Smallest allowed gradient, relative to the upper quartile of all gradients."""

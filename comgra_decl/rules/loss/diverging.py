@@ -274,7 +274,7 @@ class NegativeLoss(CurveRule):
 def _has_other_terms(scene: Scene) -> bool:
     """Returns whether a loss also depends on tensors that are neither predictions nor targets.
 
-    A parameter that enters a loss directly, such as a learned weight of a term, counts as well.
+    These include parameters, such as a learned weight of the loss.
     """
     known = predictions(scene) | computed_from_targets(scene)
     known |= {slot for call in scene.calls if (slot := prediction_of(scene, call)) is not None}

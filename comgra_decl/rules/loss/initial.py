@@ -40,10 +40,10 @@ class InitialLoss(LossRule):
         "with C classes. C is the size of the prediction's last dimension, or of its second "
         "dimension if targets have more than one dimension; targets are integers. If a step "
         "contains several classifications, the sum of ln(C) is used. Runs that also call other "
-        "losses are ignored, and so are models of which at least half is frozen, because they "
-        "have been trained before. A program may scale its loss: if N times the largest gradient "
-        "of the prediction is above 1, where N is the batch size, the loss is divided by it (the "
-        "gradient of a mean of N cross-entropies cannot exceed 1 / N)."
+        "losses are ignored, and so are models that are at least half frozen, because they are "
+        "already trained. A program may scale its loss. Therefore, the loss is divided by N times "
+        "the largest gradient of the prediction, where N is the batch size, if this product is "
+        "above 1: the gradient of a mean of cross-entropies cannot exceed 1 / N."
     )
     source = (
         "The book chapter 'Debugging: Visualizing Activation Maps & Gradients' expects ln C and "
@@ -57,12 +57,12 @@ class InitialLoss(LossRule):
     Parameters = InitialParameters
 
     _first: dict[str, tuple[int, float]] = per_run(dict)
-    _gradients: dict[int, float] = per_run(dict)  # by slot of the prediction; of the first record
+    _gradients: dict[int, float] = per_run(dict)  # of the first record, by slot of the prediction
     _looked = False
     _scaled = False
 
     def look(self, window: Window) -> None:
-        """Notes the gradients of the first record, times the size of the batch."""
+        """Stores the gradients of the first record, multiplied by the batch size."""
         if self._looked or not len(window) or not window.has("abs_max"):
             return
         self._looked = True
@@ -72,7 +72,7 @@ class InitialLoss(LossRule):
         self._gradients = dict(zip(forward.tolist(), sizes.tolist(), strict=True))
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Notes the first loss, and whether a gradient scaler scales it."""
+        """Stores the first loss, and whether a gradient scaler scales it."""
         self._scaled = self._scaled or numbers.name == GRAD_SCALE
         super().look_at_numbers(numbers)
 
@@ -113,8 +113,8 @@ class InitialLoss(LossRule):
 
 
 def _pretrained(scene: Scene) -> bool:
-    """Whether at least half of a model that is trained is frozen."""
-    sizes: dict[str, list[int]] = {}  # by model: elements that are frozen, and all
+    """Returns whether at least half of a trained model is frozen."""
+    sizes: dict[str, list[int]] = {}  # frozen elements and all elements, by model
     model = ""
     for module in scene.documents.get("modules") or []:
         model = str(module["node"]) if not module["path"] else model

@@ -27,8 +27,7 @@ class OverfitParameters(RuleParameters):
     """Largest allowed increase of the validation loss, as a share of its lowest value."""
 
     gap: Share = 0.8
-    """Largest training loss, as a share of the validation loss, for which overfitting is reported.
-    """
+    """Largest training loss that indicates overfitting, as a share of the validation loss."""
 
     patience: Count = 3
     """Number of consecutive validations that must meet the condition."""

@@ -40,9 +40,9 @@ class _Past:
     def __init__(self, window: int) -> None:
         self.values: deque[float] = deque(maxlen=window)
         self.first: list[float] = []
-        self.limit: float | None = None  # for the loss after a spike
+        self.limit: float | None = None  # limit for the loss after a spike
         self.spikes = 0
-        self.lasting = 0  # spikes after which the next loss was above the limit
+        self.lasting = 0  # number of spikes after which the next loss exceeded the limit
         self.first_spike = -1
         self.last_spike = -1
         self.worst = 0.0
@@ -58,9 +58,9 @@ class LossSpike(LossRule):
         "A loss exceeds the mean of the previous `window` losses by `sigmas` standard deviations, "
         "is more than `times` that mean, and exceeds it by a quarter of the median of the first "
         "ten losses. The last condition excludes individual unusual batches late in training, when "
-        "losses are very small. The finding is only a hint if after each jump the next loss is "
-        "less than half as many standard deviations above the mean, because then the batch is "
-        "unusual (a small last one, for example), and the model is unharmed."
+        "losses are very small. The finding is only a hint if, after each spike, the next loss is "
+        "less than half as many standard deviations above that mean. Such a jump is caused by a "
+        "batch, for example a small last batch, and not by the model."
     )
     source = (
         "OLMo-core's SkipStepOptimizer (6 standard deviations over 128 steps) and Lightning's "

@@ -42,9 +42,9 @@ class GrowingWeight(SlotRule):
     certainty = 0.55
     definition = (
         "For `patience` records in a row, the l2 norm of a weight exceeds both `growth` times its "
-        "first value and `growth` times the norm that PyTorch's default initialization would give "
-        "it, because small weights may grow to a usual size. Weights that start near zero (root "
-        f"mean square below {_TINY:g}) are ignored."
+        "first value and `growth` times its norm after PyTorch's default initialization, because a "
+        "weight that starts smaller may grow to this norm. Weights that start near zero (root mean "
+        f"square below {_TINY:g}) are ignored."
     )
     source = (
         "TheDeepChecker's check for diverging weights, which requires them to double at each of "

@@ -45,12 +45,11 @@ class LargeUpdate(SlotRule):
     certainty = 0.65
     definition = (
         "The l2 norm of a weight's update exceeds `ratio` times the norm of the weight for "
-        "`patience` records in a row. For a weight that is smaller than PyTorch's default "
-        "initialization would make it, the norm of that initialization is used. If updates are "
-        "not recorded, the rule instead uses the change of the weight's norm between records of "
-        "consecutive steps, which cannot be larger than the norm of the update. Weights that "
-        f"start near zero (root mean square below {_TINY:g}) are ignored in the first {_FIRST} "
-        "records."
+        "`patience` records in a row. For weights that are smaller than after PyTorch's default "
+        "initialization, the norm after this initialization is used instead. If updates are not "
+        "recorded, the rule uses the change of the weight's norm between records of consecutive "
+        "steps, which cannot be larger than the norm of the update. Weights that start near zero "
+        f"(root mean square below {_TINY:g}) are ignored in the first {_FIRST} records."
     )
     source = (
         "A ratio of about 1e-3 is healthy (Karpathy, CS231n notes). TheDeepChecker warns above "

@@ -28,8 +28,7 @@ class SmallBatchParameters(Patient):
     """Number of consecutive records that must meet the condition."""
 
     values: Annotated[Int, Field(ge=2)] = 8
-    """Smallest allowed number of values per channel from which a mean and a variance are computed.
-    """
+    """Smallest allowed number of values from which a mean and a variance are computed."""
 
 
 class SmallBatchNorm(SlotRule):
