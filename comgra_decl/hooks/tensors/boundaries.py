@@ -54,6 +54,8 @@ class Ends:
         """Reads the inputs of a model, which cannot be targets."""
         given = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else tensors_in(args)
         self.targets.know_all(given)
+        if graph is not None and self._scans:
+            self._attend(graph, args, kwargs)
         iteration = capture.iteration("input", "input")
         if iteration is None:
             return
