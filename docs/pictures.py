@@ -27,6 +27,7 @@ from playwright.sync_api import Page, sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = Path(__file__).with_name("images")
 SIZE = {"width": 1600, "height": 960}
+TABLET = {"width": 800, "height": 800}
 LAPTOP = {"width": 1280, "height": 800}
 COLOURS = 256  # per screenshot; the viewer uses few colours, and a palette keeps files small
 PATIENCE = 60_000  # milliseconds
@@ -43,6 +44,9 @@ Address = dict[str, str | int | list[str]]
 BUG: Address = {"run": "tutorial/with-bug", "node": "out", "iteration": 4, "stat": "min"}
 
 SECTIONS: dict[str, Address] = {  # for docs/viewer.md, at the size of a laptop screen
+    "viewer-verdict": {"run": "tutorial/with-bug"},
+    "viewer-walk": {"run": "tutorial/with-bug"},
+    "viewer-narrow": {**BUG, "section": "values"},
     "viewer-overview": {**BUG, "section": "overview", "stat": "std"},
     "viewer-inspect": {**BUG, "section": "inspect"},
     "viewer-values": {**BUG, "section": "values"},
@@ -55,6 +59,10 @@ SECTIONS: dict[str, Address] = {  # for docs/viewer.md, at the size of a laptop 
 }
 
 DARK = {"viewer-dark"}
+NARROW = {"viewer-narrow"}
+
+CLICKS = {"viewer-walk": ("Show me", "Next")}
+"""Buttons to click before the screenshot."""
 
 PICTURES: dict[str, Address] = {  # name: query parameters
     **SECTIONS,
@@ -137,10 +145,14 @@ def browser_page() -> Iterator[Page]:
 
 def photograph(page: Page, address: str, name: str) -> None:
     """Open the viewer at a screenshot's URL and save the screenshot."""
-    page.set_viewport_size(LAPTOP if name in SECTIONS else SIZE)  # type: ignore[arg-type]
+    size = TABLET if name in NARROW else LAPTOP if name in SECTIONS else SIZE
+    page.set_viewport_size(size)  # type: ignore[arg-type]
     page.emulate_media(color_scheme="dark" if name in DARK else "light")
     page.goto(f"{address}?{urlencode(PICTURES[name], doseq=True)}")
     page.locator(".node.selected").first.wait_for(timeout=PATIENCE)
+    for button in CLICKS.get(name, ()):
+        page.get_by_role("button", name=button, exact=True).click()
+        page.wait_for_timeout(1000)
     page.wait_for_timeout(4000)  # until the graph has moved to the node and charts are drawn
     picture = Image.open(BytesIO(page.screenshot()))
     # MAXCOVERAGE selects colours that are far apart, so that the few red pixels of a mark count as

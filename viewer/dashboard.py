@@ -19,6 +19,7 @@ from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.compare import DIFFERENCE
 from comgra_decl.viewer.model.comparison_target import Other, other_of
 from comgra_decl.viewer.model.findings import painted_rule
+from comgra_decl.viewer.model.opening import opening
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.states import head_of, notice_for
@@ -31,7 +32,8 @@ from comgra_decl.viewer.state import SELECTION, ViewState
 _LOG = logging.getLogger(__name__)
 _KEPT = ("section", "scale", "expanded", "pass_", "slicing", "order", "window",
          "other", "other_step", "axis")  # fmt: skip
-_OTHERS = ("run", "colour", "follow", "revision", "looked", "other_revision", "views", *_KEPT)
+_OTHERS = ("run", "colour", "follow", "revision", "looked", "other_revision", "views", "walk",
+           *_KEPT)  # fmt: skip
 
 
 class Dashboard:
@@ -104,12 +106,9 @@ class Dashboard:
     def _point(self, run: str, view: RunView, wanted: dict[str, Any]) -> None:
         state = self.state
         follow = wanted.get("follow", state.follow)
-        point: dict[str, Any] = {"iteration": self._iteration}
-        point |= {name: wanted[name] for name in SELECTION if name in wanted}
+        point = self._wanted_point(view, wanted)
         if follow:
             point["step"] = None
-        if "node" in point and point["node"] != state.node and "role" not in point:
-            point["role"] = ""
         before, self._view = self._view, view
         at = resolve(view, replace(state.selection, **point), self._roles)
         self._roles[at.node] = at.role
@@ -129,6 +128,7 @@ class Dashboard:
         }
         if others["section"] not in self.screen.sections:
             others["section"] = state.param.section.default
+        others["walk"] = wanted.get("walk", state.walk if run == state.run else "")
         others["views"] = -1 if self._views is None else self._views.version
         if view is before and at.node != state.node and "expanded" not in wanted:
             others["expanded"] = self.screen.graph.revealed(at.node)
@@ -139,6 +139,20 @@ class Dashboard:
             self._draw(frozenset())
         if was != (at, state.colour):
             self._ahead.plan(likely.next_to(view, at, was[0], state.colour))
+
+    def _wanted_point(self, view: RunView, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Returns the requested fields of the selection, and what they imply for others."""
+        point: dict[str, Any] = {"iteration": self._iteration}
+        point |= {name: wanted[name] for name in SELECTION if name in wanted}
+        for name in ("statistic", "batch"):
+            if name in point:
+                point[f"auto_{name}"] = point[name] == ""
+        now = self.state.node
+        if not point.get("node", now):  # nothing is selected yet
+            point |= opening(view, step=point.get("step"))
+        if "node" in point and point["node"] != now and "role" not in point:
+            point["role"] = ""
+        return point
 
     def _compare(self, view: RunView, at: Selection, others: dict[str, Any]) -> None:
         """Opens the run to compare with if a visible pane compares."""
@@ -169,7 +183,7 @@ class Dashboard:
         return Shown(
             view, state.selection, state.colour, state.scale, state.expanded, state.follow,
             pass_=state.pass_, slicing=state.slicing, order=state.order, window=state.window,
-            axis=state.axis, other=self._other, run=state.run,
+            axis=state.axis, other=self._other, run=state.run, walk=state.walk,
         )  # fmt: skip
 
     def _give_notice(self, run: str, error: ComgraError | None, wanted: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import panel as pn
@@ -13,13 +13,16 @@ from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.files import Files
 from comgra_decl.viewer.model.catalogue import RunEntry
 from comgra_decl.viewer.model.choices import run_choice
+from comgra_decl.viewer.model.headline import tab_counts
 from comgra_decl.viewer.model.states import BRAND, Notice, head_of
 from comgra_decl.viewer.panes.base import Act, Pane, Shown, html_view, problem_card
 from comgra_decl.viewer.panes.graph import GraphPane
 from comgra_decl.viewer.panes.selectors import SelectorsPane
 from comgra_decl.viewer.panes.steps import StepsPane
+from comgra_decl.viewer.panes.strip import StripPane
 from comgra_decl.viewer.sections import sections
 from comgra_decl.viewer.state import SECTIONS, ViewState
+from comgra_decl.viewer.style import PRINTED
 
 _FILL = {"flex": "1 1 0", "min-height": "0", "overflow": "hidden"}
 _KEYS = """
@@ -52,6 +55,7 @@ class Screen:
     ) -> None:
         self._act, self._state = act, state
         self.ready = False
+        self.strip = StripPane(act)
         self.graph = GraphPane(self._select)
         self.steps = StepsPane(act)
         self.selectors = SelectorsPane(act, lambda: run_choice(runs(), state.run))
@@ -67,16 +71,17 @@ class Screen:
         self._arrange()
 
     def _arrange(self) -> None:
-        self.graph.panel.styles = {"flex": "0 0 auto", "height": "max(210px, 34vh)"}
+        self.graph.panel.styles = {"flex": "0 0 auto", "height": "max(206px, 34vh - 30px)"}
         self.graph.panel.margin, self.steps.panel.margin = (10, 14, 4, 14), (0, 14)
         self.workspace = pn.Column(
-            self.graph.panel, self.steps.panel, self.tabs,
+            self.strip.panel, self.graph.panel, self.steps.panel, self.tabs,
             *(section.holder for section in self.sections.values()),
             sizing_mode="stretch_both", margin=0, visible=False, styles=_FILL,
+            stylesheets=[PRINTED],
         )  # fmt: skip
         self.main = pn.Column(
             self.banner, self.notice, self.workspace, self.url, self.files.view,
-            sizing_mode="stretch_both", margin=0, styles=_FILL,
+            sizing_mode="stretch_both", margin=0, styles=_FILL, stylesheets=[PRINTED],
         )  # fmt: skip
         self.keys = html_view(visible=False)
         self.keys.html = _KEYS
@@ -93,7 +98,7 @@ class Screen:
         """Accepts messages from the browser; call it once the page has loaded."""
         self.ready = True
         own = [self.url, self.head, self.tabs, self.files.view]
-        _make_ready([self.graph, self.steps, self.selectors, *_panes(self)], own)
+        _make_ready([self.strip, self.graph, self.steps, self.selectors, *_panes(self)], own)
 
     def whole(self) -> pn.Row:
         """Returns selectors, graph, steps and sections for embedding in another page."""
@@ -120,9 +125,12 @@ class Screen:
             self.workspace.visible = self.keys.visible = True
         if "section" in names:
             self._show_section()
+        if names & {"section", "run", "revision", "looked"}:
+            counts = tab_counts(shown.view)
+            self.tabs.put(html=_tabs_html(self._state.section, self.tabs.tokens, counts))
         if names & {"run", "revision"}:
             self.show_head(head_of(shown.view, shown.run))
-        for pane in (self.graph, self.steps, self.selectors):
+        for pane in (self.strip, self.graph, self.steps, self.selectors):
             if pane.reads & names:
                 pane.refresh(shown)
         for section in self.sections.values():
@@ -132,7 +140,6 @@ class Screen:
 
     def _show_section(self) -> None:
         chosen = self._state.section
-        self.tabs.html = _tabs_html(chosen, self.tabs.tokens)
         for key, section in self.sections.items():
             made = section.show(key == chosen)
             if self.ready:
@@ -177,10 +184,15 @@ def _make_ready(panes: list[Pane], own: list[Any]) -> None:
         component.ready = True
 
 
-def _tabs_html(chosen: str, offered: list[str]) -> str:
+def _tabs_html(chosen: str, offered: list[str], counts: Mapping[str, tuple[str, str]]) -> str:
     buttons = "".join(
         f'<button type="button" role="tab" data-send="{key}" '
-        f'aria-selected="{str(key == chosen).lower()}">{SECTIONS[key]}</button>'
+        f'aria-selected="{str(key == chosen).lower()}">{SECTIONS[key]}'
+        f"{_count(*counts.get(key, ('', '')))}</button>"
         for key in offered
     )
     return f'<div class="tabs" role="tablist">{buttons}</div>'
+
+
+def _count(text: str, tone: str) -> str:
+    return f' <span class="count tone-{tone or "none"}">{text}</span>' if text else ""

@@ -24,6 +24,7 @@ from comgra_decl.viewer.panes.series import SeriesPane
 from comgra_decl.viewer.panes.sheet import SheetPane
 from comgra_decl.viewer.panes.statistics import StatisticsPane
 from comgra_decl.viewer.panes.values import ValuesPane
+from comgra_decl.viewer.style import PRINTED
 
 _GRID = """
 :host {
@@ -83,6 +84,13 @@ _FILLED = """
 .pane { min-height: 0; min-width: 0; }
 """
 
+PRINTED_SECTION = (
+    PRINTED
+    + """
+@media print { :host([style*="display: none"]) { display: none !important; } }
+"""
+)
+
 _PADDED = """
 :host { box-sizing: border-box; padding: 8px 14px; }
 """
@@ -96,7 +104,7 @@ class Section:
         self.panes: list[Pane] = []
         self._stale: set[str] = set()
         self.holder = pn.Column(
-            visible=False, sizing_mode="stretch_both", margin=0,
+            visible=False, sizing_mode="stretch_both", margin=0, stylesheets=[PRINTED_SECTION],
             styles={"flex": "1 1 0", "min-height": "0", "overflow": "hidden auto"},
         )  # fmt: skip
 

@@ -36,15 +36,19 @@
     });
   };
 
-  const wear = () => {
+  const wear = (theme = kept() ?? (system.matches ? "dark" : "light")) => {
     looked = new WeakMap();
-    root.dataset.theme = kept() ?? (system.matches ? "dark" : "light");
+    root.dataset.theme = theme;
     for (const figure of window.Bokeh?.index.query((view) => "request_repaint" in view) ?? []) {
       figure.request_repaint(); // a canvas keeps its old colours
     }
   };
   wear(); // before anything is painted
-  system.addEventListener("change", wear);
+  system.addEventListener("change", () => wear());
+  const paper = matchMedia("print");
+  paper.addEventListener("change", () => wear(paper.matches ? "light" : undefined));
+  window.addEventListener("beforeprint", () => wear("light")); // paper is white
+  window.addEventListener("afterprint", () => wear());
   window.addEventListener("storage", (event) => { if (event.key === KEY) wear(); });
   if (window.Bokeh) {
     try {
@@ -53,11 +57,15 @@
       console.info("Unsupported Bokeh version: figures are drawn more slowly.", error);
     }
   }
-  if (innerWidth <= 640) root.classList.add("alone");
+  const narrow = matchMedia("(max-width: 1000px)"); // there the sidebar lies over the page when open
+  const fold = () => root.classList.toggle("alone", narrow.matches);
+  fold();
+  narrow.addEventListener("change", fold);
   document.addEventListener("click", (event) => {
     const { id } = event.target.closest?.("button") ?? {};
     if (id === "again") location.reload();
     if (id === "menu") root.classList.toggle("alone");
+    else if (narrow.matches && !event.target.closest("#side")) root.classList.add("alone");
     if (id !== "theme") return;
     keep(root.dataset.theme === "dark" ? "light" : "dark");
     wear();

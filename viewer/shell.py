@@ -66,8 +66,8 @@ def shell(*, head: Any, side: Any, main: Any, title: str) -> pn.template.Templat
     for icon in ("app_favicon", "apple_icon"):  # Panel's icons are unreachable behind a proxy
         page.add_variable(icon, "data:,")
     page.add_variable("shell_title", title)
-    page.add_variable("shell_css", _variables() + _text("shell.css"))
-    page.add_variable("shell_js", _text("shell.js"))
+    page.add_variable("shell_css", _variables() + _text("shell.css") + _text("tour.css"))
+    page.add_variable("shell_js", _text("shell.js") + _text("tour.js"))
     return page
 
 

@@ -53,7 +53,10 @@ class ViewState(param.Parameterized):
         axis: Whether compared series are absolute or relative to their start.
         other_revision: Displayed revision of the other run.
         views: Displayed version of the custom views file.
-        type, step, node, role, iteration, gradient, batch, statistic: See `Selection`.
+        walk: Finding and stop of the walk through the evidence, "" outside a walk; see
+            `model.walk`.
+        type, step, node, role, iteration, gradient, batch, statistic, auto_batch, auto_statistic:
+            See `Selection`; "" as batch or statistic stands for the one that fits the tensor.
     """
 
     run = param.String(default="")
@@ -63,8 +66,10 @@ class ViewState(param.Parameterized):
     role = param.String(default="")
     iteration = param.Integer(default=0)
     gradient = param.String(default="grad")
-    batch = param.String(default="mean")
+    batch = param.String(default="")
     statistic = param.String(default="")
+    auto_batch = param.Boolean(default=True)
+    auto_statistic = param.Boolean(default=True)
     colour = param.String(default="kind")
     scale: Any = param.Selector(default="linear", objects=["linear", "log"])
     section: Any = param.Selector(default="overview", objects=list(SECTIONS))
@@ -81,6 +86,7 @@ class ViewState(param.Parameterized):
     axis: Any = param.Selector(default="recorded", objects=["recorded", "relative"])
     other_revision = param.Integer(default=-1)
     views = param.Integer(default=-1)
+    walk = param.String(default="")
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)  # type: ignore[no-untyped-call]

@@ -7,4 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+PRINTED = """
+@media print {
+  :host { display: block !important; height: auto !important; overflow: visible !important; }
+}
+"""
+"""Style sheet of the page's columns: on paper nothing scrolls."""
+
 CSS = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")

@@ -69,7 +69,7 @@ def format_query(state: ViewState) -> str:
     """Returns the query that `parse` turns back into this state; omits defaults."""
     pairs: list[tuple[str, str]] = []
     for key, name in {**_TEXTS, **_NUMBERS, **{key: key for key in _CHOICES}}.items():
-        value = getattr(state, name)
+        value = "" if getattr(state, f"auto_{name}", False) else getattr(state, name)
         default = _OF_A_NODE if name == "section" and state.node else state.param[name].default
         if value is not None and value != default:
             pairs.append((key, str(value)))

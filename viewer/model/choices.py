@@ -109,9 +109,12 @@ def _tensor(view: RunView, at: Selection) -> tuple[Field, ...]:
 
 
 def _statistics(view: RunView, at: Selection) -> Field:
-    options = tuple(Option(name, name) for name in view.run.statistics)
+    names = [Option(name, name) for name in view.run.statistics]
+    fits = Option("", f"automatic: {at.statistic}" if at.auto_statistic else "automatic")
     help_ = STATISTIC_HELP.get(at.statistic, at.statistic)
-    return Field("statistic", "Statistic", at.statistic, options, f"{help_}, computed per sample")
+    help_ += ", computed per sample. Automatic chooses what fits the tensor"
+    chosen = "" if at.auto_statistic else at.statistic
+    return Field("statistic", "Statistic", chosen, (fits, *names), help_)
 
 
 def _batch(view: RunView, at: Selection) -> Field:
@@ -120,8 +123,11 @@ def _batch(view: RunView, at: Selection) -> Field:
     labels = dict(enumerate(view.sample_labels(at.step, at.type)))
     names = [f"Sample {i} | {labels[i]}" if i in labels else f"Sample {i}" for i in numbers]
     samples = [Option(str(i), name, "one sample") for i, name in zip(numbers, names, strict=True)]
-    help_ = BATCH_HELP.get(at.batch, "one recorded sample")
-    return Field("batch", "Batch", at.batch, (*over, *samples), f"Shown: {help_}")
+    label = BATCH_LABELS.get(at.batch, at.batch).lower()
+    fits = Option("", f"automatic: {label}" if at.auto_batch else "automatic")
+    help_ = f"Shown: {BATCH_HELP.get(at.batch, 'one recorded sample')}. Automatic chooses what fits"
+    chosen = "" if at.auto_batch else at.batch
+    return Field("batch", "Batch", chosen, (fits, *over, *samples), f"{help_} the tensor")
 
 
 def _scale(scale: str) -> Field:

@@ -229,6 +229,7 @@ def _pairs(view: RunView, other: Other, at: Selection, pass_: str) -> list[Ranke
     assert other.view is not None
     if at.step is None or other.step is None:
         return []
+    at = at.wide
     key = ("pairs", other.view, other.view.revision, other.step, at.step, at.type, at.over,
            at.statistic, pass_)  # fmt: skip
     return view.now(key, lambda: _find_pairs(view, other, at, pass_))
@@ -301,7 +302,7 @@ def percent(relative: float) -> str:
 def _legend(at: Selection, pass_: str, limit: float) -> dict[str, Any]:
     places = np.linspace(-1, 1, len(SCALE))
     return {
-        "title": f"difference \u00b7 {pass_label(pass_)} \u00b7 {at.statistic}",
+        "title": f"difference \u00b7 {pass_label(pass_)} \u00b7 {at.wide.statistic}",
         "low": percent(-limit),
         "high": percent(limit),
         "colors": [signed_colour(float(place)) for place in places],

@@ -192,8 +192,9 @@ def node_values(
     """Returns the value of each recorded node and whether it contains NaN or infinity."""
     if at.step is None:
         return {}
-    row = view.row(at.step, at.type, at.over)
-    counts, numbers = row.column("nonfinite"), row.column(at.statistic)
+    wide = at.wide
+    row = view.row(at.step, at.type, wide.over)
+    counts, numbers = row.column("nonfinite"), row.column(wide.statistic)
     values: dict[str, tuple[float, bool]] = {}
     for node, slot in _painted_slots(view, at, graph, pass_).items():
         count = counts.get(slot, math.nan)
@@ -262,6 +263,7 @@ def _magnitude(value: float) -> float:
 
 def scale(view: RunView, at: Selection, pass_: str) -> Scale:
     """Returns the scale of the selected statistic of one pass, shared by all nodes and steps."""
+    at = at.wide
     key = ("scale", at.statistic, pass_, at.over, at.type)
     return view.now(key, lambda: scale_of(_known(view, at, pass_)))
 
@@ -295,6 +297,7 @@ def scale_of(values: NDArray[np.float64]) -> Scale:
 
 
 def _legend(at: Selection, pass_: str, scale: Scale) -> dict[str, Any]:
+    at = at.wide
     places = np.linspace(-1, 1, len(SCALE)) if scale.diverging else np.linspace(0, 1, len(SCALE))
     paint = signed_colour if scale.diverging else colour_at
     return {

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from comgra_decl.rules import Place
+
+if TYPE_CHECKING:
+    from comgra_decl.viewer.model.selection import Selection
+
 STATISTIC_HELP = {
     "mean": "mean of the values",
     "abs_mean": "mean of the absolute values",
@@ -40,6 +47,11 @@ def order_of_operations(statistic: str, batch: str) -> str:
     if batch.isdecimal():
         return f"{first} of sample {batch}"
     return f"{first} of each sample, then {BATCH_HELP.get(batch, batch)}"
+
+
+def named(at: Selection) -> str:
+    """Returns the selected tensor's name for tooltips: "out, iteration 4", "head weight"."""
+    return str(Place(at.node, at.role, at.iteration))
 
 
 def pass_label(pass_: str) -> str:

@@ -56,9 +56,9 @@ def near_choices(view: RunView, at: Selection, colour: str) -> Iterator[Work]:
     known = view.run.statistics
     here = known.index(at.statistic) if at.statistic in known else 0
     near = sorted(known, key=lambda name: abs(known.index(name) - here))
-    others = [replace(at, statistic=name) for name in near]
+    others = [replace(at, statistic=name, auto_statistic=False) for name in near]
     samples = map(str, range(min(_SAMPLES, view.run.sample_count)))
-    others += [replace(at, batch=batch) for batch in ("mean", *samples)]
+    others += [replace(at, batch=batch, auto_batch=False) for batch in ("mean", *samples)]
     for other in others[1:]:
         for slot in slots_of(view, at):
             yield partial(curve, view, slot, other)

@@ -25,9 +25,14 @@ class Overview:
     for missing and non-finite values; `values` are the recorded values. `broken` is 1 where the
     tensor contained NaN or infinity, and NaN elsewhere. `x0` to `x1` is the range of steps, `all_`
     the range of the run.
+
+    The forward pass and the selected gradient have the same lines, so that they can be compared
+    side by side: `slots` holds the forward slot of each, or else the gradient's; `recorded` holds
+    the slots of this pass, None where the tensor has none.
     """
 
     slots: tuple[Slot, ...]
+    recorded: tuple[Slot | None, ...]
     values: Floats
     places: Floats
     broken: Floats
@@ -56,19 +61,22 @@ def overview(
 
     Covers all steps, or a window.
     """
-    slots = _lines(view, at.iteration, pass_)
+    at = at.wide
+    lines = _lines(view, at.iteration, ("forward", at.gradient))
+    recorded = [line.get(pass_) for line in lines]
     steps = view.steps(at.type)
-    if not slots or not len(steps):
+    if not any(recorded) or not len(steps):
         return None
     table = view.heat(at.statistic, pass_, at.over, at.type)
     counts = view.heat("nonfinite", pass_, "abs_max", at.type)
     x0, x1, chosen = columns(steps, within)
-    ids = [slot.id for slot in slots]
+    ids = [-1 if slot is None else slot.id for slot in recorded]
     values, odd = (_picture(of, ids, (x0, x1), len(chosen)) for of in (table, counts))
     known = table.to_numpy(float)
     scale = scale_of(known[np.isfinite(known)])
     return Overview(
-        slots=tuple(slots),
+        slots=tuple(next(iter(line.values())) for line in lines),
+        recorded=tuple(recorded),
         values=values,
         places=np.where(np.isfinite(values), places_of(scale, values), np.nan),
         broken=np.where(odd > 0, 1.0, np.nan),
@@ -99,19 +107,27 @@ def label_of(slot: Slot) -> str:
     return name if len(name) <= _LONGEST else f"\u2026{name[-_LONGEST + 1 :]}"
 
 
-def _lines(view: RunView, iteration: int, pass_: str) -> list[Slot]:
-    """Returns a slot per tensor in execution order; parameters and buffers come last."""
-    found: list[tuple[bool, int, Slot]] = []
+def _lines(view: RunView, iteration: int, passes: tuple[str, ...]) -> list[dict[str, Slot]]:
+    """Returns the slots of each tensor by pass, in the order of `passes`.
+
+    Tensors are in execution order; parameters and buffers come last.
+    """
+    found: list[tuple[bool, int, dict[str, Slot]]] = []
     for node in view.nodes:
         for role in view.roles(node):
-            known = [i for i in view.iterations(node, role) if pass_ in view.passes(node, role, i)]
-            at = nearest(np.array(known), iteration)
-            if at is not None:
-                slot = view.passes(node, role, at)[pass_]
+            slots: dict[str, Slot] = {}
+            for pass_ in passes:
+                every = view.iterations(node, role)
+                known = [i for i in every if pass_ in view.passes(node, role, i)]
+                at = nearest(np.array(known), iteration)
+                if at is not None:
+                    slots[pass_] = view.passes(node, role, at)[pass_]
+            if slots:
+                kind = next(iter(slots.values())).kind
                 # ids follow the order of capture; parameters are read first
                 order = view.first_slot(node, role).id
-                found.append((slot.kind in ("parameter", "buffer"), order, slot))
-    return [slot for *_, slot in sorted(found, key=lambda line: line[:2])]
+                found.append((kind in ("parameter", "buffer"), order, slots))
+    return [slots for *_, slots in sorted(found, key=lambda line: line[:2])]
 
 
 def _picture(table: pd.DataFrame, ids: list[int], span: Window, count: int) -> Floats:

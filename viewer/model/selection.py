@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from comgra_decl.records import AGGREGATES
+from comgra_decl.viewer.model.fitting import GENERAL, fitting
 from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 
 
@@ -18,6 +19,9 @@ class Selection:
     `type` "" means all training steps. `batch` is an aggregate over the batch ("mean", "std",
     "abs_max") or a recorded sample's number ("0", "1", ...). `gradient` is the pass shown next to
     the forward pass. `step` is None if there are no records.
+
+    `auto_statistic` and `auto_batch` are True if `statistic` and `batch` were chosen to fit the
+    tensor, not by the user.
     """
 
     type: str = ""
@@ -28,6 +32,17 @@ class Selection:
     gradient: str = "grad"
     batch: str = "mean"
     statistic: str = ""
+    auto_statistic: bool = False
+    auto_batch: bool = False
+
+    @property
+    def wide(self) -> Selection:
+        """The selection for views of all tensors, where no statistic fits only one of them."""
+        return replace(
+            self,
+            statistic=GENERAL[0] if self.auto_statistic else self.statistic,
+            batch=GENERAL[1] if self.auto_batch else self.batch,
+        )
 
     @property
     def sample(self) -> int | None:
@@ -45,20 +60,40 @@ def resolve(view: RunView, wanted: Selection, remembered: Mapping[str, str]) -> 
 
     Keeps existing values: the node, its role (else the role last used for that node, from
     `remembered`), the nearest iteration, the nearest recorded step, the statistic and the sample.
+    A statistic or aggregate that is missing, or that was not chosen by the user, becomes the one
+    that fits the tensor.
     """
     type_ = wanted.type if wanted.type in view.types() else ""
     node = wanted.node if wanted.node in set(view.nodes) else _first_node(view)
     role = _role(view, node, wanted.role, remembered.get(node, ""))
-    return replace(
+    iteration = nearest(np.array(view.iterations(node, role)), wanted.iteration) or 0
+    found = replace(
         wanted,
         type=type_,
         step=nearest(view.steps(type_), wanted.step),
         node=node,
         role=role,
-        iteration=nearest(np.array(view.iterations(node, role)), wanted.iteration) or 0,
+        iteration=iteration,
         gradient=_gradient(view, wanted.gradient),
-        batch=_batch(view, wanted.batch),
-        statistic=_statistic(view, wanted.statistic),
+    )
+    return _fitted(view, found)
+
+
+def _fitted(view: RunView, at: Selection) -> Selection:
+    """Returns the selection with a statistic and an aggregate or sample that the run contains."""
+    slot = next((slot for slot in slots_of(view, at) if slot is not None), None)
+    fit = fitting(view, slot)
+    own_statistic = at.statistic in view.run.statistics and not at.auto_statistic
+    own_batch = at.batch in _batches(view) and not at.auto_batch
+    statistic = at.statistic if own_statistic else fit.statistic
+    # "spread over the batch" fits the mean only, and a single sample needs the value itself
+    batch = fit.batch if statistic == fit.statistic else "mean"
+    return replace(
+        at,
+        statistic=statistic,
+        batch=at.batch if own_batch else batch,
+        auto_statistic=not own_statistic,
+        auto_batch=not own_batch,
     )
 
 
@@ -104,15 +139,6 @@ def _gradient(view: RunView, wanted: str) -> str:
     return wanted if wanted in passes or not passes else passes[0]
 
 
-def _batch(view: RunView, wanted: str) -> str:
-    if wanted in AGGREGATES:
-        return wanted
-    return wanted if wanted in map(str, range(view.run.sample_count)) else "mean"
-
-
-def _statistic(view: RunView, wanted: str) -> str:
-    known = view.run.statistics
-    for statistic in (wanted, "std", "mean"):
-        if statistic in known:
-            return statistic
-    return known[0] if known else ""
+def _batches(view: RunView) -> set[str]:
+    """Returns the aggregates and the recorded samples."""
+    return {*AGGREGATES, *map(str, range(view.run.sample_count))}

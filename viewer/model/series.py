@@ -20,6 +20,9 @@ About two per pixel of a small figure and of a page-wide one. More points than a
 dominated the time of painting a line.
 """
 
+_LONE = 0.003
+"""Half the width of the band around a lone point, relative to all steps."""
+
 NEVER_NEGATIVE = (
     *("abs_mean", "std", "abs_max", "l2", "zero_fraction", "nonfinite", "rms", "snr"),
     *("negative_fraction", "kurtosis", "singular_value", "stable_rank", "effective_rank"),
@@ -131,6 +134,38 @@ def isolated(values: Floats) -> NDArray[np.int64]:
     """Returns the indices of finite values between two gaps, which a line cannot show."""
     known = np.concatenate([[False], np.isfinite(values), [False]])
     return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:])
+
+
+def band(line: Curve) -> tuple[Floats, Floats, Floats]:
+    """Returns x, low and high of the band, which has gaps wherever the line has.
+
+    A filled area cannot be interrupted, so it shrinks to no height between the ends of a gap. A
+    lone point has a narrow band around it. Empty without a band.
+    """
+    if not len(line.low):
+        return _none(), _none(), _none()
+    steps = line.steps.astype(float)
+    known = np.isfinite(line.values) & np.isfinite(line.low) & np.isfinite(line.high)
+    width = _LONE * (steps[-1] - steps[0])
+    parts = []
+    for start, end in _stretches(known):
+        x, low, high = steps[start:end], line.low[start:end], line.high[start:end]
+        if end - start == 1:
+            x, low, high = x + width * np.array([-1, 1]), low.repeat(2), high.repeat(2)
+        middle = (low[[0, -1]] + high[[0, -1]]) / 2
+        thin_low, thin_high = (np.concatenate([middle[:1], y, middle[1:]]) for y in (low, high))
+        parts.append((x[[0, *range(len(x)), -1]], thin_low, thin_high))
+    if not parts:
+        return _none(), _none(), _none()
+    x, low, high = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return x, low, high
+
+
+def _stretches(known: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Returns first and end index of every stretch of known values."""
+    padded = np.concatenate([[False], known, [False]])
+    edges = np.flatnonzero(padded[1:] != padded[:-1]).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def drawn(

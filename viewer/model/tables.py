@@ -71,6 +71,7 @@ def values_csv(tensor: Tensor) -> bytes:
 
 def overview_csv(view: RunView, at: Selection, pass_: str) -> bytes:
     """Returns the selected statistic of a pass: a line per tensor, a column per record."""
+    at = at.wide
     picture = overview(view, at, pass_)
     heads = ["node", "role", "iteration"]
     if picture is None:
@@ -79,7 +80,8 @@ def overview_csv(view: RunView, at: Selection, pass_: str) -> bytes:
     counts = view.heat("nonfinite", pass_, "abs_max", at.type)
     lines = (
         [slot.node, slot.role, str(slot.iteration), *_cells(table, counts, slot.id)]
-        for slot in picture.slots
+        for slot in picture.recorded
+        if slot is not None
     )
     return written([*heads, *map(str, table.columns)], lines)
 
@@ -114,7 +116,7 @@ def graph_csv(view: RunView, at: Selection, graph: Graph, colour: str) -> bytes:
         [node.name, node.kind, node.title, str(values[node.name][0]) if node.name in values else ""]
         for node in graph.nodes
     )
-    return written(["node", "kind", "title", f"{pass_} {at.statistic}"], lines)
+    return written(["node", "kind", "title", f"{pass_} {at.wide.statistic}"], lines)
 
 
 def statistics_csv(view: RunView, at: Selection) -> bytes:

@@ -49,6 +49,7 @@ class Shown:
     axis: str = "recorded"
     other: Other | None = None
     run: str = ""
+    walk: str = ""
 
 
 @dataclass(frozen=True, slots=True)

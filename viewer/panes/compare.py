@@ -56,6 +56,14 @@ _GRID = """
   .choices { grid-row: 1 / span 2; }
   .nodes { grid-column: 2 / span 2; }
 }
+@media (max-width: 900px) {
+  :host {
+    grid-template-columns: 170px minmax(0, 1fr);
+    grid-template-rows: minmax(300px, 1fr) 320px 320px; min-height: 960px;
+  }
+  .choices { grid-row: 1; }
+  .table { grid-column: 1 / span 2; }
+}
 .choices, .table { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 .scroll-button { display: none !important; }
 """

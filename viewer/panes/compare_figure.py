@@ -11,10 +11,12 @@ from bokeh.models.annotations import LegendItem, Span
 
 from comgra_decl.viewer.model.compare import Overlay
 from comgra_decl.viewer.model.comparison_target import Other
+from comgra_decl.viewer.model.labels import named
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import Curve, extent
 from comgra_decl.viewer.palette import BLUE, ORANGE
 from comgra_decl.viewer.panes.figures import Frame, legend
+from comgra_decl.viewer.panes.hovering import STEP, SUBJECT, Row
 
 _COLUMNS = ("x", "y", "value", "side")
 _SIDES = (("here", BLUE), ("there", ORANGE))
@@ -24,17 +26,18 @@ class OverlayFigure:
     """A figure with one line per side and a marker at each side's step; a click jumps to a step."""
 
     def __init__(self, jump: Callable[[float], None]) -> None:
-        tooltips = [("", "@side"), ("step", "@x"), ("value", "@value{0.0000e}")]
+        tooltips = [SUBJECT, Row("side", "@side", "text"), STEP, Row("value", "@value")]
         self.frame = Frame(tooltips=tooltips)
         self.sources = [ColumnDataSource({name: [] for name in _COLUMNS}) for _ in _SIDES]
         fig: Any = self.frame.figure
-        fig.hover.renderers, items = [], []
+        self.frame.hover.along([])
+        items = []
         for (side, colour), source in zip(_SIDES, self.sources, strict=True):
             dash = "solid" if side == "here" else [6, 3]
             line = fig.line("x", "y", source=source, line_color=colour, line_width=1.7,
                             line_dash=dash)  # fmt: skip
-            dots = fig.scatter("x", "y", source=source, size=4, color=colour)
-            fig.hover.renderers = [*fig.hover.renderers, dots]
+            fig.scatter("x", "y", source=source, size=4, color=colour)
+            self.frame.hover.along([*fig.hover.renderers, line])
             items.append(LegendItem(label=side, renderers=[line]))
         self._legend: Any = legend(items)
         fig.add_layout(self._legend)
@@ -55,6 +58,7 @@ class OverlayFigure:
         known = [line for line in drawn if line is not None and len(line.steps)]
         self._legend.visible = overlay.there is not None
         self.frame.set_log(log)
+        self.frame.hover.name(named(at))
         self.frame.title = at.statistic + (" \u00f7 start" if axis == "relative" else "")
         if known:
             y = _joined(known) if log else overlay.bounds

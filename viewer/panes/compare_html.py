@@ -47,7 +47,7 @@ def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
     """Returns the tensors that differ most and the unmatched nodes as HTML, and its messages."""
     lines = "".join(_ranked_line(row, at) for row in ranking.rows)
     content = (
-        f"<h2>Largest difference of {_e(at.statistic)} {save_button('all differences')}</h2>"
+        f"<h2>Largest difference of {_e(at.wide.statistic)} {save_button('all differences')}</h2>"
         '<p class="note" title="difference divided by the mean of the magnitudes; at most 200 %">'
         f"{_compared(ranking)}</p>"
     )

@@ -9,13 +9,14 @@ from bokeh.models import ColumnDataSource, LinearColorMapper, Range1d
 from numpy.typing import NDArray
 
 from comgra_decl.viewer.model.distribution import Distribution, distribution
-from comgra_decl.viewer.model.labels import pass_label
+from comgra_decl.viewer.model.labels import named, pass_label
 from comgra_decl.viewer.model.selection import nearest, slots_of
 from comgra_decl.viewer.model.series import extent
 from comgra_decl.viewer.model.tables import distribution_csv
 from comgra_decl.viewer.palette import BLUE, ORANGE, faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image
+from comgra_decl.viewer.panes.hovering import SUBJECT, Row
 from comgra_decl.viewer.panes.inline import inline
 
 SHADES = 64
@@ -35,7 +36,7 @@ class DistributionPane(Pane):
 
     def build(self) -> Any:
         """Creates the figure with one image."""
-        tooltips = [("step", "$x{0}"), ("value", "$y{0.000e}")]
+        tooltips = [SUBJECT, Row("step", "$x", "step"), Row("value", "$y")]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips, ticks=FEW)
         self._image = ColumnDataSource({name: [] for name in IMAGE})
         mapper = LinearColorMapper(
@@ -63,6 +64,7 @@ class DistributionPane(Pane):
         if key != self._drawn:
             slot = slots_of(shown.view, at)[self._place]
             self.frame.show(x=extent(shown.view.steps(at.type)))
+            self.frame.hover.name(named(at))
             self._draw(distribution(shown.view, slot, at, within=within))
             name = pass_label(at.gradient) if self._place else "forward"
             self.frame.title = f"{name} \u00b7 distribution"

@@ -10,15 +10,15 @@ from bokeh.events import DoubleTap, RangesUpdate, Tap
 from bokeh.models import (
     BoxZoomTool,
     ColumnDataSource,
-    HoverTool,
     Image,
     LinearColorMapper,
     Range1d,
     Text,
 )
 from bokeh.models.annotations import Legend, LegendItem, Span, Title
-from bokeh.models.formatters import BasicTickFormatter, CustomJSTickFormatter
+from bokeh.models.formatters import CustomJSTickFormatter
 from bokeh.models.glyph import Glyph
+from bokeh.models.labeling import NoOverlap
 from bokeh.models.renderers import GlyphRenderer
 from bokeh.models.tickers import BasicTicker, FixedTicker
 from bokeh.plotting import figure
@@ -26,6 +26,7 @@ from bokeh.plotting import figure
 from comgra_decl.viewer.escaping import bokeh_text
 from comgra_decl.viewer.model.ticks import log_ticks
 from comgra_decl.viewer.palette import GREY, RED
+from comgra_decl.viewer.panes.hovering import Hover, Row
 from comgra_decl.visible import visible
 
 MIN_HEIGHT = 170
@@ -43,7 +44,12 @@ const short = size !== 0 && (size >= 1e4 || size < 1e-3)
   : String(Number(tick.toPrecision(4)))
 return short.replaceAll("-", "\u2212").padStart(7, "\u2007")
 """
-_DIGITS = "Menlo, monospace"
+_WHOLE = """
+return Number.isInteger(tick) ? tick.toLocaleString("en").replaceAll(",", "\u202f") : ""
+"""
+"""Labels of steps and indices, as in the step bar: whole numbers, thin spaces between thousands."""
+
+DIGITS = "Menlo, monospace"
 """Monospaced tick labels: an axis that changes its width makes Bokeh lay out the whole page.
 
 Short, because each label looks up every font name.
@@ -64,7 +70,7 @@ class Frame:
         self,
         *,
         x_range: Range1d | None = None,
-        tooltips: Any = None,
+        tooltips: list[Row] | None = None,
         both: bool = False,
         ticks: int = _TICKS,
     ) -> None:
@@ -91,8 +97,9 @@ class Frame:
         self.figure.title = self._title
         zoomer = BoxZoomTool(dimensions="both" if both else "width")
         self.figure.add_tools(zoomer)
+        self.hover = Hover(tooltips or [])
         if tooltips is not None:
-            self.figure.add_tools(HoverTool(tooltips=tooltips, mode="mouse"))
+            self.figure.add_tools(self.hover.tool)
         self.figure.toolbar.active_drag = zoomer
         self._linear, self._log = BasicTicker(desired_num_ticks=ticks), FixedTicker(ticks=[])
         self.figure.yaxis.ticker = self._linear
@@ -200,7 +207,7 @@ class Frame:
         if known == ([text] if text else []):
             return
         seen = 0.0 if text else 1.0
-        for axis in (*self.figure.xaxis, *self.figure.yaxis):  # fixed width, see `_DIGITS`
+        for axis in (*self.figure.xaxis, *self.figure.yaxis):  # fixed width, see `DIGITS`
             axis.update(major_label_text_alpha=seen, axis_label_text_alpha=seen)
         self.figure.ygrid.visible = not text
         if text:
@@ -274,6 +281,11 @@ def put(source: ColumnDataSource, data: dict[str, Any]) -> None:
         source.data = data
 
 
+def whole() -> CustomJSTickFormatter:
+    """Returns a formatter for axes of steps or indices."""
+    return CustomJSTickFormatter(code=_WHOLE)
+
+
 def unit_range() -> Range1d:
     """Returns a range from 0 to 1."""
     return Range1d(start=0, end=1)
@@ -293,8 +305,9 @@ def _style(fig: Any, formatter: CustomJSTickFormatter) -> None:
         axis.axis_label_text_font_style = "normal"
         axis.axis_label_standoff = 2
     fig.yaxis.formatter = formatter
-    fig.yaxis.major_label_text_font = _DIGITS
-    fig.xaxis.formatter = BasicTickFormatter(use_scientific=False)
+    fig.yaxis.major_label_text_font = DIGITS
+    fig.xaxis.formatter = whole()
+    fig.xaxis.major_label_policy = NoOverlap(min_distance=6)
     fig.xgrid.grid_line_color = None
     fig.ygrid.grid_line_color = GREY
     fig.ygrid.grid_line_alpha = 0.3

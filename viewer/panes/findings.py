@@ -17,9 +17,10 @@ from comgra_decl.viewer.model.findings import RULE, jump, link, rule_label
 from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.tables import findings_csv
 from comgra_decl.viewer.model.verdicts import Found, found, look, looked_at
+from comgra_decl.viewer.model.walk import finding_at, moves_to, walk_of
 from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_view, save_button
 
-_LOOK, _PAINT = "look", "paint"
+_LOOK, _PAINT, _WALK = "look", "paint", "walk:"
 _MOST_OTHERS = 6
 
 
@@ -67,8 +68,17 @@ class FindingsPane(Pane):
             self.act(colour="findings")
         elif sent.startswith(RULE):
             self.act(colour=sent)
+        elif sent.startswith(_WALK):
+            self._walk(self._shown, int(sent.removeprefix(_WALK)))
         else:
             self.act(**jump(self._shown.view, self._shown.at, sent))
+
+    def _walk(self, shown: Shown, number: int) -> None:
+        """Starts the walk through the evidence of a finding."""
+        finding = finding_at(shown.view, number)
+        if finding is not None:
+            stop = walk_of(shown.view, finding)[0]
+            self.act(**moves_to(shown.view, shown.at, finding, (number, 0), stop))
 
 
 def page_of(known: Found, shown: Shown) -> str:
@@ -149,12 +159,13 @@ def _unseen(diagnosis: Diagnosis) -> str:
 def _list(findings: Sequence[Finding], shown: Shown) -> str:
     """Returns the findings, each with its consequences folded below it."""
     parts = ["<h3>Findings, most important first</h3>"]
+    places = {id(finding): number for number, finding in enumerate(findings)}
     for finding in roots_of(findings):
-        parts.append(_finding(finding, shown))
+        parts.append(_finding(finding, shown, places[id(finding)]))
         consequences = consequences_of(finding, findings)
         if consequences:
             names = ", ".join(rule_label(f.rule) for f in consequences)
-            inside = "".join(_finding(f, shown) for f in consequences)
+            inside = "".join(_finding(f, shown, places[id(f)]) for f in consequences)
             parts.append(
                 f'<details class="consequences"><summary>This explains: {_e(names)}</summary>'
                 f"{inside}</details>"
@@ -162,7 +173,7 @@ def _list(findings: Sequence[Finding], shown: Shown) -> str:
     return "".join(parts)
 
 
-def _finding(finding: Finding, shown: Shown) -> str:
+def _finding(finding: Finding, shown: Shown, number: int) -> str:
     here = finding.place
     chosen = here is not None and (here.node, here.role) == (shown.at.node, shown.at.role)
     go = link(here, finding.first_step, sample=finding.sample)
@@ -173,6 +184,7 @@ def _finding(finding: Finding, shown: Shown) -> str:
         f'data-rule="{_e(finding.rule)}"><header><span class="severity">{finding.severity}</span> '
         f"<b>{_e(rule_label(finding.rule))}</b> {_button(go, name)} "
         f'<span class="soft">{_span(finding)}</span>'
+        + _button(f"{_WALK}{number}", "Show me", "start", title="Walk through the evidence")
         + ("" if here is None else _button(f"{RULE}{finding.rule}", "Show in graph", "paint"))
         + ("" if here is None else _button(inspect, "Inspect \u2192", "inspect"))
         + f"</header><p>{_e(finding.message)}</p>{_chain(finding)}{_others(finding)}"

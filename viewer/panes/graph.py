@@ -119,7 +119,7 @@ class GraphPane(Pane):
         if self._shown is not None:
             table = graph_csv(self._shown.view, self._shown.at, self._graph, self._shown.colour)
             at = self._shown.at
-            name = clean_name(f"step{at.step}", at.statistic, "graph", ending=".csv")
+            name = clean_name(f"step{at.step}", at.wide.statistic, "graph", ending=".csv")
             self.view.hand_over(name, table, kind=CSV)
 
     def _search(self, text: str) -> None:

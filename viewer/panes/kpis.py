@@ -16,6 +16,7 @@ from comgra_decl.viewer.model.tables import kpi_csv
 from comgra_decl.viewer.palette import LINES
 from comgra_decl.viewer.panes.base import Act, Exhibit, Pane, Shown, html_view
 from comgra_decl.viewer.panes.figures import Frame, legend, unit_range
+from comgra_decl.viewer.panes.hovering import STEP, SUBJECT, Row
 from comgra_decl.visible import visible
 
 _EMPTY = (
@@ -102,16 +103,17 @@ class _KpiFigure:
     """Figure of one KPI."""
 
     def __init__(self, title: str, x_range: Any, jump: Any) -> None:
-        tooltips = [("", "@label"), ("step", "@x"), ("value", "@value{0.0000e}")]
+        tooltips = [SUBJECT, Row("type", "@label", "text"), STEP, Row("value", "@value")]
         self.frame = Frame(x_range=x_range, tooltips=tooltips)
         self.frame.figure.min_height = 240
         self.frame.title = title
+        self.frame.hover.name(title)
         self.frame.on_tap(jump)
         self.panel = self.frame.pane()
         self._lines: dict[str, tuple[ColumnDataSource, Any]] = {}
         self._legend: Any = legend([], visible=False)
         self.frame.figure.add_layout(self._legend)
-        self.frame.figure.hover.renderers = []
+        self.frame.hover.along([])
 
     def draw(self, chart: Chart, x: tuple[float, float], log: bool) -> None:
         """Draws all lines of a chart."""
@@ -132,7 +134,7 @@ class _KpiFigure:
         fig: Any = self.frame.figure
         line = fig.line("x", "y", source=source, line_color=colour, line_width=1.6)
         dots = fig.scatter("x", "y", source=source, size=4, color=colour)
-        fig.hover.renderers = [*fig.hover.renderers, dots]
+        self.frame.hover.along([*fig.hover.renderers, line])
         self._legend.items = [
             *self._legend.items,
             LegendItem(label=visible(label), renderers=[line, dots]),

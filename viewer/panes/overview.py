@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 from bokeh.models import (
     ColumnDataSource,
-    CustomJSHover,
     FixedTicker,
     HoverTool,
     LinearColorMapper,
     Range1d,
 )
-from bokeh.models.annotations import BoxAnnotation
+from bokeh.models.annotations import BoxAnnotation, ColorBar
 
 from comgra_decl.viewer.escaping import bokeh_text
+from comgra_decl.viewer.model.colour_bar import bar_ticks
 from comgra_decl.viewer.model.findings import COLOURS, placed
 from comgra_decl.viewer.model.labels import BATCH_LABELS, pass_label
-from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.overview import Overview, overview
 from comgra_decl.viewer.model.selection import nearest
 from comgra_decl.viewer.model.tables import overview_csv
-from comgra_decl.viewer.palette import RED, colour_at, signed_colour
+from comgra_decl.viewer.palette import GREY, RED, colour_at, signed_colour
 from comgra_decl.viewer.panes.base import PASSES, Act, Exhibit, Pane, Shown
-from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
-from comgra_decl.visible import visible
+from comgra_decl.viewer.panes.figures import DIGITS, IMAGE, Frame, image
+from comgra_decl.viewer.panes.hovering import Row, marked
 
 _SHADES = 128
+_INK = "#737d91"  # readable on light and dark; a colour bar does not see the theme
+_WIDTH = 7  # characters of the colour bar's labels
 _MOST_LABELS = 26  # labels just fit an image 310 pixels high, as on a laptop
 _EMPTY: dict[str, list[Any]] = {name: [] for name in (*IMAGE, "value")}
-_NAME = "return names[Math.floor(value)] ?? ''"
+_GAP = "hatched: not recorded"
 
 
 class OverviewPane(Pane):
@@ -49,8 +51,8 @@ class OverviewPane(Pane):
 
     def build(self) -> Any:
         """Creates the figure: an image of the values, one of non-finite values, a frame."""
-        self._names = CustomJSHover(code=_NAME, args={"names": []})
-        tooltips = [("tensor", "$y{custom}"), ("step", "$x{0}"), ("value", "@value{0.000e}")]
+        tooltips = [Row("tensor", "$y", "line"), Row("step", "$x", "step"),
+                    Row("value", "@value", "cell")]  # fmt: skip
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips, both=True)
         fig = self.frame.figure
         self._image = ColumnDataSource(dict(_EMPTY))
@@ -60,7 +62,13 @@ class OverviewPane(Pane):
         marks = LinearColorMapper(palette=[RED, RED], low=0, high=1, nan_color="#00000000")
         image(fig, self._broken, marks)
         fig.hover.renderers = [drawn]
-        fig.hover.formatters = {"$y": self._names}
+        self._ground = BoxAnnotation(  # seen where the image is transparent
+            level="underlay", fill_alpha=0, line_alpha=0, hatch_pattern="right_diagonal_line",
+            hatch_color=GREY, hatch_alpha=0.5, hatch_scale=8, hatch_weight=0.8,
+        )  # fmt: skip
+        fig.add_layout(self._ground)
+        self._bar = _colour_bar(self._mapper)
+        fig.add_layout(self._bar, "right")
         fig.ygrid.grid_line_color = None
         self._ticker = FixedTicker(ticks=[])
         fig.yaxis.ticker = self._ticker
@@ -89,7 +97,7 @@ class OverviewPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Redraws if the statistic or the records changed; otherwise only moves the markers."""
-        at = shown.at
+        at = shown.at.wide
         pass_ = at.gradient if self._place else "forward"
         within = self.frame.window
         key = (shown.view, shown.view.revision, at.type, at.iteration, pass_, at.over,
@@ -100,6 +108,7 @@ class OverviewPane(Pane):
             self.frame.title = _title(shown, pass_, self._picture)
             self._drawn = key
         self._flag(pass_)
+        self.frame.label(self._legend())
         self.frame.mark_step(at.step)
         self._mark_line(None if self._picture is None else self._picture.line_of(at))
 
@@ -121,6 +130,7 @@ class OverviewPane(Pane):
             self._found.data = data
 
     def _draw(self, picture: Overview | None) -> None:
+        self._bar.visible = self._ground.visible = picture is not None
         if picture is None:
             self._image.data, self._broken.data = dict(_EMPTY), {name: [] for name in IMAGE}
             self.frame.show_message("Nothing was recorded for this pass.")
@@ -129,9 +139,12 @@ class OverviewPane(Pane):
         width = picture.x1 - picture.x0
         place: dict[str, Any] = {"x": [picture.x0], "y": [0], "dw": [width], "dh": [lines]}
         self._mapper.palette = _palette(picture.scale.diverging)
-        self._image.data = {"image": [picture.places], "value": [picture.values], **place}
+        self._bar.color_mapper.palette = self._mapper.palette
+        self._mark(bar_ticks(picture.scale))
+        shown = marked(picture.values, picture.broken)
+        self._image.data = {"image": [picture.places], "value": [shown], **place}
         self._broken.data = {"image": [picture.broken], **place}
-        self._names.args = {"names": [visible(f"{s.node} \u00b7 {s.role}") for s in picture.slots]}
+        self.frame.hover.name(names=[f"{s.node} \u00b7 {s.role}" for s in picture.slots])
         self._label(picture.labels)
         self.frame.show_message("")
         self.frame.show(x=picture.all_, y=(float(lines), 0.0))
@@ -143,6 +156,26 @@ class OverviewPane(Pane):
         self._ticker.ticks = [line + 0.5 for line in ticks]
         axis: Any = self.frame.figure.yaxis[0]
         axis.major_label_overrides = {line + 0.5: bokeh_text(labels[line]) for line in ticks}
+
+    def _mark(self, ticks: dict[float, str]) -> None:
+        """Labels the colour bar; labels of one width, see `figures.DIGITS`."""
+        self._bar.ticker.ticks = list(ticks)
+        labels = {place: text.ljust(_WIDTH, "\u2007") for place, text in ticks.items()}
+        self._bar.major_label_overrides = {p: bokeh_text(text) for p, text in labels.items()}
+
+    def _legend(self) -> str:
+        """Returns what the marks of this map mean, for those that it contains."""
+        picture = self._picture
+        if picture is None:
+            return "step"
+        parts = ["step"]
+        if (np.isnan(picture.places) & np.isnan(picture.broken)).any():
+            parts.append(_GAP)
+        if not np.isnan(picture.broken).all():
+            parts.append("red: NaN or infinite")
+        if len(self._found.data["x"]):
+            parts.append("\u25c6 finding")
+        return " \u00b7 ".join(parts)
 
     def _mark_line(self, line: int | None) -> None:
         if line is not None and (self._box.bottom, self._box.top) != (line, line + 1):
@@ -159,15 +192,26 @@ class OverviewPane(Pane):
         self.act(node=slot.node, role=slot.role, step=nearest(steps, round(x)), follow=False)
 
 
+def _colour_bar(mapper: LinearColorMapper) -> Any:
+    """Returns a colour bar for positions from 0 to 1."""
+    return ColorBar(
+        color_mapper=LinearColorMapper(palette=mapper.palette, low=0, high=1),
+        ticker=FixedTicker(ticks=[]), width=9, padding=4, margin=0, label_standoff=4,
+        major_tick_line_color=None, bar_line_color=None, border_line_color=None,
+        background_fill_alpha=0, major_label_text_font_size="10.5px",
+        major_label_text_font=DIGITS,
+        major_label_text_color=_INK,
+    )  # fmt: skip
+
+
 def _palette(diverging: bool) -> list[str]:
     places = [i / (_SHADES - 1) for i in range(_SHADES)]
     return [signed_colour(2 * p - 1) if diverging else colour_at(p) for p in places]
 
 
 def _title(shown: Shown, pass_: str, picture: Overview | None) -> str:
-    at = shown.at
+    at = shown.at.wide
     parts = [pass_label(pass_), at.statistic, f"batch {BATCH_LABELS[at.over].lower()}"]
-    if picture is not None:
-        low, high = number(picture.scale.low, digits=3), number(picture.scale.high, digits=3)
-        parts.append(f"{low} to {high}{' (log)' if picture.scale.logarithmic else ''}")
+    if picture is not None and picture.scale.logarithmic:
+        parts.append("log colours")
     return " \u00b7 ".join(parts)

@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 
 from bokeh.models import ColumnDataSource, Line, Range1d, Scatter, VArea
 
-from comgra_decl.viewer.model.labels import BATCH_LABELS, pass_label
+from comgra_decl.viewer.model.labels import BATCH_LABELS, named, pass_label
 from comgra_decl.viewer.model.selection import nearest, slots_of
-from comgra_decl.viewer.model.series import Curve, curve, extent, isolated
+from comgra_decl.viewer.model.series import Curve, band, curve, extent, isolated
 from comgra_decl.viewer.model.tables import series_csv
 from comgra_decl.viewer.palette import BLUE, GREY, ORANGE, RED
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import FEW, Frame, plainly, put
+from comgra_decl.viewer.panes.hovering import STEP, SUBJECT, Row
 from comgra_decl.viewer.panes.inline import Inline, inline, inline_steps
 
 _FEW = 60
@@ -38,22 +39,21 @@ class SeriesPane(Pane):
 
     def build(self) -> Any:
         """Creates the figure: context, band, line, non-finite points."""
-        tooltips = [("step", "@x"), ("value", "@value{0.0000e}")]
+        tooltips = [SUBJECT, STEP, Row("value", "@value")]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips, ticks=FEW)
         colour = ORANGE if self._place else BLUE
         self._band, self._context, self._dots = (_source(n) for n in (_BAND, _CONTEXT, _DOTS))
         self._line, self._broken = _source(_LINE), _source(_LINE)
         fig = self.frame.figure
-        band = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.16)
-        plainly(fig, band, self._band)
+        area = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.16)
+        plainly(fig, area, self._band)
         plainly(fig, Line(x="x", y="y", line_color=GREY, line_alpha=0.7), self._context)
         main = plainly(fig, Line(x="x", y="y", line_color=colour, line_width=1.6), self._line)
         dot = Scatter(x="x", y="y", size=5, line_color=colour, fill_color=colour)
         plainly(fig, dot, self._dots)
         cross = Scatter(x="x", y="y", marker="x", size=8, line_color=RED, line_width=2)
         broken = plainly(fig, cross, self._broken)
-        fig.hover.renderers = [main, broken]
-        fig.hover.update(line_policy="nearest", mode="vline")
+        self.frame.hover.along([main, broken])
         self.frame.on_tap(self._jump)
         self.frame.on_zoom(self.again)
         return self.frame.pane()
@@ -81,9 +81,10 @@ class SeriesPane(Pane):
 
     def _draw(self, recorded: Curve, line: Curve, shown: Shown) -> None:
         self.frame.title = _title(shown, self._place)
+        self.frame.hover.name(named(shown.at))
         x, y = inline_steps(line.steps), inline(line.values)
         self._line.data = {"x": x, "y": y, "value": inline(recorded.values)}
-        put(self._band, _columns(_BAND, x, inline(line.low), inline(line.high)))
+        put(self._band, dict(zip(_BAND, map(inline, band(line)), strict=True)))
         put(self._context, _columns(_CONTEXT, x, inline(line.context)))
         dots = slice(None) if len(x) <= _FEW else isolated(line.values)
         put(self._dots, _columns(_DOTS, inline_steps(line.steps[dots]), inline(line.values[dots])))

@@ -9,7 +9,7 @@ import panel as pn
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.components.chooser import Chooser
 from comgra_decl.viewer.escaping import html_text as _e
-from comgra_decl.viewer.model.labels import pass_label
+from comgra_decl.viewer.model.labels import named, pass_label
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.sheet import (
     Tensor,
@@ -33,6 +33,13 @@ _GRID = """
   box-sizing: border-box; display: grid !important; gap: 0 14px; padding: 8px 14px;
   grid-template-columns: 190px minmax(220px, 2fr) minmax(320px, 3fr);
   grid-template-rows: minmax(0, 1fr);
+}
+@media (max-width: 900px) {
+  :host {
+    grid-template-columns: 170px minmax(0, 1fr);
+    grid-template-rows: minmax(280px, 1fr) minmax(260px, 1fr); min-height: 560px; row-gap: 12px;
+  }
+  .cells { grid-column: 1 / span 2; }
 }
 .choices, .cells { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 .scroll-button { display: none !important; }
@@ -99,6 +106,7 @@ class SheetPane(Pane):
         else:
             body, tokens = window_html(window_of(tensor, self._slicing, shown.window), self._axes())
         self.picture.show(picture_of(tensor, self._slicing), key=(key, self._slicing))
+        self.picture.frame.hover.name(named(shown.at))
         self.picture.label(*self._axes())
         self.picture.frame_window(window_of(tensor, self._slicing, shown.window), shown.order == "")
         self._write(_title(shown, tensor) + text_html(text_of(tensor)) + body, tokens)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from bokeh.models import ColumnDataSource, LinearColorMapper
 from bokeh.models.annotations import BoxAnnotation
-from bokeh.models.formatters import BasicTickFormatter
 
 from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.sheet import Picture, Window
 from comgra_decl.viewer.palette import RED, signed_faded
-from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
+from comgra_decl.viewer.panes.figures import IMAGE, Frame, image, whole
+from comgra_decl.viewer.panes.hovering import CELL, SUBJECT
 
 _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
 _BACK = 3  # cells that stay visible before the clicked one
@@ -24,9 +24,7 @@ class SheetPicture:
 
     def __init__(self, look_at: Callable[[int, int], None]) -> None:
         self._drawn: object = None
-        self.frame = Frame(
-            tooltips=[("row, column", "$y{0}, $x{0}"), ("value", "@image")], both=True
-        )
+        self.frame = Frame(tooltips=[SUBJECT, *CELL], both=True)
         fig: Any = self.frame.figure
         self._image = ColumnDataSource(dict(_EMPTY))
         self._photo = ColumnDataSource(dict(_EMPTY))
@@ -41,7 +39,7 @@ class SheetPicture:
         fig.hover.renderers = [drawn]
         fig.ygrid.grid_line_color = None
         for axis in (*fig.xaxis, *fig.yaxis):
-            axis.formatter = BasicTickFormatter(use_scientific=False)
+            axis.formatter = whole()
         self._box = BoxAnnotation(fill_alpha=0, line_color=RED, line_width=1.5, level="overlay")
         fig.add_layout(self._box)
         self.frame.on_tap(lambda x, y: look_at(round(y) - _BACK, round(x) - _BACK))

@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 from bokeh.models import ColumnDataSource, LinearColorMapper
-from bokeh.models.formatters import BasicTickFormatter
 
-from comgra_decl.viewer.model.labels import pass_label
+from comgra_decl.viewer.model.labels import named, pass_label
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.selection import slots_of
 from comgra_decl.viewer.model.sheet import Tensor, tensor_of
@@ -16,7 +15,8 @@ from comgra_decl.viewer.model.tables import values_csv
 from comgra_decl.viewer.model.values import ValuesPicture, values_picture
 from comgra_decl.viewer.palette import RED, signed_faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
-from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image, put
+from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image, put, whole
+from comgra_decl.viewer.panes.hovering import CELL, SUBJECT
 from comgra_decl.viewer.panes.inline import inline
 
 _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
@@ -34,7 +34,7 @@ class ValuesPane(Pane):
 
     def build(self) -> Any:
         """Creates the figure: an image of the values and one of non-finite values."""
-        tooltips = [("row, column", "$y{0}, $x{0}"), ("value", "@image")]
+        tooltips = [SUBJECT, *CELL]
         self.frame = Frame(tooltips=tooltips, both=True, ticks=FEW)
         self._image = ColumnDataSource(dict(_EMPTY))
         self._broken = ColumnDataSource(dict(_EMPTY))
@@ -47,8 +47,7 @@ class ValuesPane(Pane):
         image(fig, self._broken, marks)
         fig.hover.renderers = [drawn]
         fig.ygrid.grid_line_color = None
-        fig.xaxis.formatter = BasicTickFormatter(use_scientific=False)
-        fig.yaxis.formatter = BasicTickFormatter(use_scientific=False)
+        fig.yaxis.formatter = whole()
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
@@ -70,6 +69,7 @@ class ValuesPane(Pane):
         if key != self._drawn:
             picture = values_picture(shown.view, slots_of(shown.view, at)[self._place], at)
             self.frame.title = _title(shown, self._place, picture)
+            self.frame.hover.name(named(at))
             self._draw(picture)
             self._drawn = key
 

@@ -39,7 +39,7 @@ def find(page: Any, text: str) -> None:
 
 
 def test_the_page_opens_with_everything_in_view_on_a_laptop(viewer: Callable[..., Any]) -> None:
-    page = viewer(viewport={"width": 1280, "height": 720})
+    page = viewer("?section=inspect&node=embed", viewport={"width": 1280, "height": 720})
     shows(page, step=11)
     for node in ("input", "embed", "head", "head.weight", "loss"):
         assert page.locator(f'.node[data-id="{node}"]').count() == 1

@@ -99,7 +99,7 @@ def test_a_view_that_fails_is_alone_in_that(root: Path, file: Path) -> None:
     assert not pane._problem.visible
     write(file, GOOD)
     dashboard.poll()
-    assert shown(pane)[1] == "std"
+    assert shown(pane)[1] == "mean"
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,7 @@ def test_the_graph_is_painted_with_the_statistic(dashboard: Any) -> None:
 
 
 def test_rows_of_the_tables_choose(dashboard: Dashboard) -> None:
+    dashboard.change(node="embed")
     table = inspect(dashboard)[0].view
     table._handle_msg({"send": "statistic:l2"})
     assert dashboard.state.statistic == "l2"

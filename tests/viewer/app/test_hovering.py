@@ -1,0 +1,169 @@
+"""Tooltips name the tensor and write numbers as the page does; heat maps have a readable legend."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from bokeh.models import NoOverlap
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comgra_decl.viewer.model.colour_bar import bar_ticks, tick_text
+from comgra_decl.viewer.model.graph import Scale
+from comgra_decl.viewer.model.numbers import count, number
+from comgra_decl.viewer.model.overview import overview
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.selection import Selection, resolve
+from comgra_decl.viewer.model.series import Curve, band
+from comgra_decl.viewer.panes.figures import Frame
+from comgra_decl.viewer.panes.hovering import NUMBER, marked
+
+WRITTEN = re.compile(r"\u2212?\d(\.\d+)?\d*(e\u2212?\d+)?|\u2212?\d+(\.\d+)?|NaN")
+SECTIONS = {
+    "overview": {"tensor", "step", "value", "type"},
+    "inspect": {"tensor", "step", "value", "row", "column"},
+    "values": {"tensor", "row", "column", "value"},
+    "compare": {"tensor", "side", "step", "value"},
+    "kpis": {"tensor", "type", "step", "value"},
+}
+
+
+def rows(page: Any) -> list[tuple[str, str]]:
+    """Returns label and text of each row of the visible tooltips."""
+    labels, texts = (
+        page.locator(f".bk-tooltip-row-{part} >> visible=true").all_inner_texts()
+        for part in ("label", "value")
+    )
+    return [(a.strip(": "), b.strip()) for a, b in zip(labels, texts, strict=True)]
+
+
+def hovered(page: Any, figure: Any, x: float, y: float) -> list[tuple[str, str]]:
+    """Moves the pointer into a figure, at shares of its width and height."""
+    box = figure.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * x - 2, box["y"] + box["height"] * y)
+    page.mouse.move(box["x"] + box["width"] * x, box["y"] + box["height"] * y)
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))")
+    return rows(page)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_figure_says_what_is_under_the_pointer(
+    viewer: Callable[..., Any], section: str
+) -> None:
+    page = viewer(
+        f"?run=group/small&section={section}&node=embed&step=4", ".bk-Figure >> visible=true",
+        viewport={"width": 1600, "height": 1000},
+    )  # fmt: skip
+    figures = page.locator(".bk-Figure >> visible=true").all()
+    told = [
+        next((f for x in (0.5, 0.62, 0.4, 0.7) for y in (0.5, 0.35, 0.65)
+              if (f := hovered(page, figure, x, y))), [])
+        for figure in figures
+    ]  # fmt: skip
+    assert any(told)
+    for found in filter(None, told):
+        assert {label for label, _ in found} <= SECTIONS[section]
+        assert all(text for _, text in found), found
+        assert dict(found)["tensor"]
+        for label, text in found:
+            if label == "value":
+                assert WRITTEN.fullmatch(text) or text in ("not recorded", "NaN or infinite"), text
+    texts = [text for found in told for label, text in found if label == "value"]
+    assert not any(re.fullmatch(r"0\.0+", text) for text in texts)
+
+
+@pytest.mark.browser
+def test_the_overview_tells_gaps_from_what_is_not_finite(viewer: Callable[..., Any]) -> None:
+    page = viewer("?section=overview&node=embed&step=4", ".bk-Figure >> visible=true")
+    figure = page.locator(".bk-Figure >> visible=true").first
+    texts = {
+        dict(found)["value"]
+        for x in (0.35, 0.5, 0.82)
+        for y in np.linspace(0.12, 0.85, 24)
+        if (found := hovered(page, figure, x, float(y))) and "value" in dict(found)
+    }
+    assert {"not recorded", "NaN or infinite"} <= texts
+
+
+@pytest.mark.browser
+def test_a_browser_writes_numbers_as_python_does(page: Any) -> None:
+    rng = np.random.default_rng(3)
+    values = (rng.normal(size=400) * 10.0 ** rng.integers(-12, 12, 400)).tolist()
+    values += [0.0, 1.0, -0.25, 0.001, 9999.4, 4.2e-06, 1e4]
+    page.goto("about:blank")
+    written = page.evaluate(
+        f"(values) => {{ {NUMBER}; return values.map((v) => number(v)) }}", values
+    )
+    exact = [a == b for a, b in zip(written, map(number, values), strict=True)]
+    assert sum(exact) >= len(values) - 1  # halves may be rounded to either side
+    steps = [0, 7, 1000, 1234567]
+    counted = page.evaluate(f"(values) => {{ {NUMBER}; return values.map(counted) }}", steps)
+    assert counted == [count(step) for step in steps]
+
+
+def test_marks_of_a_heat_map_are_not_nan() -> None:
+    values = np.array([[1.0, math.nan, math.nan]])
+    broken = np.array([[math.nan, math.nan, 1.0]])
+    assert marked(values, broken).tolist() == [[1.0, -math.inf, math.inf]]
+
+
+@pytest.mark.parametrize(
+    ("scale", "texts"),
+    [
+        (Scale(0.0, 1.0), ["0", "0.2", "0.4", "0.6", "0.8", "1"]),
+        (Scale(-2.0, 2.0, diverging=True), ["\u22122", "\u22121", "0", "1", "2"]),
+        (Scale(1e-6, 1.0, logarithmic=True), ["1e\u22126", "1e\u22124", "0.01", "1"]),
+        (Scale(3.0, 3.0), ["3"]),
+    ],
+)
+def test_a_colour_bar_has_round_ticks(scale: Scale, texts: list[str]) -> None:
+    assert list(bar_ticks(scale).values()) == texts
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-9, 1e9))
+def test_ticks_of_a_colour_bar_are_few_and_on_it(low: float, span: float) -> None:
+    ticks = bar_ticks(Scale(low, low + span))
+    assert len(ticks) <= 7
+    assert all(0.0 <= place <= 1.0 for place in ticks)
+
+
+def test_ticks_have_no_trailing_zeros() -> None:
+    assert [tick_text(v) for v in (0.5, 4.2e-06, 100.0, 0.0)] == ["0.5", "4.2e\u22126", "100", "0"]
+
+
+def test_both_passes_have_the_same_lines_in_the_overview(view: RunView) -> None:
+    at = resolve(view, Selection(statistic="std"), {})
+    forward, gradient = (overview(view, at, pass_) for pass_ in ("forward", "grad"))
+    assert forward is not None
+    assert gradient is not None
+    assert forward.labels == gradient.labels
+    for shown, pass_ in ((forward, "forward"), (gradient, "grad")):
+        for line, slot in enumerate(shown.recorded):
+            assert (slot is None) == np.isnan(shown.values[line]).all() or slot is not None
+            assert slot is None or slot.pass_ == pass_
+    assert any(slot is None for slot in gradient.recorded)  # an input has no gradient
+
+
+def test_labels_of_steps_never_overlap() -> None:
+    axis: Any = Frame().figure.xaxis[0]
+    assert isinstance(axis.major_label_policy, NoOverlap)
+
+
+def test_line_and_band_have_the_same_gaps() -> None:
+    values = np.array([1.0, 2.0, np.nan, 3.0, np.nan, 5.0, 6.0])
+    line = Curve(np.arange(7) * 10, values, low=values - 0.5, high=values + 0.5)
+    x, low, high = band(line)
+    assert np.isfinite(np.concatenate([x, low, high])).all()
+    filled = [
+        (x[i], x[i + 1])
+        for i in range(len(x) - 1)
+        if x[i + 1] > x[i] and (high[i] > low[i] or high[i + 1] > low[i + 1])
+    ]
+    assert [(round(a), round(b)) for a, b in filled] == [(0, 10), (30, 30), (50, 60)]
+    assert band(Curve(np.arange(2), np.ones(2)))[0].size == 0

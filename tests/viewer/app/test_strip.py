@@ -1,0 +1,255 @@
+"""The page opens on the answer: a verdict in one line, and a walk through the evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from comgra_decl.query import open_run
+from comgra_decl.rules import Diagnosis, Finding, Link, Place, Reading, Unchecked, health
+from comgra_decl.viewer.dashboard import Dashboard
+from comgra_decl.viewer.model.catalogue import Catalogue
+from comgra_decl.viewer.model.fitting import fitting
+from comgra_decl.viewer.model.headline import Headline, about, counted, headline_of, tab_counts
+from comgra_decl.viewer.model.opening import opening
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.selection import Selection, resolve
+from comgra_decl.viewer.model.series import Curve
+from comgra_decl.viewer.model.story import story_of, svg_of
+from comgra_decl.viewer.model.verdicts import Found, found, look
+from comgra_decl.viewer.model.walk import walk_of, walk_place
+from tests.support.fake_run import FakeRun
+from tests.viewer.app.conftest import BROKEN_FROM
+
+LAST = 90
+
+
+def finding(severity: Any = "error", **fields: Any) -> Finding:
+    fields = {"rule": "dead_units", "first_step": 3, "last_step": LAST, "message": "All are 0.",
+              "advice": "Look.", "place": Place("embed"), **fields}  # fmt: skip
+    return Finding(severity=severity, **fields)
+
+
+def said(diagnosis: Diagnosis | None, *, live: bool = False, **fields: Any) -> Headline:
+    return headline_of(Found(diagnosis, **fields), live=live, last=LAST)
+
+
+def everything_checked() -> Diagnosis:
+    """Returns a diagnosis whose every question is answered with yes."""
+    names = [name for question in (c.question for c in health(Diagnosis([], [], [], 9)))
+             for name in question.named]  # fmt: skip
+    return Diagnosis([], [], names, 9)
+
+
+@pytest.fixture
+def looked(fake: FakeRun) -> RunView:
+    """A run with NaN from step 9 on, recorded without rules and looked at since."""
+    view = RunView(open_run(fake.path))
+    assert look(view).wait(60)
+    return view
+
+
+def test_findings_are_counted_worst_first_and_the_first_is_named() -> None:
+    found_ = [finding(), finding("warning", rule="a"), finding("warning", rule="b")]
+    line = said(Diagnosis(found_, [], [], 9, readings={"falling": Reading("loss 2 \u2192 1")}))
+    assert (line.tone, line.lead) == ("error", "1 error, 2 warnings")
+    assert line.text == "dead units at embed since step 3"
+    assert line.numbers == "loss 2 \u2192 1"
+    assert counted([finding("hint"), finding()]) == "1 error, 1 hint"
+
+
+def test_the_tone_is_that_of_the_worst_finding_even_if_another_explains_it() -> None:
+    cause, effect = finding("warning", outcome="error"), finding(because="dead_units", rule="x")
+    assert said(Diagnosis([cause, effect], [], [], 9)).tone == "error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "dead units at embed since step 3"),
+        ({"last_step": 40}, "dead units at embed steps 3 to 40"),
+        ({"last_step": 3}, "dead units at embed at step 3"),
+        ({"place": None}, "dead units since step 3"),
+        ({"after_step": 0}, "dead units at embed between steps 1 and 3, until step 90"),
+    ],
+)
+def test_a_finding_is_said_in_one_line(fields: dict[str, Any], text: str) -> None:
+    assert about(finding(**fields), LAST) == text
+
+
+def test_it_is_green_only_if_every_check_was_made() -> None:
+    whole = everything_checked()
+    assert said(whole).tone == "good"
+    assert said(whole, live=True).lead == "No findings so far"
+    one = whole.checked[0]
+    less = replace(whole, checked=whole.checked[1:], unchecked=[Unchecked(one, "no records")])
+    line = said(less)
+    assert line.tone == "neutral"
+    assert line.text.startswith("1 of ")
+    assert "could not be made" in line.text
+    assert said(replace(whole, damage=("record 3",))).tone == "neutral"
+
+
+def test_numbers_that_say_no_are_not_green() -> None:
+    grows = Reading("loss 2.27 \u2192 3.60", "poor")
+    line = said(replace(everything_checked(), readings={"falling": grows}))
+    assert line.tone == "warning"
+    assert "Does the loss fall? loss 2.27 \u2192 3.60" in line.text
+
+
+def test_a_run_that_no_rule_has_checked_says_so_and_offers_a_check() -> None:
+    assert said(None).unasked
+    assert said(None).tone == "neutral"
+    assert "Checking" in said(None, looking=True).lead
+    assert said(Diagnosis([], [], [], 0)).unasked
+    assert said(None, problem="OSError: torn").text == "OSError: torn"
+
+
+def test_a_page_opens_at_the_worst_finding_or_else_at_the_loss(fake: FakeRun) -> None:
+    view = RunView(open_run(fake.path))
+    assert opening(view) == {"node": "loss", "role": "output", "iteration": 0}
+    assert look(view).wait(60)
+    first = next(f for f in _findings(view) if f.place is not None)
+    assert first.place is not None
+    at = opening(view)
+    assert (at["node"], at["step"]) == (first.place.node, first.first_step)
+    assert opening(view, step=2)["step"] == 2
+
+
+def test_a_link_that_names_a_node_opens_there(root: Path) -> None:
+    assert Dashboard(Catalogue(root), query="?node=embed").state.node == "embed"
+    at = Dashboard(Catalogue(root), query="?step=4").state
+    assert (at.node, at.step) == ("loss", 4)
+
+
+def test_tabs_count_what_there_is(looked: RunView) -> None:
+    counts = tab_counts(looked)
+    findings = _findings(looked)
+    assert counts["findings"] == (str(len(findings)), findings[0].severity)
+    assert counts["kpis"][0] == str(looked.run.kpis()["name"].nunique())
+    assert "notes" not in counts  # there are none
+
+
+def test_a_walk_goes_from_the_problem_along_the_chain_to_the_advice(looked: RunView) -> None:
+    chain = (Link(Place("embed"), 2, "dead_units"), Link(Place("head"), 4, "all_zero"))
+    one = finding(place=Place("head"), chain=chain, evidence={"share": 0.25},
+                  others=(Place("cell", "output", 1),), also=3)  # fmt: skip
+    stops = walk_of(looked, one)
+    assert [stop.title for stop in stops] == ["head", "embed", "cell, iteration 1", "What to do"]
+    assert stops[0].sentences[0] == one.message
+    assert "probable cause: dead units from step 2" in stops[1].sentences[0]
+    assert "3 other tensors" in stops[2].sentences[0]
+    assert stops[-1].sentences == ("Look.", "Measured: share 0.2500.")
+    assert all(sentence.endswith(".") for stop in stops for sentence in stop.sentences)
+
+
+def test_without_a_chain_it_compares_with_the_tensors_that_feed_it(
+    fake: FakeRun, looked: RunView
+) -> None:
+    one = finding(place=Place("blocks.0.mlp.fc2"), first_step=4)
+    stops = walk_of(looked, one)
+    assert stops[1].title == "blocks.0.mlp.fc1"
+    slot = next(s for s in fake.slots if s.key == ("blocks.0.mlp.fc1", "output", 0, "forward"))
+    tensor = fake.tensor(slot, 4)
+    lowest = tensor.reshape(len(tensor), -1).min(axis=1).mean()
+    assert f"{abs(lowest):.4g}"[:5] in stops[1].sentences[0]
+
+
+def test_a_finding_about_the_loss_shows_the_loss(looked: RunView) -> None:
+    stops = walk_of(looked, finding(place=None, rule="loss_spike"))
+    assert stops[0].title == "The loss"
+    assert '"kpis"' in stops[0].send
+
+
+def test_walking_moves_the_page_and_closing_restores_its_colours(looked: RunView) -> None:
+    root = Path(str(looked.run.path)).parents[1]
+    dashboard = Dashboard(Catalogue(root), query="?node=embed&step=2&colour=forward")
+    assert dashboard._view is not None
+    assert look(dashboard._view).wait(60)
+    dashboard.poll()
+    strip = dashboard.screen.strip.view
+    assert "Show me" in strip.html
+    strip._handle_msg({"send": "show"})
+    state = dashboard.state
+    assert (state.section, state.step) == ("inspect", BROKEN_FROM)
+    assert state.colour == "rule:nonfinite"
+    assert walk_place(state.walk) == (0, 0)
+    strip._handle_msg({"send": "next"})
+    assert walk_place(state.walk) == (0, 1)
+    strip._handle_msg({"send": "back"})
+    strip._handle_msg({"send": "close"})
+    assert (state.walk, state.colour) == ("", "forward")
+    while True:  # the last stop ends it
+        strip._handle_msg({"send": "next" if state.walk else "show"})
+        if "Done" in strip.html:
+            break
+    strip._handle_msg({"send": "next"})
+    assert state.walk == ""
+
+
+def test_an_exported_walk_is_one_page_that_needs_nothing_else(looked: RunView) -> None:
+    worst = _findings(looked)[0]
+    hostile = replace(worst, message='<script>alert("1")</script> & more')
+    stops = walk_of(looked, hostile)
+    line = headline_of(found(looked), live=False, last=11)
+    page = story_of(looked, stops, hostile, run="group/small", said=line).decode()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert not any(sign in page for sign in ("http:", "https:", "url(", "src=", "@import"))
+    assert page.count("<li") == len(stops)
+
+
+def test_a_drawing_breaks_where_nothing_was_recorded() -> None:
+    values = np.array([1.0, 2.0, np.nan, 3.0])
+    line = Curve(np.arange(4), values, bounds=(0.0, 4.0))
+    drawn = svg_of(line, 1, label="a < b").partition('d="M')[2]
+    path = svg_of(line, 1, label="").partition('stroke-linecap="round" d="')[2].partition('"')[0]
+    assert path.count("M") == 2
+    assert path.count("L") == 1
+    assert drawn
+
+
+def test_the_first_statistic_fits_the_tensor(view: RunView) -> None:
+    shapes = {slot.id: slot for slot in view.slots.values()}
+    one = next(iter(shapes.values()))
+    cases = {
+        ("mean", "mean"): replace(one, kind="loss", shape=(), batch_dim=None),
+        ("mean", "std"): replace(one, kind="computed", shape=(64, 1), batch_dim=0),
+        ("std", "mean"): replace(one, kind="computed", shape=(64, 5), batch_dim=0),
+    }
+    for expected, slot in cases.items():
+        fit = fitting(view, slot)
+        assert (fit.statistic, fit.batch) == expected
+    scalar = replace(one, kind="parameter", shape=(1,), batch_dim=None)
+    assert fitting(view, scalar).statistic == "mean"
+    per_sample_loss = replace(one, kind="loss", shape=(64,), batch_dim=0)
+    assert fitting(view, per_sample_loss).batch == "mean"
+
+
+def test_a_chosen_statistic_stays_and_an_automatic_one_follows_the_tensor(view: RunView) -> None:
+    at = resolve(view, Selection(node="loss", auto_statistic=True, auto_batch=True), {})
+    assert (at.statistic, at.auto_statistic) == ("mean", True)
+    at = resolve(view, replace(at, node="embed", role=""), {})
+    assert (at.statistic, at.batch) == ("std", "mean")
+    at = resolve(view, replace(at, node="loss", role="", statistic="l2", auto_statistic=False), {})
+    assert (at.statistic, at.auto_statistic) == ("l2", False)
+
+
+def test_views_of_all_tensors_do_not_change_with_the_selected_one(view: RunView) -> None:
+    one, other = (
+        resolve(view, Selection(node=node, auto_statistic=True, auto_batch=True), {}).wide
+        for node in ("loss", "embed")
+    )
+    assert (one.statistic, one.batch) == (other.statistic, other.batch) == ("std", "mean")
+    mine = Selection(statistic="max", batch="2")
+    assert mine.wide == mine
+
+
+def _findings(view: RunView) -> list[Finding]:
+    diagnosis = found(view).diagnosis
+    assert diagnosis is not None
+    return diagnosis.findings

@@ -1,0 +1,54 @@
+"""The statistic that is shown first, chosen to fit the tensor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from comgra_decl.viewer.model.runview import RunView, Slot
+
+GENERAL = "std", "mean"
+"""Statistic and aggregate shown first where all tensors are compared (heat maps, graph colours).
+
+The spread of the values of a sample tells dead, exploding and healthy tensors apart whatever their
+kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """A statistic of the values of a sample, its aggregate over the batch, and the reason."""
+
+    statistic: str
+    batch: str
+    why: str
+
+
+_LOSS = Fitting("mean", "mean", "a loss is shown by its value")
+_ONE = Fitting("mean", "mean", "it holds one value")
+_ONE_EACH = Fitting("mean", "std", "each sample holds one value, so only the batch has a spread")
+_MANY = Fitting(*GENERAL, "a sample holds several values")
+
+
+def fitting(view: RunView, slot: Slot | None) -> Fitting:
+    """Returns what to show of a tensor until the user chooses.
+
+    The mean of a loss or of any single number; the spread over the batch if each sample holds one
+    value (shape [B] or [B, 1]), because its spread within a sample is always 0; else the spread of
+    the values of a sample. Falls back to the first recorded statistic.
+    """
+    fit = _MANY if slot is None else _fit(slot)
+    known = view.run.statistics
+    if fit.statistic in known:
+        return fit
+    general = next((name for name in (*GENERAL, *known) if name in known), "")
+    return Fitting(general, "mean", "the run has no statistic that fits better")
+
+
+def _fit(slot: Slot) -> Fitting:
+    if slot.kind == "loss":
+        return _LOSS
+    batch = slot.batch_dim
+    each = [size for dim, size in enumerate(slot.shape) if dim != batch]
+    if math.prod(each) != 1:
+        return _MANY
+    return _ONE if batch is None else _ONE_EACH
