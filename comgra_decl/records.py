@@ -236,6 +236,7 @@ with "shape", "dtype" and "slot"). "slot" is the iteration of the node `target` 
 None for a prediction that a model returned, in any shape, and for a target that was not recorded.
 "made_by" of a prediction is the function that computed its values, as named by autograd ("Softmax",
 "Addmm"), and "dim" is the dimension of a softmax whose result is passed to the call unchanged.
+"weights" are the weights of classes, if they are in the memory of the host.
 """
 
 PREDICTION = "prediction"
@@ -243,6 +244,18 @@ PREDICTION = "prediction"
 
 BATCH_SOFTMAXES = "batch_softmaxes"
 """Fact of the first records: the shapes of tensors [batch, ...] with a softmax over the batch."""
+
+ATTENTIONS = "attentions"
+"""Fact of the first records: the attention calls of a step, in order, at most 16.
+
+Each is a dict: "function" (`softmax` over the last of two dimensions of equal size,
+`scaled_dot_product_attention` or `multi_head_attention_forward`) and "shape" of its weights,
+[batch, heads, queries, keys] or what a softmax gets. If queries and keys are equally many, "future"
+and "past" are the shares of the weight, or of what the mask allows, that belong to later and to
+earlier positions than the query's. If the model's input is tokens at the same positions,
+"tokens_seen" is the number of different tokens that any query sees, and "tokens_unseen" that of
+different tokens at positions that no query sees.
+"""
 
 MODES = "modes"
 """Fact of a record: for each model that was called with gradients, by node, whether it was in
@@ -252,7 +265,8 @@ OPTIMIZERS = "optimizers"
 """Fact of a record: the optimizers that stepped, in order.
 
 Each is a dict: "class" and "groups", one dict per parameter group with "lr", "weight_decay",
-"momentum", "betas" (where the optimizer has them and they are numbers) and "parameters" (a count).
+"initial_lr", "momentum", "betas" (where the optimizer has them and they are numbers) and
+"parameters" (a count).
 """
 
 RESUMED = "resume"

@@ -38,7 +38,7 @@ def write(figures: dict[str, Any]) -> None:
 def tables(figures: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     machine = figures["machine"]
-    busy = " **The machine was busy: the times are upper bounds.**"
+    busy = " **The machine was busy, so the times are upper bounds.**"
     load = busy * (machine["load_before"] > _QUIET)
     lines = ["| | | median | p95 | target | of |", "|---|---|---:|---:|---:|---:|"]
     for name in _TITLES:

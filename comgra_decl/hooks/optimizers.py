@@ -49,6 +49,15 @@ class Optimizers:
         known = (o for reference in self._known.values() if (o := reference()) is not None)
         return {number for optimizer in known for number in _parameters(optimizer)}
 
+    def holders(self) -> dict[int, list[int]]:
+        """Return, by the id of each held parameter, the numbers of the optimizers that hold it."""
+        found: dict[int, list[int]] = {}
+        known = [o for reference in self._known.values() if (o := reference()) is not None]
+        for number, optimizer in enumerate(known):
+            for parameter in dict.fromkeys(_parameters(optimizer)):
+                found.setdefault(parameter, []).append(number)
+        return found
+
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Returns the id of each known optimizer and the number of parameters it holds."""
         sizes = []

@@ -115,6 +115,7 @@ class Scene:
         clipping: whether their gradients are clipped.
         batch_softmaxes: shapes [batch, ...] of the tensors to which a softmax over the batch was
             applied.
+        attentions: the attention calls of the first records (see `records.ATTENTIONS`).
         records: number of training records so far.
         evaluations: number of evaluation records so far.
         last_step: step of the newest record or metric value; -1 before the first.
@@ -133,6 +134,7 @@ class Scene:
     rates: LearningRates = field(default_factory=LearningRates)
     clipping: Clipping = field(default_factory=Clipping)
     batch_softmaxes: list[tuple[int, ...]] = field(default_factory=list)
+    attentions: list[dict[str, Any]] = field(default_factory=list)
     records: int = 0
     evaluations: int = 0
     last_step: int = -1

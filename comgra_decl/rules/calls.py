@@ -75,12 +75,14 @@ class LossCall:
             for a tensor.
         prediction: the tensor that is compared.
         target: the tensor that it is compared with.
+        weights: the weight of each class, or of positive samples; empty if unknown.
     """
 
     function: str
     arguments: tuple[tuple[str, Any], ...]
     prediction: Operand
     target: Operand
+    weights: tuple[float, ...] = ()
 
     def argument(self, name: str, default: Any = None) -> Any:
         """Returns an argument of the call by name, or `default` if the call lacks it."""
@@ -116,6 +118,7 @@ def loss_calls(facts: Mapping[str, Any]) -> Iterator[LossCall]:
                 tuple(sorted((str(k), v) for k, v in dict(call["arguments"]).items())),
                 _operand(call["prediction"]),
                 _operand(call["target"]),
+                tuple(float(w) for w in call.get("weights") or ()),
             )
         except (KeyError, TypeError, ValueError):
             continue

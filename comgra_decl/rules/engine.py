@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from comgra_decl.records import BATCH_SOFTMAXES, OPTIMIZERS, SlotInfo, Structure
+from comgra_decl.records import ATTENTIONS, BATCH_SOFTMAXES, OPTIMIZERS, SlotInfo, Structure
 from comgra_decl.rules.base import Rule, Scene, Seen, SlotRule
 from comgra_decl.rules.calls import loss_calls
 from comgra_decl.rules.causes import Causes, Unusual
@@ -134,6 +134,8 @@ class Engine:
                     known[call] = Seen(step, step, 1)
             self.scene.optimizers = list(facts.get(OPTIMIZERS) or self.scene.optimizers)
             self.scene.rates.add(step, facts.get(OPTIMIZERS) or ())
+            if len(self.scene.attentions) < _MOST_CALLS:
+                self.scene.attentions += facts.get(ATTENTIONS) or ()
             softmaxes = {tuple(shape) for shape in facts.get(BATCH_SOFTMAXES) or ()}
             self.scene.batch_softmaxes += softmaxes - {*self.scene.batch_softmaxes}
 

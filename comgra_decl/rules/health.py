@@ -143,9 +143,9 @@ CHECKLIST = (
 """All questions, in their order."""
 
 _UNSEEN = (
-    "Problems that no rule can detect: targets that leak into inputs, samples that are in both the "
-    "training and the validation data, consistently wrong labels, and data that differ from those "
-    "in production."
+    "Problems that no rule can detect: targets that leak into inputs in part, samples that are "
+    "in both the training and the validation data, consistently wrong labels, and data that differ "
+    "from those in production."
 )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from comgra_decl.rules.activations.dead import DeadUnits
+from comgra_decl.rules.activations.spread import PoorInitialisation
 from comgra_decl.rules.data.evaluation import EvaluationGap
 from comgra_decl.rules.data.targets import Unshuffled
 from comgra_decl.rules.gradients.exploding import ExplodingGradient
@@ -87,7 +88,7 @@ def test_a_learned_weight_of_the_loss_may_make_it_negative(learned: bool) -> Non
     tape.loss_call("cross_entropy", logits, target)
     for _ in range(5):
         tape.record({logits: RNG.normal(size=(8, 10)), target: np.arange(8), loss: 1.0})
-    tape.losses([2.3 - 0.1 * step for step in range(100)])
+    tape.losses((2.3 - 0.1 * np.arange(100)).tolist())
     assert len(tape.findings(NegativeLoss())) == (not learned)
 
 
@@ -198,3 +199,19 @@ def test_a_jump_that_is_over_at_the_next_step_is_that_of_a_batch(
     tape.losses(values.tolist())
     (found,) = tape.findings(LossSpike(), window=window)
     assert (found.severity, found.first_step) == (severity, 120)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_large_layer_may_reach_its_normalization_through_a_container(normalized: bool) -> None:
+    """As in vision transformers, whose patch embedding contains the layer and reshapes it."""
+    tape = Tape()
+    names = ["patches.projection", "patches", "norm", "a", "b", "c"]
+    kinds = ["Linear", "Patches", "LayerNorm" if normalized else "Identity", *["Linear"] * 3]
+    slots = [tape.slot(n, (8, 6), class_=c) for n, c in zip(names, kinds, strict=True)]
+    for name in ("patches.projection", "a", "b", "c"):
+        tape.slot(name, (6, 6), role="weight", kind="parameter")
+    tape.graph([(k, k + 1) for k in range(5)])
+    wave = RNG.normal(size=(8, 6))
+    for _ in range(5):
+        tape.record({s: wave * (50 if s < 2 else 1) for s in slots})
+    assert len(tape.findings(PoorInitialisation())) == (not normalized)

@@ -78,6 +78,7 @@ class StepCapture:
         self.loss_calls: list[dict[str, Any]] = []  # facts of the calls that got a target
         self.modes: dict[str, bool] = {}  # whether each model was called in training mode
         self.batch_softmaxes: list[list[int]] = []  # shapes of those over the batch
+        self.attentions: list[dict[str, Any]] = []  # facts of attention calls
         self.optimizers: list[dict[str, Any]] = []  # facts of those that have stepped
         self.said: dict[str, Any] = {}  # what the program said of the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
@@ -104,6 +105,7 @@ class StepCapture:
         self.loss_calls = []
         self.modes = {}
         self.batch_softmaxes = []
+        self.attentions = []
         self.optimizers = []
         self.batch_size = None
         self.cost = 0.0

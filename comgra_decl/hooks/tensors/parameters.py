@@ -422,7 +422,7 @@ def _look_again(plan: TensorPlan, parameter: torch.Tensor) -> None:
     plan.look = Written.at(parameter) if is_there(parameter) else None
 
 
-_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "maximize")
+_OPTIONS = ("lr", "initial_lr", "weight_decay", "momentum", "betas", "maximize")
 """Options of parameter groups that are stored as facts of a record."""
 
 

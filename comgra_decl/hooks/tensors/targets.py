@@ -34,6 +34,8 @@ _SHAPE_ONLY = ("_like", "new_", "_as")
 _NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_")
 _MOST_CALLS = 16
 """Maximum number of calls per record whose facts are stored; a step rarely has more losses."""
+_MOST_CLASSES = 64
+"""Maximum number of classes whose weights are facts of a loss call."""
 _MOST_KNOWN = 256
 """Calls whose facts are kept for later records; sizes may keep changing."""
 _WITHOUT_RESULT = frozenset({"backward", "register_hook", "_record_function_enter_new"})
@@ -253,7 +255,9 @@ class Targets(modes.OwnMode):
         key = None if like is None else (like, read, number)
         facts = self._facts.get(key)
         if facts is None:
+            weights = _class_weights(args, kwargs)
             facts = {
+                **({"weights": weights} if weights else {}),
                 "function": getattr(func, "__name__", type(func).__name__),
                 "arguments": plain_arguments(func, args, kwargs),
                 "prediction": {**form_of(prediction), **origin_of(prediction), "slot": read},
@@ -306,6 +310,15 @@ class Targets(modes.OwnMode):
         if self._graph is not None:
             self._graph.trace(slot, tensor)
         return number
+
+
+def _class_weights(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
+    """Returns the class weights passed to a loss, if they are in the memory of the host."""
+    given = kwargs.get("pos_weight")
+    given = kwargs.get("weight", args[2] if len(args) > 2 else None) if given is None else given
+    if not isinstance(given, torch.Tensor) or given.device.type != "cpu" or given.requires_grad:
+        return []
+    return given.tolist() if given.dim() == 1 and given.numel() <= _MOST_CLASSES else []
 
 
 def _numbered(slots: list[Slot], number: int, node: str, role: str, kind: str) -> Slot:

@@ -194,12 +194,29 @@ def _embeds(module_class: str) -> bool:
 
 
 def _normalized(scene: Scene) -> set[int]:
-    """Returns the slots used only by normalization layers, according to the graphs so far."""
-    infos = scene.table.infos
-    sinks: dict[int, list[int]] = {}
-    for sink, sources in sources_of(scene).items():
-        for source in sources:
-            sinks.setdefault(source, []).append(sink)
-    return {
-        source for source, its in sinks.items() if all("Norm" in infos[s].module_class for s in its)
-    }
+    """Returns the slots that enter only normalization layers, by the graphs so far.
+
+    They may do so through modules that only pass on or reshape one tensor, such as the patch
+    embedding that contains the layer.
+    """
+    infos, sources = scene.table.infos, sources_of(scene)
+    weighted = {node for node, _ in scene.parameters}
+    sinks: dict[int, set[int]] = {}
+    for sink, its in sources.items():
+        for source in its:
+            sinks.setdefault(source, set()).add(sink)
+    found: set[int] = set()
+    grew = True
+    while grew:
+        passed = {s for s in found if infos[s].key.node not in weighted and _single(sources, s)}
+        more = {
+            source
+            for source, its in sinks.items()
+            if all("Norm" in infos[s].module_class or s in passed for s in its)
+        }
+        grew, found = bool(more - found), found | more
+    return found
+
+
+def _single(sources: dict[int, list[int]], slot: int) -> bool:
+    return len(set(sources.get(slot, ()))) == 1

@@ -135,7 +135,7 @@ class InputScale(SlotRule):
         "because models train well on pixels in 0 to 1, but it reports pixels in 0 to 255."
     )
     advice = "Subtract the mean and divide by the standard deviation of the training data."
-    explained_by = ("nonfinite",)
+    explained_by = ("nonfinite", "uneven_columns", "placeholder_values")
     Parameters = InputParameters
     statistics = ("abs_mean", "mean", "std")
     evidence = "mean magnitude"

@@ -73,6 +73,12 @@ class LossNotFalling(CurveRule):
         "loss_diverges",
         "probabilities_as_logits",
         "shrinking_weight",
+        "batch_as_time",
+        "wrong_positions",
+        "learning_rate_schedule",
+        "lost_updates",
+        "flat_logits",
+        "inverted_weights",
     )
     Parameters = FlatParameters
 

@@ -89,6 +89,13 @@ class NoBetterThanGuessing(CurveRule):
         "probabilities_as_logits",
         "shrinking_weight",
         "repeated_batch",
+        "batch_as_time",
+        "wrong_positions",
+        "learning_rate_schedule",
+        "tiny_clipping",
+        "lost_updates",
+        "flat_logits",
+        "inverted_weights",
     )
     Parameters = GuessingParameters
 

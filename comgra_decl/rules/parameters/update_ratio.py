@@ -134,7 +134,12 @@ class SmallUpdate(SlotRule):
         "float32 is 6e-8."
     )
     advice = "Raise the learning rate, or find out why the gradients are so small."
-    explained_by = ("vanishing_gradient", "untrained_parameter", "gradient_scale")
+    explained_by = (
+        "vanishing_gradient",
+        "untrained_parameter",
+        "gradient_scale",
+        "lost_updates",
+    )
     Parameters = SmallParameters
     of_state = True
     statistics = ("l2",)
