@@ -123,7 +123,7 @@ which are computed for 262,144 samples at a time. Together, this is at most 64 M
 Some tensors must be copied before they are read: tensors whose samples are not contiguous in memory
 (strided slices, expanded tensors, a batch dimension that is not the first), complex tensors (as
 magnitudes), and tensors of dtypes that the kernels cannot read (unsigned integers of 16 bits or
-more, float8). Copies of more than 16 MiB are made in parts of 2 million elements, which torch
+more, float8). Copies of more than 16 MiB are made in parts of a million elements, which torch
 operations read; each part is freed before the next is copied. Smaller copies take at most 16 MiB at
 a time. `update` keeps a copy of each parameter during the optimizer step, when the activations are
 already freed.

@@ -75,8 +75,8 @@ _MOST_HELD, _MOST_BYTES_HELD = 64, 16 << 20
 
 _MOST_COPIED = 16 << 20
 """Bytes above which a tensor that must be copied to be read is copied in parts."""
-_PART = 1 << 21
-"""Elements of such a part: 8 or 16 MiB."""
+_PART = 1 << 20
+"""Elements of such a part: 4 or 8 MiB; reading it takes as much again."""
 
 _ROUNDING = 1e-5  # relative; float32 lanes add up to 64 numbers
 

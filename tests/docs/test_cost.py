@@ -54,17 +54,20 @@ def test_the_memory_that_a_record_takes_on_a_device_is_limited_as_the_page_says(
     parts, tables = fused._MOST_LIVE, fused._MOST_TABLES
     held = copied = device._MOST_BYTES_HELD
     row = RAW_STATISTICS * 8
+    part = device._PART * 8  # in float64, and a centred copy of it
     # one tensor beyond the parts: rows for all its samples, or those computed at a time
     largest = max(moments.MOST_ROWS, moments.CHUNK_ROWS) * row
+    assert 2 * part <= largest  # the two never occur at the same time
     assert parts + tables + held + copied + largest <= 64 * MIB
     text = " ".join(cost.PAGE.read_text().split())
     for said in (
         f"transferred in parts of {parts // MIB} MiB",
-        f"at most {held // MIB} MiB of small tensors are held",
-        f"the tables of what to read take {tables // MIB} MiB",
+        f"at most {held // MIB} MiB of small tensors are kept",
+        f"the tables of tensors to read take {tables // MIB} MiB",
         f"more than {moments.MOST_ROWS:,} samples, only the first {moments.KEPT:,} have",
         f"computed for {moments.CHUNK_ROWS:,} samples at a time",
-        f"at most {copied // MIB} MiB of copies exist at a time",
+        f"Smaller copies take at most {copied // MIB} MiB at a time",
+        f"Copies of more than {device._MOST_COPIED // MIB} MiB are made in parts",
         "Together, this is at most 64 MiB",
     ):
         assert said in text
