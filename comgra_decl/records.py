@@ -7,6 +7,7 @@ disk.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -50,6 +51,10 @@ class Piece(NamedTuple):
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
+
+
+AXIS_NAME = re.compile(r"[^\W\d][\w .-]{0,39}")
+"""What a name of an axis looks like."""
 
 
 class Axis(NamedTuple):

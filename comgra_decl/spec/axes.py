@@ -8,13 +8,14 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from comgra_decl.records import AXIS_NAME
+
 SAMPLE = "sample"
 """The batch dimension, which always comes first."""
 
 POOLED = frozenset({"depth", "height", "width", "length", "time", "query", "key"})
 """Axes along which neighbours resemble each other, so that their mean says something."""
 
-_NAME = re.compile(r"[^\W\d][\w .-]{0,39}")
 _SPACE = ("depth", "height", "width")
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _PROBABILITIES = re.compile(r"softmax|weights|attention|attn", re.IGNORECASE)
@@ -24,7 +25,7 @@ _ONE_DIMENSIONAL = re.compile(r"(Conv|Pool|BatchNorm|InstanceNorm).*1d")
 def checked_axes(names: list[str]) -> list[str]:
     """Returns the names if each can name an axis and none occurs twice."""
     for name in names:
-        if not _NAME.fullmatch(name):
+        if not AXIS_NAME.fullmatch(name):
             raise ValueError(f"{name!r} must be a word such as 'head', of at most 40 characters")
         if name == SAMPLE:
             raise ValueError("'sample' is always the batch dimension; name only the other dims")

@@ -7,10 +7,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from comgra_decl.records import Axis, StoredPreview
+from comgra_decl.records import AXIS_NAME, Axis, StoredPreview
 
 _HOW = ("all", "first", "mean")
-_LONGEST, _MOST_AXES = 80, 32
+_MOST_AXES = 32
 
 Index = dict[str, list[list[Any]]]
 """By array: [[axes, slots], ...], where axes are [[name, how, size], ...]."""
@@ -61,7 +61,7 @@ def check_previews(index: Any) -> None:
 def check_axis(axis: Any, kept: int) -> None:
     """Rejects an impossible axis of a preview that keeps `kept` entries along it."""
     name, how, size = axis
-    if not isinstance(name, str) or len(name) > _LONGEST or how not in _HOW:
+    if not isinstance(name, str) or not AXIS_NAME.fullmatch(name) or how not in _HOW:
         raise ValueError("an axis of a preview is invalid")
     if not _is_whole(size) or size < kept or (how == "all" and size != kept):
         raise ValueError("an axis of a preview has an impossible size")

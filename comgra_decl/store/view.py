@@ -26,8 +26,8 @@ from .layout import (
 from .meta import RunMeta
 from .parts import Part, cut
 from .plausible import check_depth, check_edges, check_facts, check_records
-from .salvage import Salvage, TooLargeError, reserve
 from .previews import find_preview
+from .salvage import Salvage, TooLargeError, reserve
 from .scalars import LOST as LOST_SCALAR
 from .scalars import ScalarReader
 from .sessions import Session, read_sessions, superseded
