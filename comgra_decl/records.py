@@ -53,6 +53,12 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
 
 
+SAMPLE = "sample"
+"""The axis of the batch dimension, which always comes first."""
+
+POOLED = frozenset({"depth", "height", "width", "length", "time", "query", "key"})
+"""Axes along which previews hold means, since neighbours resemble each other."""
+
 AXIS_NAME = re.compile(r"[^\W\d][\w .-]{0,39}")
 """What a name of an axis looks like."""
 

@@ -129,6 +129,8 @@ on it if the numbers were the same.
 ## Expensive options
 
 - `values: true` stores whole tensors; `values.max_elements` limits the size of each.
+- `preview` keeps up to 4 kB of each tensor, in every 20th record unless the spec says otherwise. In
+  records that have previews, small networks take noticeably longer; `preview: false` keeps none.
 - `keep` captures every step, which costs as much as recording it except for the storage.
 - Statistics that read a tensor again (quantiles, singular values, custom functions) take time for
   each tensor in each record.

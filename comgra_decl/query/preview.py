@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from comgra_decl.errors import UnknownNameError
-from comgra_decl.records import Axis, SlotInfo, StoredPreview
-from comgra_decl.spec.axes import SAMPLE, name_axes
+from comgra_decl.records import SAMPLE, Axis, SlotInfo, StoredPreview
+from comgra_decl.spec.axes import name_axes
 
 from .snapshot import Snapshot, named
 
@@ -117,6 +117,7 @@ def axis_names(slot: SlotInfo, dims: tuple[int, ...], *, whole_numbers: bool) ->
     return name_axes(
         dims,
         kind=slot.kind,
+        node=slot.key.node,
         role=slot.key.role,
         module_class=slot.module_class,
         whole_numbers=whole_numbers,

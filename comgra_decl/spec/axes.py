@@ -8,17 +8,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from comgra_decl.records import AXIS_NAME
-
-SAMPLE = "sample"
-"""The batch dimension, which always comes first."""
-
-POOLED = frozenset({"depth", "height", "width", "length", "time", "query", "key"})
-"""Axes along which neighbours resemble each other, so that their mean says something."""
+from comgra_decl.records import AXIS_NAME, SAMPLE
 
 _SPACE = ("depth", "height", "width")
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
-_PROBABILITIES = re.compile(r"softmax|weights|attention|attn", re.IGNORECASE)
+_WEIGHTS = re.compile(r"softmax|weights|prob|scores", re.IGNORECASE)
 _ONE_DIMENSIONAL = re.compile(r"(Conv|Pool|BatchNorm|InstanceNorm).*1d")
 
 
@@ -41,6 +35,7 @@ def name_axes(
     shape: Sequence[int],
     *,
     kind: str,
+    node: str,
     role: str,
     module_class: str,
     whole_numbers: bool = False,
@@ -52,6 +47,7 @@ def name_axes(
     Args:
         shape: sizes of the value dims.
         kind: kind of the tensor, as in the slot table ("parameter", "computed", ...).
+        node: name of the node.
         role: role of the tensor within its node.
         module_class: class of its module, "" if unknown.
         whole_numbers: whether it holds integers, such as token ids.
@@ -66,7 +62,8 @@ def name_axes(
     elif declared and len(declared) == number:
         names = tuple(declared)
     else:
-        names = _of_activation(shape, class_, role, whole_numbers, batched)
+        called = (class_, role, node.rpartition(".")[2])
+        names = _of_activation(shape, called, whole_numbers, batched)
     return names or tuple(f"dim {i}" for i in range(number))
 
 
@@ -82,21 +79,22 @@ def _of_parameter(number: int, class_: str) -> tuple[str, ...]:
 
 
 def _of_activation(
-    shape: Sequence[int], class_: str, role: str, whole_numbers: bool, batched: bool
+    shape: Sequence[int], called: tuple[str, ...], whole_numbers: bool, batched: bool
 ) -> tuple[str, ...]:
-    number = len(shape)
+    """Names the dims of an output or input; `called` are its class, role and node."""
+    number, class_ = len(shape), called[0]
+    weights = number > 1 and shape[-1] == shape[-2] and _any(_WEIGHTS, called)
     if number == 1:
         return ("position" if whole_numbers and batched else "feature",)
     if number == 2:
         if _ONE_DIMENSIONAL.search(class_):
             return "channel", "length"
-        if shape[0] == shape[1] and _is_attention(class_, role):
-            return "query", "key"
-        return "position", "feature"
+        return ("query", "key") if weights else ("position", "feature")
     if number == 3 and batched:
-        if shape[1] == shape[2] and _is_attention(class_, role):
+        attention = _any(_ATTENTION, called)
+        if weights or (attention and shape[1] == shape[2]):
             return "head", "query", "key"
-        if _ATTENTION.search(class_):
+        if attention:
             return "head", "position", "feature"
         if shape[2] == 3 and shape[0] > 4 and shape[1] > 4:
             return "height", "width", "channel"
@@ -106,9 +104,8 @@ def _of_activation(
     return ()
 
 
-def _is_attention(class_: str, role: str) -> bool:
-    """Whether a square matrix of this module holds weights of attention."""
-    return any(_PROBABILITIES.search(name) is not None for name in (class_, role))
+def _any(pattern: re.Pattern[str], names: tuple[str, ...]) -> bool:
+    return any(pattern.search(name) for name in names)
 
 
 def _space(number: int) -> tuple[str, ...]:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from comgra_decl.records import PREVIEW_BYTES, Axis, StoredPreview
-from comgra_decl.spec.axes import POOLED, SAMPLE
+from comgra_decl.records import POOLED, PREVIEW_BYTES, SAMPLE, Axis, StoredPreview
 from comgra_decl.stats.device import ASYNCHRONOUS
 from comgra_decl.stats.quiet import buffer, quiet
 from comgra_decl.stats.support import as_numpy, plain, real, with_memory

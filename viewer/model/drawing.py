@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.query import Preview
-from comgra_decl.records import Axis
-from comgra_decl.spec.axes import SAMPLE
+from comgra_decl.records import SAMPLE, Axis
 from comgra_decl.viewer.model.numbers import count, shape
 
 PIXELS = 200_000

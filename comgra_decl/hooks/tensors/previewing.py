@@ -47,6 +47,7 @@ class Previewing:
         names = name_axes(
             shape if batch_dim is None else shape[:batch_dim] + shape[batch_dim + 1 :],
             kind=slot.kind,
+            node=slot.node(),
             role=slot.role,
             module_class=slot.module_class,
             whole_numbers=tensor.dtype in _WHOLE_NUMBERS,
