@@ -53,7 +53,7 @@ class Preview:
             if axis.how == "mean"
         }
 
-    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """Returns the values."""
         return np.array(self.values, dtype) if copy else np.asarray(self.values, dtype)
 

@@ -171,7 +171,7 @@ def test_a_broken_index_is_damage(tmp_path: Path, broken: Any) -> None:
     run = traced(tmp_path, OUTPUTS, lambda: train(model, images(4, 4)))
     assert run.path is not None
     key = "steps/000000000000.json"
-    change_json(Path(run.path), key, previews=[[0, {"raw/float32/4": [broken]}]])
+    change_json(Path(str(run.path)), key, previews=[[0, {"raw/float32/4": [broken]}]])
     again = comgra.open_run(run.path)
     with pytest.raises(DamagedRunError):
         again.slot("Linear").preview(0)

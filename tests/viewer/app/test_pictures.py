@@ -41,7 +41,8 @@ class Net(nn.Module):
         self.attention = Attention()
         self.score = nn.Linear(30, 1)
         nn.init.zeros_(self.conv.weight.data[5])
-        nn.init.constant_(self.conv.bias.data[5], -1.0)  # type: ignore[index]
+        assert self.conv.bias is not None
+        nn.init.constant_(self.conv.bias.data[5], -1.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.score(self.attention(self.relu(self.conv(x))).mean((1, 2)))
