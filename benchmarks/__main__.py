@@ -7,7 +7,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 
 # One thread everywhere; OpenMP reads this when torch is imported.
@@ -62,13 +61,12 @@ def _against(options: argparse.Namespace) -> int:
     from benchmarks.run import selected
 
     scenarios, tools = selected(options.nets, options.tools or against.TOOLS)
-    facts = report.facts_line(machine.machine_facts())
-    found = against.compare(options.against, scenarios, tools, rounds=options.rounds)
-    text = f"{facts}\n\n{against.to_markdown(found, rounds=options.rounds)}"
-    print(text)
+    older, rounds = options.against, options.rounds
+    facts = machine.machine_facts()
+    found = against.compare(older, scenarios, tools, rounds=rounds)
+    print(f"{report.facts_line(facts)}\n\n{against.to_markdown(found, rounds=rounds)}")
     if options.save is not None:
-        path = options.save / f"against-{date.today().isoformat()}.md"
-        path.write_text(f"# Tracing in an older checkout and in this one\n\n{text}")
+        path = against.save(options.save, found, rounds=rounds, older=older, machine=facts)
         print(f"written to {path}", file=sys.stderr)
     return 0
 

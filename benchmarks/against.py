@@ -12,16 +12,17 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.nets import Scenario
-from benchmarks.report import table
+from benchmarks.report import facts_line, table
 from benchmarks.results import Ratio
 from benchmarks.timing import Plan, plan_for
 from benchmarks.tools import Tool
@@ -201,6 +202,43 @@ def to_markdown(comparisons: Sequence[Comparison], *, rounds: int) -> str:
         + table([COLUMNS, *lines])
         + "\n"
     )
+
+
+def save(
+    folder: Path,
+    comparisons: Sequence[Comparison],
+    *,
+    rounds: int,
+    older: Path,
+    machine: Mapping[str, Any],
+) -> Path:
+    """Writes `against-DATE.json` and `.md` into `folder`; returns the path of the latter."""
+    day = date.today().isoformat()
+    document = {
+        "date": day,
+        "older": _commit(older),
+        "rounds": rounds,
+        "machine": dict(machine),
+        "comparisons": [asdict(comparison) for comparison in comparisons],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"against-{day}.md"
+    path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    path.write_text(
+        f"# Tracing in an older checkout and in this one\n\n{facts_line(machine)}\n\n"
+        + to_markdown(comparisons, rounds=rounds)
+    )
+    return path
+
+
+def _commit(checkout: Path) -> str:
+    """Returns the short hash of the commit that is checked out; empty if git knows none."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # git is not installed
+        return ""
+    return done.stdout.strip()
 
 
 def serve() -> None:

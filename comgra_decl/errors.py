@@ -1,6 +1,6 @@
 """All errors raised by this package, with a common base class.
 
-Each message says what is wrong, where, what would be valid, and what to do. User errors raise a
+Each message states what is wrong, where, what would be valid, and what to do. User errors raise a
 `ComgraError` that is also a `ValueError` or `KeyError`; bugs in comgra_decl fail an `assert`.
 """
 

@@ -180,11 +180,11 @@ class RawStep:
     `documents`: JSON-serializable documents by name ("modules", "report"), of which only the newest
     versions are kept. `extra`: float64 [rows, e], the opt-in statistics of each row, NaN where one
     does not apply. `scheduled`: False for a step that was captured only because it may be kept
-    later. `spare_values`: values stored only if such a step is kept. `labels`: called
-    on the writer thread; returns the category of each sample of the batch. In this case, values
-    contain all samples until some are `chosen`, int64 [c] indices in the batch. `logged`: numbers
-    that the program logged for the step, for triggers (they are stored as scalars). The arrays are
-    valid only after `wait()`, which is called on the writer thread.
+    later. `spare_values`: values stored only if such a step is kept. `labels`: called on the writer
+    thread; returns the category of each sample of the batch. In this case, values contain all
+    samples until some are `chosen`, int64 [c] indices in the batch. `logged`: values that the
+    program logged for the step, for triggers (they are stored as scalars). The arrays are valid
+    only after `wait()`, which is called on the writer thread.
     """
 
     info: StepInfo
@@ -273,30 +273,43 @@ SKIPPED_STEP = "skipped_step"
 LOSS_CALLS = "loss_calls"
 """Fact of a record: the calls in which a prediction meets a target, in order, at most 16.
 
-Each is a dict: "function" (its name; of a hand-written loss that of an operator, such as "sub"),
-"arguments" (those that are numbers, strings or None; `True` for a tensor), "prediction" and
-"target" (each with "shape", "dtype" and "slot"). A slot is the iteration of the node `target`, or
-of the node `prediction`; None for a prediction that is what a model returned, in whatever shape,
-and for a target that was not recorded. "made_by" of a prediction is the function that computed its
-values, as autograd names it ("Softmax", "Addmm"), and "dim" the dimension of a softmax whose result
-the call gets as it is.
+Each is a dict: "function" (its name or, for a hand-written loss, that of an operator such as
+"sub"), "arguments" (numbers, strings or None; `True` for a tensor), "prediction" and "target" (each
+with "shape", "dtype" and "slot"). "slot" is the iteration of the node `target` or `prediction`;
+None for a prediction that a model returned, in any shape, and for a target that was not recorded.
+"made_by" of a prediction is the function that computed its values, as named by autograd ("Softmax",
+"Addmm"), and "dim" is the dimension of a softmax whose result is passed to the call unchanged.
+"weights" are the weights of classes, if they are in the memory of the host.
 """
 
 PREDICTION = "prediction"
-"""Node of the tensors that losses compare with targets, where a model did not return them."""
+"""Node of the tensors that losses compare with targets, if no model returned them."""
 
 BATCH_SOFTMAXES = "batch_softmaxes"
 """Fact of the first records: the shapes of tensors [batch, ...] with a softmax over the batch."""
 
+ATTENTIONS = "attentions"
+"""Fact of the first records: the attention calls of a step, in order, at most 16.
+
+Each is a dict: "function" (`softmax` over the last of two dimensions of equal size,
+`scaled_dot_product_attention` or `multi_head_attention_forward`) and "shape" of its weights,
+[batch, heads, queries, keys] or what a softmax gets. If queries and keys are equally many, "future"
+and "past" are the shares of the weight, or of what the mask allows, that belong to later and to
+earlier positions than the query's. If the model's input is tokens at the same positions,
+"tokens_seen" is the number of different tokens that any query sees, and "tokens_unseen" that of
+different tokens at positions that no query sees.
+"""
+
 MODES = "modes"
-"""Fact of a record: for each model that was called with gradients, by its node, whether it was in
+"""Fact of a record: for each model that was called with gradients, by node, whether it was in
 training mode in any of these calls."""
 
 OPTIMIZERS = "optimizers"
 """Fact of a record: the optimizers that stepped, in order.
 
 Each is a dict: "class" and "groups", one dict per parameter group with "lr", "weight_decay",
-"momentum", "betas" (where the optimizer has them and they are numbers) and "parameters" (a count).
+"initial_lr", "momentum", "betas" (where the optimizer has them and they are numbers) and
+"parameters" (a count).
 """
 
 RESUMED = "resume"
@@ -314,10 +327,10 @@ class Note(NamedTuple):
 
 @dataclass(slots=True)
 class ScalarBatch:
-    """Numbers and notes logged for steps, recorded or not; `n` numbers in logging order.
+    """Values and notes logged for steps, recorded or not; `n` values in logging order.
 
     `steps` int64 [n], `values` float64 [n], `names` and `types`: name and type of execution of each
-    number. A value still on a device is NaN until `settle()` has been called, on the writer thread.
+    value. A value still on a device is NaN until `settle()` has been called, on the writer thread.
     """
 
     steps: NDArray[np.int64]

@@ -30,15 +30,15 @@ Verdict = dict[str, Any]
 INTRODUCTION = """\
 # Compatibility
 
-This page lists what comgra_decl works with and what is recorded, and presents the evidence that
-tracing changes nothing.
+This page lists the programs and training techniques that comgra_decl supports, states what is
+recorded, and presents the evidence that tracing changes nothing.
 {contents}
 ## A zoo of models, compared bit for bit
 
 `make neutrality` trains each program of a zoo for {steps} steps, once without tracing and once with
-full tracing: graph, values, all modules, every step, and all captures (outputs, inputs, their
-gradients, parameters, their gradients before and after clipping, updates, buffers, optimizer
-states). Both runs start from the same seed, and the following is compared bit for bit:
+full tracing: every step is recorded, with the graph, values, all modules and all captures (outputs,
+inputs, their gradients, parameters, their gradients before and after clipping, updates, buffers,
+optimizer states). Both runs start from the same seed. The following is compared bit for bit:
 
 - the loss, all parameters, gradients and buffers after each step;
 - optimizer states and the states of the random generators of Python, NumPy and torch;
@@ -51,10 +51,9 @@ The record is checked as well: it must contain each module that returned a tenso
 torch hook), with the same mean as a separate computation in float64, and the recorded losses must
 equal those of the program.
 
-Of {tried} programs, {equal} are bit-equal{close}; {compared:,} items were compared, {means:,}
-recorded figures checked and {called:,} modules found. {machine}. Measured on {date}; all verdicts
-are in
-[neutrality-{date}.json](../benchmarks/results/neutrality-{date}.json).
+Of {tried} programs, {equal} are bit-equal{close}. In total, {compared:,} items were compared,
+{means:,} recorded values were checked, and {called:,} modules were found. {machine}. Measured on
+{date}; all verdicts are in [neutrality-{date}.json](../benchmarks/results/neutrality-{date}.json).
 
 {families}
 

@@ -1,6 +1,6 @@
 """Generate `cost.md`, and the costs stated in the presets, from the newest measurement.
 
-python -m benchmarks && python -m docs.cost
+python -m benchmarks && python -m benchmarks --against OLDER_CHECKOUT && python -m docs.cost
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 NETS = {
     "transformer": "a 12-layer transformer (9.6 M parameters)",
-    "mlp": "a 7-layer MLP whose step takes 0.3 ms",
+    "mlp": "a 7-layer MLP whose step takes {plain}",
     "tutorial": "the tutorial's recurrent net",
 }
 """Descriptions of the benchmark's networks in the comments of the presets."""
@@ -46,10 +47,14 @@ untraced step (two measurements of untraced steps differ by {noise}).
 Each run also has fixed costs: discovery of the model in the first recorded step ({first}), and the
 disk space of the folder before the first record ({fixed}).
 
+## Compared with an earlier version
+
+{compared}
+
 ## Over a whole training run
 
-Presets record either every step at first and fewer later, or only occasional steps. The total cost
-is:
+Presets record either every step at first and fewer steps later, or only occasional steps. The total
+cost is:
 
 {trainings}
 
@@ -106,25 +111,27 @@ device ([budgets](schedule.md#budgets)).
 | MPS | the same in float32; each record waits for the device once; see below |
 | others | each tensor is copied to the host |
 
-All of these were tested only with the CPU in place of the device, and the kernels with Triton's
+All rows were tested only with the CPU in place of the device; the kernels were tested with Triton's
 interpreter. Without Triton, torch runs 13 operations for a block of float32 numbers, 14 for bf16
 and float16, 15 or 16 on devices without float64, and about 20 for float64 and wide integers. On
 devices without float64, tensors of float64 and of integers with 32 bits or more are copied to the
 host. The device memory that a record needs is limited: results are transferred in parts of 8 MiB,
-at most 16 MiB of small tensors are held until they are read, the tables of what to read take 8 MiB,
-and for a tensor with more than 131,072 samples, only the first 4,096 have individual statistics.
+at most 16 MiB of small tensors are kept until they are read, and the tables of tensors to read take
+8 MiB. For a tensor with more than 131,072 samples, only the first 4,096 have individual statistics,
+which are computed for 262,144 samples at a time. Together, this is at most 64 MiB.
 
-Some tensors need more, because they are copied as a whole before they are read: those whose samples
-are not contiguous in memory (strided slices, expanded tensors, a batch dimension that is not the
-first), complex ones (as magnitudes), and dtypes that the kernels do not read (unsigned integers of
-16 bits or more, float8). A copy is freed after the tensor has been read; of small tensors, at most
-16 MiB of copies exist at a time. `update` keeps a copy of each parameter during the optimizer step,
-when the activations are already freed.
+Some tensors must be copied before they are read: tensors whose samples are not contiguous in memory
+(strided slices, expanded tensors, a batch dimension that is not the first), complex tensors (as
+magnitudes), and tensors of dtypes that the kernels cannot read (unsigned integers of 16 bits or
+more, float8). Copies of more than 16 MiB are made in parts of 2 million elements, which torch
+operations read; each part is freed before the next is copied. Smaller copies take at most 16 MiB at
+a time. `update` keeps a copy of each parameter during the optimizer step, when the activations are
+already freed.
 
-The rows of `compile: observed` need torch 2.13. Elsewhere the benchmark says so and judges idle
-compiled steps alone. On CUDA, a tensor that appears again in a step (same memory, version, shape
-and strides) is read once: the first record that sees the repetition reads both, and later ones rely
-on it if the numbers were the same.
+The rows of `compile: observed` need torch 2.13. With older versions, the benchmark reports this and
+measures only idle compiled steps. On CUDA, a tensor that appears again in a step (same memory,
+version, shape and strides) is read only once. The first record that contains the repetition reads
+the tensor both times; later records reuse the result if both readings were equal.
 
 ## Expensive options
 
@@ -146,7 +153,7 @@ on it if the numbers were the same.
 def main() -> None:
     """Write `cost.md` and the cost comments of the presets."""
     figures = newest()
-    PAGE.write_text(page(figures))
+    PAGE.write_text(page(figures, newest_comparison()))
     for name, path in presets().items():
         path.write_text(priced(path.read_text(), price(figures, name)))
     sys.stdout.write(f"wrote {PAGE} and the costs in {PRESET_FOLDER}\n")
@@ -159,8 +166,15 @@ def newest() -> dict[str, Any]:
     return content
 
 
-def page(figures: dict[str, Any]) -> str:
-    """Return `cost.md` for the figures of a benchmark."""
+def newest_comparison() -> dict[str, Any]:
+    """Return the newest comparison with an older checkout."""
+    files = sorted(RESULTS.glob("against-*.json"))
+    content: dict[str, Any] = json.loads(files[-1].read_text())
+    return content
+
+
+def page(figures: dict[str, Any], comparison: dict[str, Any]) -> str:
+    """Return `cost.md` for the figures of a benchmark and of a comparison."""
     nets = _nets(figures)
     idle = [f"{_ratio(net, 'idle', 'step'):.2f}" for net in nets.values()]
     noise = max(abs(_ratio(net, "again", "step") - 1) for net in nets.values())
@@ -174,6 +188,7 @@ def page(figures: dict[str, Any]) -> str:
         noise=f"{noise:.1%}",
         first=f"at most {first:.1f} s",
         fixed=f"at most {size_text(fixed)}",
+        compared=_compared(comparison),
         trainings=_trainings(nets),
     )
 
@@ -183,7 +198,7 @@ def price(figures: dict[str, Any], preset: str) -> list[str]:
     nets = _nets(figures)
     measured = [
         f"{_ratio(net, preset, 'stored'):.2f} times a plain step and {_disk(net, preset)} "
-        f"for {NETS[name]}"
+        f"for {NETS[name].format(plain=_milliseconds(net, 'nothing'))}"
         for name in ("transformer", "mlp")
         if (net := nets.get(name)) is not None and preset in net["tools"]
     ]
@@ -245,6 +260,31 @@ def _steps(nets: dict[str, dict[str, Any]]) -> str:
             why = "attaches nothing" if preset == "off" else "not measured"
             lines.append(f"| `{preset}` | {why} | | | | |")
     return "\n".join(lines)
+
+
+def _compared(comparison: dict[str, Any]) -> str:
+    """Return the section on a comparison with an older checkout; ratios above 1 are slower."""
+    load, rounds = comparison["machine"]["load_before"], comparison["rounds"]
+    lines = [
+        "| tool | net | earlier | now | ratio (quartiles) | processor time |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for one in comparison["comparisons"]:
+        step, (before, now) = one["step"], one["steps"]
+        lines.append(
+            f"| `{one['tool']}` | {one['net']} | {1000 * before:.3g} ms | {1000 * now:.3g} ms | "
+            f"{step['value']:.2f} ({step['low']:.2f} to {step['high']:.2f}) | "
+            f"{one['cpu']['value']:.2f} |"
+        )
+    text = (
+        f"A step recorded by commit {comparison['older'] or 'unknown'} and by this version, in "
+        f"blocks that alternate, medians of {rounds} rounds. Measured on {comparison['date']} by "
+        f"`python -m benchmarks --against` at a load of {load:g} at the start. `nothing` is plain "
+        "training, whose ratio shows the noise; `record` captures outputs and gradients without "
+        "rules. The times themselves depend on the machine's load and frequency, so they differ "
+        "from those of the tables above: only ratios can be compared."
+    )
+    return "\n".join([*textwrap.wrap(text, 100, break_on_hyphens=False), "", *lines])
 
 
 def _trainings(nets: dict[str, dict[str, Any]]) -> str:

@@ -24,8 +24,8 @@ _HUNG_UP = _HungUp()
 def forgive_hangups() -> None:
     """Suppresses this process's log messages about closed tabs. Idempotent.
 
-    A message in flight when a tab closes fails in a Tornado task that no code awaits, so asyncio
-    would log a 30-line traceback.
+    A message that is being sent while a tab closes fails in a Tornado task that no code awaits, so
+    asyncio would log a traceback of 30 lines.
     """
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_HUNG_UP)

@@ -89,7 +89,7 @@ class View:
         for name in self.reads:
             if name not in READS:
                 raise ComgraError(
-                    f"the view {self.name!r} reads {name!r}, which is not an attribute of Look"
+                    f"view {self.name!r} reads {name!r}, which is not an attribute of Look"
                     f"{did_you_mean(name, sorted(READS))}; valid: {', '.join(sorted(READS))}."
                 )
 

@@ -214,7 +214,7 @@ class Dashboard:
             self.screen.show_head(head_of(view, self.state.run))
 
     def _moved(self, view: RunView) -> bool:
-        """Returns whether findings, the other run or custom views have changed since drawn."""
+        """Returns whether findings, the other run or custom views changed after drawing."""
         if looks(view) != self.state.looked:
             return True
         if self._views is not None and self._views.look() != self.state.views:
@@ -255,7 +255,7 @@ class Dashboard:
             self._write_url(frozenset())
 
     def _restore(self, query: str, *, first: bool = False) -> None:
-        """Shows what a URL query describes; missing fields take their defaults."""
+        """Shows the state described by a URL query; missing fields take their defaults."""
         fields = (*SELECTION, "run", "colour", *_KEPT)
         wanted = {name: self.state.param[name].default for name in fields}
         found = url.parse(query)

@@ -12,11 +12,11 @@ from comgra_decl.viewer.panes.base import Exhibit, Pane
 
 
 class Files:
-    """Adds a download button to every figure of some panes; `view` goes on the page.
+    """Adds a download button to every figure of some panes; `view` is added to the page.
 
     Args:
         panes: Returns the current panes.
-        at: Returns the selection, which file names include.
+        at: Returns the selection, which is part of the file names.
     """
 
     def __init__(self, panes: Callable[[], Iterable[Pane]], at: Callable[[], Selection]) -> None:

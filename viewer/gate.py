@@ -1,8 +1,8 @@
 """Checks every request before routing, so that the check applies to all routes.
 
-With DNS rebinding, a foreign name resolves to this machine, and its page has the viewer's
-origin for the browser and for Tornado, which compares Origin with Host. So every route checks
-that Host is one of the viewer's names. A numeric address cannot be rebound.
+In a DNS rebinding attack, a foreign host name resolves to this machine. Its page then has the
+viewer's origin for the browser and for Tornado, which compares Origin with Host. Therefore, every
+request must have one of the viewer's own names as its Host. Numeric addresses cannot be rebound.
 """
 
 from __future__ import annotations
@@ -75,11 +75,12 @@ class Names:
         """Returns the response text for a request with a foreign host name."""
         shown = host[:200] if _name(host) else "HOST:PORT"
         return (
-            "403: the viewer does not serve this host name.\n\n"
-            f"The request was for {host[:200]!r}, which is neither this machine (localhost, "
-            "127.0.0.1, [::1]) nor the address that the viewer listens on. A page that you did "
-            "not open yourself may be trying to read your runs.\n\n"
-            "If the name is correct (a proxy, another machine), start the viewer with\n\n"
+            "403: the viewer does not accept this host name.\n\n"
+            f"The request was for {host[:200]!r}. This is neither a name of this machine "
+            "(localhost, 127.0.0.1, [::1]) nor the address on which the viewer listens. Another "
+            "website may be trying to read your runs.\n\n"
+            "If you reach the viewer through a proxy or from another machine, and the name is "
+            "correct, start the viewer with\n\n"
             f"    --allow-websocket-origin {shown}\n"
         )
 
@@ -127,7 +128,7 @@ class Gate(Router):
         if request.host.startswith("["):  # Panel fails on a bare IPv6 host; the browser recovers
             request.host = f"localhost{request.host.partition(']')[2]}"
         if _is_garbled(request):
-            return _Answer(request, 400, "400: the request does not come from a viewer page.\n")
+            return _Answer(request, 400, "400: the request was not sent by a viewer page.\n")
         if self._would_import(request):
             return _Answer(request, 404, "404: component not found.\n")
         handler: HTTPMessageDelegate = self._application.find_handler(request)
@@ -144,7 +145,7 @@ class Gate(Router):
         return self._names.refusal(host)
 
     def _refused_origin(self, request: HTTPServerRequest) -> str | None:
-        """Rejects requests sent, or embedded as scripts, by pages of another origin."""
+        """Rejects requests that pages of another origin send or embed as scripts."""
         script = request.path.endswith("/autoload.js")
         if request.method in ("GET", "HEAD") and not script:
             return None  # plain navigation; Bokeh checks websockets against its own list
@@ -157,8 +158,8 @@ class Gate(Router):
         if not foreign:
             return None
         return (
-            f"403: not accepting requests from {(origin or 'elsewhere')[:200]!r}."
-            "\n\nAllow its host:port with --allow-websocket-origin.\n"
+            f"403: requests from {(origin or 'another site')[:200]!r} are not accepted."
+            "\n\nTo accept them, pass its host:port to --allow-websocket-origin.\n"
         )
 
     def _would_import(self, request: HTTPServerRequest) -> bool:
@@ -202,7 +203,7 @@ class _Answer(HTTPMessageDelegate):
 
 
 def _is_garbled(request: HTTPServerRequest) -> bool:
-    """Returns whether a websocket lacks a session; Bokeh would accept it and then fail."""
+    """Returns whether a websocket lacks a session; Bokeh would accept it and fail later."""
     if request.headers.get("Upgrade", "").lower() != "websocket":
         return False
     protocol, _, token = request.headers.get("Sec-WebSocket-Protocol", "").partition(",")
@@ -214,7 +215,7 @@ def _is_garbled(request: HTTPServerRequest) -> bool:
 
 
 def _to_login(request: HTTPServerRequest, prefix: str) -> _Answer:
-    """Redirects page requests to the login form; refuses all others."""
+    """Redirects page requests to the login form; rejects all others."""
     pages = (prefix, f"{prefix}/", f"{prefix}/viewer")
     if request.method == "GET" and request.path == f"{prefix}{LOGOUT}":
         return _Answer(request, 302, "Log in first.\n", location=f"{prefix}{LOGIN}")

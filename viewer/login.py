@@ -66,10 +66,10 @@ class Allowance:
 
 
 class Throttle:
-    """Limits wrong guesses, per client and overall.
+    """Limits wrong guesses, per client and in total.
 
-    No client is locked out permanently: each gets another guess after some seconds. Browsers that
-    have logged in before have a separate limit, so strangers' guesses cannot lock them out.
+    No client is locked out permanently: each can try again after some seconds. Browsers that have
+    logged in before have a separate limit, so that the guesses of others cannot lock them out.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,7 +78,7 @@ class Throttle:
         self._all = Allowance(most=50, seconds=1.0)
 
     def wait(self, client: str, *, known: bool = False) -> float:
-        """Returns the seconds that a client must wait before its next try; 0: none."""
+        """Returns the seconds that a client must wait before its next attempt; 0 if none."""
         now = self._clock()
         own = self._clients.get(client)
         waits = [own.wait(now)] if own else [0.0]
@@ -96,7 +96,7 @@ class Throttle:
             self._all.take(now)
 
     def _forget(self, now: float) -> None:
-        """Drops clients whose limit is full again; failing that, the oldest ones."""
+        """Removes clients that have regained all attempts, or else the oldest clients."""
         kept = {name: own for name, own in self._clients.items() if not own.full(now)}
         while len(kept) >= _MOST_CLIENTS:
             del kept[next(iter(kept))]
@@ -160,7 +160,7 @@ class Login(LoginProvider):
 
     @property
     def login_handler(self) -> type[LoginHandler]:
-        """Handler of the login form."""
+        """Handles the login form."""
         return self.handler(_Form, passwords=self._passwords, throttle=self._throttle)
 
     def has_passed(self, request: HTTPServerRequest) -> bool:

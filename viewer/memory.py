@@ -39,9 +39,9 @@ def sweep() -> None:
 
 
 def _give_back() -> None:
-    """Returns free heap memory to the system.
+    """Returns unused heap memory to the system.
 
-    Records and chunks vary in size; 3,600 step changes left holes of 60 MB.
+    Records and chunks have various sizes; 3,600 step changes left unused gaps of 60 MB.
     """
     if sys.platform == "linux":
         with suppress(AttributeError):  # not glibc

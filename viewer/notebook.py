@@ -71,7 +71,7 @@ class OneRun(Catalogue):
 class Look(PreparedColumn):
     """A part of the viewer on another page.
 
-    Outside a server Panel would load its style sheets from a CDN; here they are embedded.
+    Without a server, Panel would load its style sheets from a CDN, so they are embedded here.
     """
 
     def prepare(self, root: Any) -> None:
@@ -84,9 +84,9 @@ class Look(PreparedColumn):
                 model.stylesheets = sheets
 
     def save(self, filename: str | PathLike[Any] | IO[Any], *args: Any, **options: Any) -> None:
-        """Writes a self-contained HTML file that needs no network.
+        """Writes a self-contained HTML file that requires no network.
 
-        Widgets that need a server are left out.
+        Leaves out widgets that require a server.
 
         Args:
             filename: Path or file object.
@@ -159,7 +159,7 @@ def look(
 
 
 def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `ViewState` parameters; raises for names that the run lacks."""
+    """Returns `ViewState` parameters; raises an error for names that the run lacks."""
     for name in at:
         _known("argument", name, [*_FIELDS, "of", "height"])
     for name in at.keys() & {"step", "iteration"}:
@@ -217,14 +217,14 @@ def _known(what: str, name: object, names: Iterable[str]) -> None:
 
 
 def _text(value: object) -> object:
-    """Returns a number as text, the form that the viewer uses."""
+    """Returns a number as text, in the form that the viewer uses."""
     return str(value) if isinstance(value, int) else value
 
 
 def _load_panel() -> None:
-    """Loads Panel's bundled files into a notebook; nothing is drawn without them.
+    """Loads Panel's bundled files into a notebook; without them, the notebook draws nothing.
 
-    Acts only in a Jupyter kernel, and only if the notebook has not loaded them.
+    Does so only in a Jupyter kernel, and only if the notebook has not loaded them.
     """
     shell = sys.modules.get("IPython")
     if shell is None or getattr(shell.get_ipython(), "kernel", None) is None:

@@ -38,7 +38,7 @@ def faded(colour: str, shades: int = 64) -> list[str]:
 
 
 def signed_faded(shades: int = 64) -> list[str]:
-    """Returns blue to transparent to orange, for signed values on any background."""
+    """Returns colours from blue through transparent to orange, for signed values."""
     return faded("#2463ad", shades)[::-1] + faded("#d1561f", shades)
 
 

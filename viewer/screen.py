@@ -23,8 +23,9 @@ from comgra_decl.viewer.state import SECTIONS, ViewState
 
 _FILL = {"flex": "1 1 0", "min-height": "0", "overflow": "hidden"}
 _KEYS = """
-<div class="keys"><kbd>,</kbd> <kbd>.</kbd> previous, next step &middot; <kbd>Shift</kbd> ten<br>
-<kbd>/</kbd> find a node &middot; arrows follow edges<br>
+<div class="keys"><kbd>,</kbd> <kbd>.</kbd> previous, next step
+&middot; <kbd>Shift</kbd> ten steps<br>
+<kbd>/</kbd> find a node &middot; arrow keys follow edges<br>
 <kbd>Enter</kbd> expand a group &middot; drag in a chart to zoom</div>
 """
 

@@ -50,7 +50,7 @@
     try {
       remember();
     } catch (error) {
-      console.info("Unknown Bokeh version: figures paint more slowly.", error);
+      console.info("Unsupported Bokeh version: figures are drawn more slowly.", error);
     }
   }
   if (innerWidth <= 640) root.classList.add("alone");

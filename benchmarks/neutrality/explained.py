@@ -14,8 +14,8 @@ EXPLAINED = {
     " attributes that the compiler leaves on parameters when it first compiles, which eager steps"
     " do not set.",
     "torch/spectral-norm": "The training is bit-equal. Parametrisations are called once while they"
-    " are built, before they belong to a module: the first record contains those calls under a"
-    " separate name, so the layer of the same path has to share it (`0` and `0#2`).",
+    " are built, before they belong to a module. The first record contains these calls under a"
+    " separate name, so the layer with the same path gets a number (`0` and `0#2`).",
 }
 """Explanations by program name, as a glob."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import asdict
 from typing import Any
@@ -57,20 +58,20 @@ def summary(table: Table) -> str:
 _PAGE = """\
 # Public scripts, judged
 
-{tried} training scripts from {repositories} public repositories, run unmodified (`make scripts`);
+`make scripts` runs {tried} unmodified training scripts from {repositories} public repositories;
 {sound} of them pass every check below. None of their code is part of this repository: it is
-fetched at the commits below. Small generated data, in memory or in the files that a script reads,
-replaces downloads. The scripts' own arguments keep runs short, or Ctrl-C ends them after the given
+fetched at the commits listed below. Small generated data sets, in memory or in files, replace
+downloads. The runs are kept short by the scripts' own arguments, or end with Ctrl-C after the given
 number of steps. {machine}. Measured on {date}; all results are in
 [scripts-{date}.json](../../benchmarks/results/scripts-{date}.json).
 
 Each script runs three times:
 
-1. **Watched**, without tracing, by global torch hooks: how many steps its optimizers take, which
-   modules it calls in which mode, what they return, which parameters have gradients and with which
-   norms, what it calls `backward` on, and what autograd connects.
-2. **Plain**: after each optimizer step, digests of all its parameters, gradients and states and of
-   the random generators of torch, NumPy and Python.
+1. **Watched**, without tracing: global torch hooks count its optimizer steps and note which modules
+   it calls in which mode, the outputs of these modules, the norms of all gradients, the tensors on
+   which it calls `backward`, and the connections made by autograd.
+2. **Plain**, without tracing or hooks: after each optimizer step, digests are computed of all
+   parameters, gradients and states, and of the random generators of torch, NumPy and Python.
 3. **Traced** with `COMGRA=debug` (or `+comgra=debug`), with the same digests.
 
 | column | check |
@@ -79,29 +80,32 @@ Each script runs three times:
 (except for times) and write the same files |
 | records | there is one run, with exactly the steps that `debug` declares, and a record of each \
 evaluation of a model that is trained |
-| modules | each module with parameters that the script calls has an output, or the report says \
-that it is not part of a model |
+| modules | each module with parameters that the script calls has a recorded output, or the report \
+states that it is not part of a model |
 | numbers | at each recorded step, the mean of each module's first output in training equals the \
 one observed in the watched run |
 | gradients | each parameter that had a gradient when its optimizer stepped has one in the record, \
 with the same norm |
-| losses | every step, recorded or not, has the values that `backward` was called on |
+| losses | every step, recorded or not, has the values of the tensors on which `backward` was \
+called |
 | graph | everything that autograd connects is connected, inputs and targets reach a loss, and no \
 node is isolated |
-| messages | nothing that was called is reported as never called, and nothing failed |
+| messages | no module that was called is reported as never called, and no error is logged |
 
-What counts as a step, and the classes whose `forward` a script calls directly, were determined by
-reading the script and are listed in [catalogue.yaml](../../benchmarks/scripts/catalogue.yaml).
-Where rounds of several optimizers differ (`steps: seen`), the steps are those that the run has
-counted: each loss must then be in exactly one of them, in order, and each step must contain what
-was observed between its losses. Not compared: means of more calls than are recorded, of modules
-called before any module that has parameters, and of modules in the call that creates them; parts
-that are only evaluated, after another model in the same phase (`evaluated`).
+[catalogue.yaml](../../benchmarks/scripts/catalogue.yaml) states what counts as a step of each
+script and lists the classes whose `forward` the script calls directly; both were determined by
+reading the script. If several optimizers step at different rates (`steps: seen`), the comparison
+uses the steps that the run has counted: each loss must belong to exactly one step, in order, and
+each step must contain the calls observed between its losses. The comparison excludes the means of
+calls beyond the recorded ones, of modules called before any module that has parameters, and of
+modules in the call that creates them. It also excludes models that are evaluated only after
+another model in the same phase (`evaluated`).
 
-Each number counts the comparisons that succeeded; **bold** numbers count those that failed, and
-the total. Findings are counted as errors / warnings / hints; whether they are correct is not judged
-here. CPU is the processor time of the whole program in seconds, including the start of
-tracing{forked}. Findings and messages are quoted as emitted on that date.
+Each cell contains the number of successful comparisons or, in **bold**, the number of failed
+comparisons and the total. Findings are counted as errors / warnings / hints; this page does not
+evaluate whether they are correct. CPU is the processor time of the whole program in seconds,
+including the start of tracing{forked}. The JSON file contains the text of each finding and
+message.
 
 {table}
 
@@ -128,6 +132,20 @@ tracing{forked}. Findings and messages are quoted as emitted on that date.
 
 _COLUMNS = {"said": "messages"}
 """Column headings that differ from the stored name of the promise."""
+
+_MEANINGS = {
+    r"step \d+ (has begun and not ended|was not completed)": (
+        "The program ended within a step: it called `backward()`, but no optimizer step followed. "
+        "The losses of this step are stored, but it has no record. Scripts:"
+    ),
+    r"comgra: (\w+): ": (
+        r"A finding of the rule `\1` was logged that the final diagnosis does not contain. Scripts:"
+    ),
+    r"comgra_decl/\S+ (UserWarning: [^.(]{1,80})": (
+        r"A warning of torch, attributed to a line of comgra_decl (`\1`...). Scripts:"
+    ),
+}
+"""Sentences that replace messages of several scripts, by a pattern that occurs in the messages."""
 
 _ORDER = {"error": 0, "warning": 1, "hint": 2}
 
@@ -208,23 +226,36 @@ def _escaped(text: str) -> str:
 
 
 def _findings(tried: dict[str, dict[str, Any]]) -> str:
-    lines = ["| severity | rule | script | message |", "| --- | --- | --- | --- |"]
-    found = [(f, name) for name, verdict in tried.items() for f in verdict["findings"]]
-    for finding, name in sorted(
-        found, key=lambda p: (_ORDER.get(p[0]["severity"], 3), p[0]["rule"])
-    ):
-        text = _escaped(finding["message"])
-        lines.append(f"| {finding['severity']} | `{finding['rule']}` | {name} | {text} |")
+    found: dict[tuple[int, str, str], Counter[str]] = {}
+    for name, verdict in tried.items():
+        for finding in verdict["findings"]:
+            severity = finding["severity"]
+            key = (_ORDER.get(severity, len(_ORDER)), severity, finding["rule"])
+            found.setdefault(key, Counter())[name] += 1
+    lines = ["| severity | rule | scripts |", "| --- | --- | --- |"]
+    for (_, severity, rule), counts in sorted(found.items()):
+        names = (f"{name} ({n})" if n > 1 else name for name, n in counts.items())
+        lines.append(f"| {severity} | [`{rule}`](../rules.md#{rule}) | {', '.join(names)} |")
     return "\n".join(lines)
 
 
 def _messages(tried: dict[str, dict[str, Any]]) -> str:
-    lines = []
+    texts: dict[str, list[str]] = {}
     for name, verdict in tried.items():
         rules = {finding["rule"] for finding in verdict["findings"]}
         shown = [m for m in verdict["messages"] if not any(f" {rule}: " in m for rule in rules)]
-        lines += [f"- **{name}**: {_escaped(text[:300])}" for text in shown[:3]]
+        for message in shown[:3]:
+            texts.setdefault(_meaning(message), []).append(name)
+    lines = [f"- {text} {', '.join(dict.fromkeys(names))}." for text, names in texts.items()]
     return "\n".join(lines) or "None."
+
+
+def _meaning(message: str) -> str:
+    """Return the sentence that introduces the scripts with this message or a similar one."""
+    for pattern, sentence in _MEANINGS.items():
+        if found := re.search(pattern, message):
+            return found.expand(sentence)
+    return f'"{_escaped(message[:300])}":'
 
 
 def _skipped(table: Table, known: dict[str, Any]) -> str:

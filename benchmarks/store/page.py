@@ -52,7 +52,7 @@ Reading a part of a tensor of 10 million float32 values (40 MB):
 {_table(_large_lines(figures["large"]))}
 
 {_exports(figures.get("exports", {}))}\
-Handing over {hand["steps"]:,} steps of {handover_slots()} slots, one every 5 ms:
+Passing {hand["steps"]:,} steps of {handover_slots()} slots to the writer, one every 5 ms:
 {hand["median"]:.0f} µs
 per step (median), {hand["p99"]:.0f} µs (99th percentile); {hand["files"]} files,
 {hand["bytes_per_step"] / hand["raw_bytes_per_step"]:.2f} times the raw bytes. The writer took

@@ -52,7 +52,7 @@ def node(
     Args:
         value: the value to name; for a decorator, the name.
         name: the node's name.
-        role: which of the node's tensors this is; "output" by default.
+        role: the role of the tensor in its node; "output" by default.
         kind: input, parameter, buffer, computed, target or loss; "computed" by default.
 
     Returns:

@@ -44,7 +44,7 @@ def note(text: str) -> None:
 
 
 def kpi(name: str, value: Any) -> None:
-    """Log a number for a step; `run.kpis()` and the viewer show the values of all steps.
+    """Log a value for a step; `run.kpis()` and the viewer show the values of all steps.
 
     Every value is stored, whether or not the step is recorded, at a cost of a few microseconds. The
     value belongs to the step in progress or, if called after the optimizer step of a loop, to the
@@ -52,7 +52,7 @@ def kpi(name: str, value: Any) -> None:
     compiled by `torch.compile` have no effect.
 
     Args:
-        name: the metric's name; the loss that `backward` is called on is always logged as "loss".
+        name: the metric's name. The loss on which `backward` is called is always logged as "loss".
         value: a number, or a tensor of one element.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The output of `comgra-decl diagnose`, as text and as data, and the rules that a spec declares."""
+"""Text and JSON output of `comgra-decl diagnose`, and the rules given with `--rules`."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def print_diagnosis(
     together: Sequence[Correlation] = (),
     everything: bool = False,
 ) -> None:
-    """Print the findings, most important first, then the rules that could not be checked."""
+    """Print findings, most important first, and the rules that could not be checked."""
     from comgra_decl.rules.finding import consequences_of, roots_of
 
     out = console()
@@ -114,7 +114,7 @@ def print_diagnosis(
                 out.print(Padding(block, (0, 0, 0, 3)))
         elif consequences:
             names = ", ".join(f"{f.rule} ({f.severity})" for f in consequences)
-            text = Text(f"explains: {names}; see --all", style="dim")
+            text = Text(f"explains: {names}; use --all to show them", style="dim")
             out.print(Padding(text, (0, 0, 0, 3)))
     if together:
         out.print("", Text("Correlations", style="bold"), sep="\n")
@@ -123,7 +123,7 @@ def print_diagnosis(
     if diagnosis.unchecked:
         out.print("", _unchecked(diagnosis), sep="\n")
     if diagnosis.damage:
-        out.print("", Text("Left out because of damage", style="bold red"), sep="\n")
+        out.print("", Text("Not read because of damage", style="bold red"), sep="\n")
         for loss in diagnosis.damage:
             out.print(Padding(Text(f"- {loss}"), (0, 0, 0, 3)))
 
@@ -134,16 +134,16 @@ def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
     if not count:
         text.append("nothing found", style="bold green" if not _denied(diagnosis) else "bold")
         if _denied(diagnosis):
-            text.append(f", but numbers answer {_denied(diagnosis)} of the questions with no")
+            text.append(f", but {_denied(diagnosis)} of the checks below failed")
         return text
     text.append(f"{count} finding{'s' * (count != 1)}", style="bold red")
     if explained:
-        text.append(f" and {explained} explained by them", style="not bold")
+        text.append(f" that explain {explained} more", style="not bold")
     return text
 
 
 def _denied(diagnosis: Diagnosis) -> int:
-    """Return the number of checklist questions that are answered with no."""
+    """Return the number of checklist questions with the answer no."""
     from comgra_decl.rules import health
 
     return sum(check.colour in ("red", "amber") for check in health(diagnosis))
@@ -172,7 +172,7 @@ def _health(diagnosis: Diagnosis) -> Group:
 
 
 def _numbers(check: Check) -> str:
-    """Return the text next to an answer: the numbers, and how many rules checked if not all."""
+    """Return the text next to an answer: its values, and the share of checked rules if not all."""
     parts = [check.state] if check.colour in ("partly", "unchecked") else []
     return "; ".join([*parts, *([check.numbers] if check.numbers else [])])
 
@@ -204,7 +204,7 @@ def _unchecked(diagnosis: Diagnosis) -> Table:
         box=None,
         pad_edge=False,
         padding=(0, 2, 0, 0),
-        title=f"{len(diagnosis.checked)} rules checked; these could not be",
+        title=f"{len(diagnosis.checked)} rules were checked; these could not be",
         title_justify="left",
         title_style="bold",
         show_header=False,

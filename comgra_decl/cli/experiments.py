@@ -1,4 +1,4 @@
-"""Options, verdicts and exit codes shared by the commands that run an experiment on a script."""
+"""Options, verdicts and exit codes of the commands that run an experiment on a script."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Experiment:
     """An experiment on a script, as requested on the command line.
 
     Attributes:
-        command: its name on the command line.
+        command: name of the command.
         arguments: everything after the command's name.
-        number: the value of its integer option.
-        call: the script.
-        run: the run that the verdict is stored with; None if it is not stored.
+        number: value of the integer option.
+        call: the script and its arguments.
+        run: the run that receives the verdict; None to store nothing.
         as_json: whether the verdict is printed as JSON.
     """
 
@@ -60,10 +60,10 @@ class Experiment:
         """Print the verdict, store it with the run, and exit with its exit code.
 
         Args:
-            meaning: what the verdict means for the script.
+            meaning: outcome of the experiment.
             reason: the reason, as a sentence.
-            content: the verdict as plain JSON data.
-            show: prints the verdict for human readers.
+            content: the verdict as JSON data.
+            show: prints the verdict as text.
         """
         if self.as_json:
             sys.stdout.write(json.dumps(content, indent=2) + "\n")
@@ -77,7 +77,7 @@ class Experiment:
 def experiment(
     command: str, arguments: Sequence[str], *, usage: str, option: NumberOption
 ) -> Experiment | None:
-    """Return the experiment that a command line requests; None after printing the help.
+    """Return the experiment requested on the command line; None after printing the help.
 
     Exits if the command line is invalid.
     """
@@ -95,14 +95,16 @@ def experiment(
 
 
 Meaning = Literal["good", "bad", "unclear"]
-"""What the verdict of an experiment means for the script."""
+"""Outcome of an experiment."""
 
 CODES: dict[Meaning, Exit] = {"good": Exit.DONE, "bad": Exit.WANTING, "unclear": Exit.UNCLEAR}
-"""The exit code of the command."""
+"""Exit code for each outcome."""
 
 
 def run_named(options: dict[str, str]) -> Run | None:
-    """Return the run named by `--for`, before the script runs; None without that option.
+    """Return the run given with `--for`; None without that option.
+
+    Called before the script runs, so that a wrong name is reported early.
 
     Raises:
         UsageError: the run does not exist.
@@ -126,12 +128,12 @@ def note_verdict(
     reason: str,
     arguments: Sequence[str],
 ) -> None:
-    """Store a verdict with a run, if one is given, and print the location.
+    """Store a verdict with a run, if any, and print its location.
 
     Args:
         run: a run of the script; None to store nothing.
         name: name of the experiment in the checklist.
-        outcome: the outcome, which determines the colour in the checklist.
+        outcome: outcome of the experiment; sets the colour in the checklist.
         reason: the reason, as a sentence.
         arguments: everything after the command's name.
     """
@@ -141,12 +143,12 @@ def note_verdict(
         return
     command = shlex.join(["comgra-decl", name.replace("_", "-"), *arguments])
     note_check(run.path, NotedCheck(name, outcome, reason, command, time.time()))
-    sys.stderr.write(f"verdict stored in {run.path}; see comgra-decl diagnose {run.path}\n")
+    sys.stderr.write(f"verdict stored in {run.path}; to view it: comgra-decl diagnose {run.path}\n")
 
 
 _WORDS = {
-    "can": ("The network can fit one batch", "bold green"),
-    "cannot": ("The network cannot fit one batch", "bold red"),
+    "can": ("The model can fit one batch", "bold green"),
+    "cannot": ("The model cannot fit one batch", "bold red"),
     "unclear": ("Inconclusive", "bold yellow"),
 }
 _MIXING = {
@@ -160,7 +162,7 @@ _BANDS = ((0.1, "blue"), (0.5, "cyan"), (2.0, "green"), (10.0, "yellow"), (math.
 
 
 def print_verdict(verdict: Verdict, losses: Sequence[float]) -> None:
-    """Print the verdict, and the loss at up to six steps."""
+    """Print the verdict and the loss at up to six steps."""
     words, style = _WORDS[verdict.outcome]
     out = console()
     out.print(Text.assemble((f"{words}: ", style), verdict.reason, "."))
@@ -171,13 +173,14 @@ def print_verdict(verdict: Verdict, losses: Sequence[float]) -> None:
     out.print(Text(f"loss on the batch: {line}", style="dim"))
     if verdict.outcome == "cannot":
         out.print(
-            "What to do: check that the loss uses the right targets, that gradients reach every "
-            "parameter, and the learning rate; comgra-decl diagnose shows more for a recorded run."
+            "What to do: check the learning rate, whether the loss uses the right targets, and "
+            "whether gradients reach every parameter. For details, record a run and use "
+            "comgra-decl diagnose."
         )
 
 
 def print_mixing(worst: Mixing, found: Sequence[Mixing]) -> None:
-    """Print the verdict on a program, and those on its networks if there are several."""
+    """Print the verdict on a script, and on each of its models if there are several."""
     out = console()
     words, style = _MIXING[worst.outcome]
     out.print(Text.assemble((f"{words}: ", style), worst.reason, "."))
@@ -185,14 +188,14 @@ def print_mixing(worst: Mixing, found: Sequence[Mixing]) -> None:
         out.print(Text(f"{mixing.model}: {mixing.reason}", style="dim"))
     if worst.outcome == "mixed":
         out.print(
-            "What to do: look for a view, reshape or transpose that moves the batch dimension, and "
-            "for a softmax, mean or norm over it. If samples are supposed to interact (contrastive "
-            "losses, graphs), or time is the first dimension (use --batch-dim 1), nothing is wrong."
+            "What to do: look for a view, reshape or transpose that moves the batch dimension, or "
+            "for a softmax, mean or norm over it. If the first dimension is time, use --batch-dim "
+            "1. If samples are meant to interact (contrastive losses, graphs), this is no bug."
         )
 
 
 def print_readings(readings: Sequence[Reading]) -> None:
-    """Print one line per call of a layer."""
+    """Print a table with one row per layer call."""
     if not readings:
         console().print("No layer was called before the first optimizer step.")
         return

@@ -23,7 +23,7 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; exit with code 2 if the request cannot be carried out."""
+    """Run a command; exit with code 2 if it cannot be carried out."""
     arguments = sys.argv[1:] if arguments is None else arguments
     environment.taken()  # COMGRA applies to training programs only
     try:
@@ -38,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _require_paths(arguments: Sequence[str]) -> None:
-    """Raise StoreError for an empty argument, which pathlib would take for the current folder.
+    """Raise StoreError for an empty argument, which pathlib would treat as the current folder.
 
-    All arguments that Typer parses are paths, except for values of options.
+    Except for the values of options, all arguments that Typer parses are paths.
     """
     if "" not in arguments[1:]:
         return
@@ -64,10 +64,12 @@ def _print_version(wanted: bool) -> None:
 def _comgra_decl(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show version."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """See inside a PyTorch network while it trains."""
+    """See inside a PyTorch model while it trains."""
 
 
 _passed_on = register(app)

@@ -16,22 +16,26 @@ from comgra_decl.visible import visible
 if TYPE_CHECKING:
     from comgra_decl.store.location import Location
 
-# Path, so that shells complete it; `location` recognises a URL that was converted to a Path.
-Root = Annotated[Path, typer.Argument(help="Root folder, or folder of a group; or s3://, gs://.")]
+# The type Path lets shells complete paths; `location` recognises URLs converted to Path.
+Root = Annotated[
+    Path, typer.Argument(help="Root or group folder: a path or an s3:// or gs:// URL.")
+]
 RunPath = Annotated[
     Path,
-    typer.Argument(help="A run, or a group or root to use its newest run; or s3://, gs://."),
+    typer.Argument(
+        help="Folder of a run, or a group or root folder, whose newest run is used: a path or URL."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def print_line(text: str) -> None:
-    """Print a line; on a terminal, escape control characters."""
+    """Print a line; escape control characters on a terminal."""
     sys.stdout.write(f"{visible(text) if sys.stdout.isatty() else text}\n")
 
 
 def print_json(content: Any) -> None:
-    """Print `content` as JSON; a NaN raises ValueError, since it indicates a bug."""
+    """Print `content` as JSON; raise ValueError for NaN, which would be a bug."""
     sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
@@ -39,12 +43,12 @@ def run_folder(path: Path) -> Location:
     """Return the run at `path` in any state, or the newest run in that folder.
 
     Raises:
-        RunNotFoundError: there is none.
+        RunNotFoundError: the folder contains no run.
     """
     from comgra_decl.query import list_runs, open_run
 
     runs = list_runs(path)
-    return runs[-1].path if runs else open_run(path).path  # raises an error that explains why
+    return runs[-1].path if runs else open_run(path).path  # raises an error with the reason
 
 
 def bytes_text(number: int) -> str:
@@ -58,12 +62,12 @@ def bytes_text(number: int) -> str:
 
 
 OnProgress = Callable[[str, int, int], None]
-"""Receives the task's description, the amount done, and the total."""
+"""Callback that receives a task's description, its progress, and the total."""
 
 
 @contextmanager
 def bar() -> Iterator[OnProgress]:
-    """Yield a callback that updates a progress bar; the bar disappears at the end."""
+    """Yield a callback that updates a progress bar; remove the bar at the end."""
     if not sys.stderr.isatty():
         yield _ignore
         return
@@ -82,4 +86,4 @@ def bar() -> Iterator[OnProgress]:
 
 
 def _ignore(what: str, done: int, total: int) -> None:
-    """Ignore progress when standard error is not a terminal."""
+    """Do nothing; replaces the progress bar if standard error is not a terminal."""

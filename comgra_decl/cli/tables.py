@@ -1,4 +1,4 @@
-"""Format runs as tables for the command line."""
+"""Tables of runs for the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STYLES = {
     "damaged": "red",
     "unreadable": "red",
 }
-"""Colour of each state of a run; a finished run has none."""
+"""Colour of each state of a run; `finished` has none."""
 
 
 class _Table(Table):
@@ -71,7 +71,7 @@ def run_table(run: dict[str, Any]) -> Table:
 
 
 def slots_table(slots: Sequence[dict[str, Any]]) -> Table:
-    """Return the recorded slots, one node and role per row with all its passes."""
+    """Return the table of recorded slots: one row per node and role, listing the passes."""
     table = _Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("node", "role", "passes", "kind", "type", "shape"):
         table.add_column(heading, overflow="fold")
@@ -87,7 +87,7 @@ def slots_table(slots: Sequence[dict[str, Any]]) -> Table:
 
 
 def state_text(state: str) -> Text:
-    """Return the state of a run, coloured."""
+    """Return the state of a run as coloured text."""
     return Text(state, style=_STYLES.get(state, ""))
 
 
@@ -116,7 +116,7 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
         yield kpi["name"], f"{_number(kpi['value'])} ({kpi['type']}, step {kpi['step']})"
     if writer := run["report"].get("writer"):
         share = f"{writer['share']:.1%} of a core ({writer['cpu']:.1f} s)"
-        yield "cost of writing", f"{share}; training waited {writer['waited']:.1f} s for it"
+        yield "cost of writing", f"{share}; training waited {writer['waited']:.1f} s"
     if price := price_text(run["report"]):
         yield "cost", price
     for loss in run["damage"]:
@@ -131,7 +131,7 @@ def _writers(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
         yield "ranks", ", ".join(map(str, run["ranks"]))
     if run["missing_ranks"]:
         missing = ", ".join(map(str, run["missing_ranks"]))
-        yield "missing", Text(f"no data of rank {missing}", style="yellow")
+        yield "missing", Text(f"no data from rank {missing}", style="yellow")
     for session in run["sessions"][1:]:
         step = "no step yet" if session["step"] is None else f"from step {session['step']}"
         yield "resumed", f"{time_text(session['started'])}, {step}"
@@ -153,7 +153,7 @@ def _or_dash(value: Any) -> str:
 
 
 def print_verdict(verdict: Verdict) -> None:
-    """Print the result of `verify`, and what to do about damage."""
+    """Print the result of `verify`, with advice if the run is damaged."""
     out, facts = console(), Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
@@ -167,9 +167,9 @@ def print_verdict(verdict: Verdict) -> None:
 def print_beside(damages: Sequence[Damage]) -> None:
     """Print damage in files next to the databases of a run, which are not versioned."""
     out = console()
-    out.print("", Text("damaged files next to the trace", style="red"), sep="\n")
+    out.print("", Text("damaged files next to the databases", style="red"), sep="\n")
     out.print(_damages(damages))
-    out.print("Repeat the experiment with --for RUN to store its verdict again.")
+    out.print("To store the verdict again, repeat the experiment with --for RUN.")
 
 
 def _checked_facts(verdict: Verdict) -> Iterator[tuple[str, str | Text]]:
@@ -183,7 +183,10 @@ def _checked_facts(verdict: Verdict) -> Iterator[tuple[str, str | Text]]:
     more = " or more" if verdict.more else ""
     yield "damaged", Text(f"in {len(verdict.damages)} places{more}", style="red")
     if all(damage.heals for damage in verdict.damages) and not verdict.more:
-        yield "what to do", f"no data is lost; to repair: comgra-decl compact {verdict.path}"
+        yield (
+            "what to do",
+            f"no data is lost; to repair the run: comgra-decl compact {verdict.path}",
+        )
     elif verdict.whole_version is None:
         yield "what to do", "no earlier version is intact"
     else:
@@ -200,7 +203,7 @@ def _checked_facts(verdict: Verdict) -> Iterator[tuple[str, str | Text]]:
 
 def _damages(damages: Sequence[Damage]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("where", "steps", "what is lost", "reason"):
+    for heading in ("where", "steps", "lost data", "reason"):
         table.add_column(heading, overflow="fold")
     for damage in damages:
         table.add_row(damage.where, _steps(damage), damage.lost, damage.reason)

@@ -47,7 +47,7 @@ def run_watched(call: Call, watching: AbstractContextManager[None]) -> None:
 
 
 def refuse(command: str, problem: object, usage: str) -> None:
-    """Report what is wrong with a command line, and exit."""
+    """Print a problem with the command line and the usage; exit with code 2."""
     sys.stderr.write(f"comgra-decl {command}: {problem}\n\n{usage}")
     sys.exit(Exit.WRONG)
 
@@ -57,11 +57,11 @@ def options_of(rest: list[str], *, flags: Sequence[str], values: Sequence[str]) 
 
     Args:
         rest: the command line.
-        flags: options without a value, such as "--json"; those given get the value "".
-        values: options with a value, as `--steps 10` or `--steps=10`.
+        flags: options without a value, such as "--json"; the result maps them to "".
+        values: options with a value, written as `--steps 10` or `--steps=10`.
 
     Raises:
-        UsageError: a value is missing, or a flag was given a value.
+        UsageError: an option lacks its value, or a flag has one.
     """
     found: dict[str, str] = {}
     while rest:
@@ -81,7 +81,7 @@ def number_of(option: str, options: dict[str, str], default: int, least: int = 1
     """Return the value of an option as an integer.
 
     Raises:
-        UsageError: it is not an integer of at least `least`.
+        UsageError: the value is not an integer, or is less than `least`.
     """
     text = options.get(option, str(default))
     if not text.isdecimal() or int(text) < least:

@@ -113,7 +113,7 @@ def require_at_first_step(spec: Spec, *, end: Callable[[SpecError], None]) -> No
 
 
 def _of_rules(content: Mapping[str, Any], *, trust: bool = False) -> list[str]:
-    """Return what is wrong with `rules`, if their form is valid; `trust` imports custom ones."""
+    """Return the problems of `rules`, if their form is valid; `trust` imports custom rules."""
     declared = content.get("rules", "default")
     if not isinstance(declared, Mapping):
         return []  # without rules, skip the slow imports
@@ -131,13 +131,13 @@ def _of_rules(content: Mapping[str, Any], *, trust: bool = False) -> list[str]:
 
 
 def _of_terminal(content: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with a debugger that no one could type into."""
+    """Return an error if a debugger is requested but standard input is not a terminal."""
     stated = content.get("on_finding")
     limit = stated.get("break", "never") if isinstance(stated, Mapping) else "never"
     traces = content.get("enabled", True) is not False and content.get("dry_run") is not True
     if limit not in ("error", "warning", "hint") or not traces or _has_terminal():
         return []
-    why = "opens a debugger, and standard input is not a terminal"
+    why = "opens a debugger, which requires a terminal as standard input"
     instead = f"run the program in a terminal, or use `stop: {limit}` to end it instead"
     return [f"comgra.on_finding.break: {limit} {why}; {instead}"]
 
@@ -150,7 +150,7 @@ def _has_terminal() -> bool:
 
 
 def _of_functions(content: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the user's functions named in a spec."""
+    """Return the problems of custom functions named in a spec."""
     reasons = [(where, target, _not_imported(target)) for where, target in _targets(content)]
     return [f"comgra.{where}._target_: {target!r} {why}" for where, target, why in reasons if why]
 
@@ -181,7 +181,7 @@ def _each(where: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _not_imported(target: str) -> str | None:
-    """Return why a function cannot be used, None if it can; imports its module."""
+    """Import a function's module; return the reason why the function cannot be used, or None."""
     module, _, name = target.rpartition(".")
     if not module or not all(part.isidentifier() for part in target.split(".")):
         return None  # malformed, already reported

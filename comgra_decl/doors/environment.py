@@ -1,9 +1,9 @@
 """Tracing through the environment, without editing code: `COMGRA=debug python train.py`.
 
 torch calls `attach` at the end of its own import, because it is an entry point of the group
-`torch.backends`. So a program that does not import torch never loads this file, a program without
-`COMGRA` only reads a single environment variable, and the interpreter starts at full speed. This
-module must not import torch, nor any large module before `COMGRA` is found.
+`torch.backends`. Programs that do not import torch therefore never load this file, programs without
+`COMGRA` only read a single environment variable, and the interpreter starts at full speed. This
+module must not import torch, or any large module before `COMGRA` is found.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SWITCHED_ON = ("1", "on", "true", "yes")
 
 
 def attach() -> None:
-    """Wait for training to start, if the environment asks for recording.
+    """Wait for training to start, if the environment enables recording.
 
     Raises:
         SystemExit: the declared spec is invalid; lists every problem.

@@ -169,7 +169,7 @@ class Waiting:
             self._direct.install(all_classes=True)
 
     def _compile(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Start recording, since a compiled model will be called; during an import, set a flag.
+        """Start recording before a compiled model is called; during an import, only set a flag.
 
         A library that compiles while it is imported may never call the result. Compiled code must
         not see any hook of comgra when it first runs.
@@ -274,7 +274,7 @@ def _launched() -> bool:
 
 
 def _give_up(error: BaseException) -> None:
-    """Reports an error in what notes the modules of a program that freezes its objects."""
+    """Report an error of the patch that stores a program's modules before they are frozen."""
     _say(f"names of modules may lack their paths because of an error in it: {error!r}")
 
 

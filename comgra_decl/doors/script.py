@@ -26,14 +26,14 @@ USAGE = """\
 usage: python -m comgra_decl [--spec NAME|FILE] [KEY=VALUE ...] SCRIPT [ARGS ...]
        python -m comgra_decl [--spec NAME|FILE] [KEY=VALUE ...] -m MODULE [ARGS ...]
 
-Runs a training script unchanged and records what happens inside its networks.
+Runs a training script unchanged and records what happens inside its models.
 
   --spec NAME|FILE  a preset (attention, debug, light, off) or a YAML file; default: debug
   KEY=VALUE         an override, such as schedule.every=10 or run.root=/data/runs
   -m MODULE         run a module instead of a file, like python -m
   --version, --help
 
-To view what was recorded: comgra-decl view runs
+To view the results: comgra-decl view runs
 """
 
 

@@ -51,7 +51,7 @@ class Mixing:
 
 def worst_of(found: Sequence[Mixing]) -> Mixing:
     """Return the verdict on a program with several networks: the worst one."""
-    nothing = "no network with parameters was called in training mode before an optimizer step"
+    nothing = "no model with parameters was called in training mode before an optimizer step"
     return min(found, key=lambda m: _WORST.index(m.outcome), default=Mixing("unclear", nothing))
 
 

@@ -83,7 +83,7 @@ class Rehearsal(Session):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _rank(self) -> Rank | None:
-        """Return None: each process of a distributed training does its own dry run."""
+        """Return None: each process of a distributed training job does its own dry run."""
         return None
 
     def _manager(self, **arguments: Any) -> HookManager:
@@ -98,7 +98,7 @@ class Rehearsal(Session):
             self.give_up(error)
 
     def step_ended(self) -> None:
-        """Time the step that has ended; end the program after the last one."""
+        """Measure the step that has ended; end the program after the last step."""
         if self._over:
             return
         kind = "recorded" if self._step in RECORDED else "plain"

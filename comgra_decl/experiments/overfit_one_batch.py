@@ -67,7 +67,7 @@ def _judged(
     if not _held(inputs):
         return "unclear", (
             "the input changed from step to step, so the batch was not held fixed: the program "
-            "takes its batches from neither a DataLoader nor the global random generators"
+            "gets its batches neither from a DataLoader nor from the global random generators"
         )
     if len(losses) < _LEAST_STEPS:
         return "unclear", f"the program ended after {len(losses)} steps; {_LEAST_STEPS} are needed"

@@ -1,4 +1,4 @@
-"""What a spec would record for a program, and at what cost, as data and as printed tables."""
+"""The plan of a spec: what it would record of a program and what this would cost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a spec records of a model, and at what cost.
+    """The data that a spec records of a model, and the cost of recording it.
 
     Attributes:
         entries: by entry of the spec: matched, fired, written, never_called.
@@ -221,7 +221,7 @@ def _remarks(spec: Spec) -> list[str]:
     if any(budget.time or budget.disk for budget in budgets):
         remarks.append("schedule.budget thins out records that cost more than it allows")
     if spec.keep is not None:
-        remarks.append("keep captures every step (included in the share) and stores more steps")
+        remarks.append("keep captures every step (included in the share); its stored steps are not")
     return remarks
 
 

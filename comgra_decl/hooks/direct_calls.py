@@ -98,7 +98,7 @@ class DirectCalls:
         self._running_here().append(module)
 
     def followed(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Report the end of a call begun with `follow`; `output` is None if the call failed."""
+        """Report the end of a call reported by `follow`; `output` is None if the call failed."""
         running = self._running_here()
         running[:] = [each for each in running if each is not module]  # modules may define `==`
         self._after(module, args, output)

@@ -83,7 +83,7 @@ class Ending:
 
     @property
     def waits(self) -> bool:
-        """Whether tracing ends as soon as that is safe."""
+        """Whether tracing ends as soon as it is safe to do so."""
         return self._waits
 
     def fault(self, error: BaseException) -> None:

@@ -29,9 +29,9 @@ CUDA_GRAPH = (
 
 COMPILED_GRAPH = (
     "the compiled code uses CUDA graphs (mode='reduce-overhead' or 'max-autotune', or "
-    "triton.cudagraphs). Recorded steps run without them: eagerly or, with compile: observed, "
-    "compiled. They take longer and round differently, as always under torch.compile; all other "
-    "steps are unaffected"
+    "triton.cudagraphs). Recorded steps run without CUDA graphs, either eagerly or (with compile: "
+    "observed) compiled. They take longer and round differently, as always under torch.compile; "
+    "all other steps are unaffected"
 )
 _GRAPHED = "make_graphed_callables"
 
@@ -43,9 +43,10 @@ def is_capturing() -> bool:
 
 def compiles_to_cuda_graphs() -> bool:
     """Return whether the program has compiled anything in a mode that uses CUDA graphs."""
-    backends = _backends()
-    if not backends:
+    compiler = loaded("eval_frame")
+    if compiler is None or not getattr(compiler, "cached_backends", None):
         return False  # runs for every record, and reading inductor's settings is slow
+    backends = _backends()
     inductor = loaded("inductor_config")
     always = bool(getattr(getattr(inductor, "triton", None), "cudagraphs", False))
     return any(_makes_cuda_graphs(backend, always=always) for backend in backends)

@@ -39,7 +39,7 @@ class Listener:
         training: the record of a training step.
         evaluation: the evaluation phases and their records.
         roots: determines whether the program is evaluating.
-        scalars: receives numbers and notes.
+        scalars: receives metrics and notes.
         idle: counts the steps that need no other work.
         ending: whether tracing continues, and how it ends.
         together: lock held while an event of a step is handled.
@@ -131,7 +131,7 @@ class Listener:
 
     @guarded
     def kpi(self, name: str, value: Any) -> None:
-        """Log a number for the step in progress."""
+        """Log a value for the step in progress."""
         if _is_compiling():
             return
         self._idle.end()

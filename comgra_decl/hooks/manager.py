@@ -72,7 +72,7 @@ class HookManager:
         spec: what to capture and when.
         sink: receives each closed record on the training thread; must be fast.
         on_fault: called once with an error of tracing itself, after tracing has stopped.
-        scalars: receives the numbers and notes of all steps at intervals, like `sink`.
+        scalars: receives the metrics and notes of all steps at intervals, like `sink`.
         meter: measures the cost of recording outside the training thread.
         ready: called before a step is recorded; an exception ends tracing like an error in tracing.
         ended: called on the training thread after each step; exceptions reach the program.
@@ -373,7 +373,7 @@ class HookManager:
         self._steps.replace(spec, note)
 
     def look(self) -> None:
-        """Check whether steps end at all; called about once a second from another thread."""
+        """Check that steps end; called about once a second from another thread."""
         if self._ending.over:
             return
         number, before = self._state.number, self._unended.found

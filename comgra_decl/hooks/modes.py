@@ -36,12 +36,21 @@ class OwnMode(TorchFunctionMode):
 
     Attributes:
         thread: the thread whose calls it handles, 0 for none; it has no effect in other threads.
+        placed: whether it is on the stack, or handling a call after which torch puts it back.
+        removed: whether it was removed and not inserted again.
+        returning: whether it was removed while handling a call; torch puts it back when that call
+            returns.
     """
 
     def __init__(self, on_fault: Callable[[BaseException], None]) -> None:
         super().__init__()
         self._on_fault = on_fault
         self.thread = 0
+        # attributes rather than sets of modes: they change twice in each recorded step
+        self.placed = False
+        self.removed = False
+        self.returning = False
+        _modes.add(self)
 
     def __torch_function__(
         self,
@@ -64,35 +73,41 @@ class OwnMode(TorchFunctionMode):
         """Call the function once and return its result."""
 
 
-_placed: WeakSet[OwnMode] = WeakSet()
-"""Modes on the stack, and modes handling a call after which torch puts them back."""
-_removed: WeakSet[OwnMode] = WeakSet()
-_returning: WeakSet[OwnMode] = WeakSet()
-"""Modes removed while handling a call; torch puts them back when that call returns."""
+_modes: WeakSet[OwnMode] = WeakSet()
+"""All modes of tracing."""
 
 
 def insert_at_bottom(mode: OwnMode) -> None:
     """Make `mode` the outermost active torch function mode of this thread."""
-    here = mode.thread == get_ident()
-    at_work = here and (mode in _placed or mode in _returning) and not is_active(mode)
-    mode.thread = get_ident()
-    _removed.discard(mode)
-    _returning.discard(mode)
-    _placed.add(mode)
-    if not at_work:  # otherwise torch puts the mode back
+    here = get_ident()
+    expected = mode.thread == here and (mode.placed or mode.returning)
+    at_work = expected and not is_active(mode)
+    mode.thread = here
+    mode.removed = mode.returning = False
+    mode.placed = True
+    if at_work:
+        return  # torch puts the mode back
+    if function_modes():
         _replace_all([mode, *(other for other in _all() if other is not mode)])
+    else:
+        push_function_mode(mode)
 
 
 def remove(mode: OwnMode) -> None:
     """Remove `mode` from the stack; does nothing if it is not on the stack."""
-    was_placed = is_placed(mode)
-    _placed.discard(mode)
-    _removed.add(mode)  # before anything else, so that `sweep` removes it if the rest fails
-    if was_placed and not is_active(mode):
-        _returning.add(mode)
-    if mode.thread != get_ident():  # it stays on that thread's stack until that thread sweeps
+    here = mode.thread == get_ident()
+    was_placed = mode.placed and here
+    mode.placed = False
+    mode.removed = True  # before anything else, so that `sweep` removes it if the rest fails
+    active = _all()
+    if was_placed and not any(other is mode for other in active):
+        mode.returning = True
+    if not here:  # it stays on that thread's stack until that thread sweeps
         mode.thread = 0
-    _replace_all([other for other in _all() if other is not mode])
+    if len(active) == 1 and active[0] is mode:
+        pop_function_mode()
+    else:
+        _replace_all([other for other in active if other is not mode])
 
 
 def sweep() -> None:
@@ -109,11 +124,11 @@ def sweep() -> None:
         _replace_all([mode for mode in found if mode not in gone])
         for mode in gone:
             if mode.thread == get_ident():
-                _returning.discard(mode)
+                mode.returning = False
 
 
 def _is_gone(mode: OwnMode) -> bool:
-    return mode in _removed or mode.thread != get_ident()
+    return mode.removed or mode.thread != get_ident()
 
 
 @contextmanager
@@ -127,7 +142,7 @@ def aside() -> Iterator[None]:
     finally:
         for mode in ours:
             if _is_gone(mode):  # removed within the block
-                _returning.discard(mode)
+                mode.returning = False
         back = [mode for mode in ours if not _is_gone(mode)]
         if back:
             _replace_all([*back, *(mode for mode in _all() if mode not in back)])
@@ -135,8 +150,9 @@ def aside() -> Iterator[None]:
 
 def at_work() -> bool:
     """Return whether one of our modes is handling a call, after which torch would put it back."""
-    here = [mode for mode in (*_placed, *_returning) if mode.thread == get_ident()]
-    return not all(is_active(mode) for mode in here)
+    here = get_ident()
+    expected = [m for m in [*_modes] if (m.placed or m.returning) and m.thread == here]
+    return not all(is_active(mode) for mode in expected)
 
 
 def any_active() -> bool:
@@ -146,7 +162,7 @@ def any_active() -> bool:
 
 def is_placed(mode: OwnMode) -> bool:
     """Return whether `mode` is on the stack, or handling a call after which it is put back."""
-    return mode in _placed and mode.thread == get_ident()
+    return mode.placed and mode.thread == get_ident()
 
 
 def is_active(mode: TorchFunctionMode) -> bool:

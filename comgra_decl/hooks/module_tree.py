@@ -26,9 +26,9 @@ _WRAPPER_CLASSES = ("DistributedDataParallel", "DataParallel")
 """Wrappers that hold it under the name `module`, which other modules use for ordinary children."""
 
 _FROZEN = (
-    "gc.freeze() was called before tracing began, and Python {}.{} does not reveal which modules "
-    "contain a frozen one: if {} is part of a larger module, the names of its nodes lack the path "
-    "to it; start tracing before gc.freeze(), keep the model in a variable of the main module, or "
+    "gc.freeze() was called before tracing began. Python {}.{} does not reveal which modules "
+    "contain a frozen module, so if {} is part of a larger module, its node names lack the path "
+    "to it. Start tracing before gc.freeze(), keep the model in a variable of the main module, or "
     "use Python 3.13 or newer"
 )
 

@@ -49,12 +49,24 @@ class Optimizers:
         known = (o for reference in self._known.values() if (o := reference()) is not None)
         return {number for optimizer in known for number in _parameters(optimizer)}
 
+    def holders(self) -> dict[int, list[int]]:
+        """Return, by the id of each held parameter, the numbers of the optimizers that hold it."""
+        found: dict[int, list[int]] = {}
+        known = [o for reference in self._known.values() if (o := reference()) is not None]
+        for number, optimizer in enumerate(known):
+            for parameter in dict.fromkeys(_parameters(optimizer)):
+                found.setdefault(parameter, []).append(number)
+        return found
+
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Returns the id of each known optimizer and the number of parameters it holds."""
-        known = ((n, o) for n, ref in self._known.items() if (o := ref()) is not None)
-        return tuple(
-            [(n, sum([len(g["params"]) for g in getattr(o, "param_groups", ())])) for n, o in known]
-        )
+        sizes = []
+        for number, reference in self._known.items():  # no generators: runs for every record
+            optimizer = reference()
+            if optimizer is not None:
+                groups = getattr(optimizer, "param_groups", ())
+                sizes.append((number, sum([len(group["params"]) for group in groups])))
+        return tuple(sizes)
 
     def held_in(self, model: nn.Module) -> set[int]:
         """Search for the optimizers of a model, then return the ids as `held` does."""

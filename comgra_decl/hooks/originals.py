@@ -43,7 +43,7 @@ _OF_C = (
     | WrapperDescriptorType
 )
 _OPERATORS = OperatorBase | OpOverloadPacket
-"""Callable objects, which are not identified by their running code."""
+"""Types of callable objects that cannot be identified by their running code."""
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _ASKING = overrides.handle_torch_function.__code__
@@ -99,7 +99,8 @@ def _is_torchs(code: CodeType) -> bool:
 def _is_genuine(func: Any) -> bool:
     """Return whether a function and all functions that it wraps belong to torch.
 
-    The running code may differ from the function's: `F.max_pool2d` dispatches to one of two.
+    The running code may differ from that of the function: `F.max_pool2d` calls one of two
+    functions.
     """
     while func is not None:
         if type(func) is not FunctionType or not _is_torchs(func.__code__):

@@ -79,7 +79,7 @@ def _field_names(value: Any) -> list[str]:
 
 
 class Tensors:
-    """Stands for a value of which only the tensors and their paths are known."""
+    """Represents a value whose structure is unknown, except for its tensors and their paths."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, torch.Tensor] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -11,6 +11,8 @@ from comgra_decl.hooks.limits import is_used_uncalled, why_silent
 from comgra_decl.spec.globs import compile_text
 
 if TYPE_CHECKING:
+    import torch
+
     from comgra_decl.hooks.functions.beside import Beside
     from comgra_decl.hooks.optimizers import Optimizers
     from comgra_decl.hooks.plans import ModulePlan, Part, TensorPlan, TopPlan
@@ -101,7 +103,7 @@ class Reporter:
         if plan.top.module() is not None or plan not in self._described:
             seen: dict[int, str] = {}
             known = {id(own.tensor): own.trainable for own in plan.parameters}
-            held = set() if self.optimizers is None else self.optimizers.held()
+            held = {} if self.optimizers is None else self.optimizers.holders()
             self._described[plan] = [
                 _describe(plan, part, seen, known, held) for part in plan.parts
             ]
@@ -109,10 +111,12 @@ class Reporter:
 
     def _state(self, tops: Collection[TopPlan], capture: StepCapture) -> object:
         """Return a value that changes whenever the documents change."""
-        fired = sum([plan.fired for top in tops for plan in top.modules])
+        fired, trainable = 0, []
+        for top in tops:
+            fired += sum([plan.fired for plan in top.modules])
+            trainable += [plan.trainable for plan in top.parameters]
         beside = None if self.beside is None else self.beside.state
         refused, warned = len(capture.refused), len(self._warnings)
-        trainable = tuple([plan.trainable for top in tops for plan in top.parameters])
         self._is_priced = self._is_priced or self.price() is not None
         priced, count = self._is_priced, self._choice_count
         held = () if self.optimizers is None else self.optimizers.sizes()
@@ -234,11 +238,12 @@ def _describe(
     part: Part,
     seen: dict[int, str],
     trainable: dict[int, bool | None],
-    held: Collection[int],
+    held: Mapping[int, list[int]],
 ) -> dict[str, Any]:
     parameters = {}
     node = plan.top.node(part.path)
     module = part.module()
+    several = any(number > 0 for numbers in held.values() for number in numbers)
     for name, parameter in [] if module is None else module._parameters.items():
         if parameter is not None:
             parameters[name] = {
@@ -248,5 +253,31 @@ def _describe(
                 "optimized": id(parameter) in held,
                 "tied_to": seen.get(id(parameter)),
             }
+            if several:
+                parameters[name]["holders"] = held.get(id(parameter), [])
             seen.setdefault(id(parameter), f"{node}.{name}")
-    return {"path": part.path, "node": node, "class": part.class_name, "parameters": parameters}
+    described = {"path": part.path, "node": node, "class": part.class_name}
+    return {**described, "parameters": parameters, **_settings(module)}
+
+
+_SETTINGS = (
+    "batch_first",
+    "bidirectional",
+    "dropout",
+    "eps",
+    "momentum",
+    "p",
+    "track_running_stats",
+)
+"""Attributes of modules that are settings; others are the program's own business."""
+
+
+def _settings(module: torch.nn.Module | None) -> dict[str, Any]:
+    """Returns the settings and the shapes of the buffers of a module, as far as it has any."""
+    if module is None:
+        return {}
+    given = {name: module.__dict__.get(name) for name in _SETTINGS}
+    settings = {k: v for k, v in given.items() if isinstance(v, (bool, int, float))}
+    buffers = {k: list(v.shape) for k, v in module._buffers.items() if v is not None}
+    found = {"settings": settings, "buffers": buffers}
+    return {name: content for name, content in found.items() if content}

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class RootCalls:
     """Classifies model calls by earlier calls and by the modes of modules.
 
-    A network that stays in evaluation mode and is called in every step (a teacher, a target
-    network) is part of the steps. A trained network that was switched to evaluation mode is not.
+    A model that stays in evaluation mode and is called in every step (a teacher, a target network)
+    is part of the steps. A trained model that was switched to evaluation mode is not.
 
     Args:
         owners: the parent of each module.
@@ -42,13 +42,13 @@ class RootCalls:
         return bool(self._trained)
 
     def trains(self, root: nn.Module) -> None:
-        """Note that `root` is trained, in training or evaluation mode."""
+        """Register that `root` is trained, in training or evaluation mode."""
         self.maybe = False
         if id(root) not in self._trained:
             self._trained[id(root)] = weakref.ref(root)
 
     def tunes(self, root: nn.Module) -> None:
-        """Note that `root` is trained in evaluation mode."""
+        """Register that `root` is trained in evaluation mode."""
         self._tuned[id(root)] = weakref.ref(root)
         self.trains(root)
         self.evaluating = False

@@ -29,8 +29,9 @@ _IN_VAIN = (
 
 _COUNTED_SEPARATELY = (
     "several optimizers take turns within one training step. Their first steps were counted "
-    "separately, so from now on step numbers are at least {} higher than the number of training "
-    "steps. To count correctly from the start, set schedule.step to the class name or the index of "
+    "separately, so from now on, step numbers are at least {} higher than the number of training "
+    "steps. To count correctly from the start, set schedule.step to the class name or the index "
+    "of "
     "the optimizer that ends a step"
 )
 
@@ -136,7 +137,7 @@ class StepClock:
         """Handle a model call in a recorded step; return whether the step in progress is over.
 
         The step is over if the model was trained in it and the optimizers still waited for train no
-        other models: they would have stepped by now. This happens if a network is called as a whole
+        other models: they would have stepped by now. This happens if a model is called as a whole
         and each of its layers has its own optimizer.
         """
         if model not in self._moved or not self.complete:
@@ -324,7 +325,7 @@ class StepClock:
 
     @property
     def in_vain(self) -> str | None:
-        """A warning if the optimizer that the rule names has never ended a step, else None."""
+        """A warning if the optimizer named by the rule has never ended a step, else None."""
         if not self._classes or self._is_met or self.explicit or self._others >= _ODD:
             return None
         return f"schedule.step: {self.rule!r} has not ended any step; {self._those_that_stepped()}"

@@ -10,6 +10,7 @@ from comgra_decl.hooks.limits import COMPILED_GRAPH, compiles_to_cuda_graphs
 from comgra_decl.hooks.schedule.agenda import TRAIN
 from comgra_decl.hooks.step_state import Outcome
 from comgra_decl.records import (
+    ATTENTIONS,
     BATCH_SOFTMAXES,
     LOSS_CALLS,
     MODES,
@@ -85,7 +86,7 @@ class StepRecords:
         roots: distinguishes training from evaluation.
         called: the models called in the step in progress.
         table: assigns the ids of slots.
-        scalars: the numbers of all steps.
+        scalars: the metrics of all steps.
         unended: detects steps whose end cannot be observed.
         reporter: receives warnings.
     """
@@ -315,17 +316,17 @@ class StepRecords:
             self._state.close()
             tracer.finish(capture)
         tracer.settle_names()
-        if capture.loss_calls:
-            info.extra[LOSS_CALLS] = capture.loss_calls
-        if capture.modes:
-            info.extra[MODES] = capture.modes
-        if capture.batch_softmaxes:
-            info.extra[BATCH_SOFTMAXES] = capture.batch_softmaxes
-        if capture.optimizers:
-            info.extra[OPTIMIZERS] = capture.optimizers
+        facts = {
+            LOSS_CALLS: capture.loss_calls,
+            MODES: capture.modes,
+            BATCH_SOFTMAXES: capture.batch_softmaxes,
+            ATTENTIONS: capture.attentions,
+            OPTIMIZERS: capture.optimizers,
+        }
+        info.extra |= {name: known for name, known in facts.items() if known}
         raw = capture.close(info, self._table)
         if training and info.mode == "train":
-            declared.compiled.recorded(capture.slots, info.step)
+            declared.compiled.recorded(capture, info.step)
         with without_functions():
             raw.structure = declared.structures.finish(info, capture.signature(), training=training)
         if training:

@@ -68,7 +68,7 @@ class Steps:
         called: the models called in the step in progress.
         graphs: detects the capture of CUDA graphs.
         losses: observes `backward`.
-        scalars: receives the numbers of all steps.
+        scalars: receives the metrics of all steps.
         idle: counts the steps that need no other work.
         reporter: receives choices and warnings.
         ending: whether tracing continues, and how it ends.
@@ -78,7 +78,7 @@ class Steps:
 
     Attributes:
         signs: the number of events that may have changed parameters.
-        resumption: determines the step at which a resumed training continues; None after that step.
+        resumption: determines the step at which a resumed run continues; None after that step.
     """
 
     def __init__(
@@ -377,7 +377,7 @@ class Steps:
         self._begin_rest()
 
     def _heed(self, alarm: LossAlarm) -> None:
-        """Has the steps from the one that is about to begin recorded after a sudden loss."""
+        """Schedule the next steps for recording after a sudden loss."""
         reason = alarm.taken()
         if reason is None or _is_one_of_several():
             return  # the ranks of a training record the same steps
@@ -388,7 +388,7 @@ class Steps:
             self._scalars.remark(text)
 
     def _settle_resumption(self, resumption: Resumption) -> None:
-        """Set the step number at the end of the first step of a resumed training."""
+        """Set the step number at the end of the first step of a resumed run."""
         self.resumption = None
         self._state.number, text = resumption.settle()
         self._scalars.resume(self._state.number, text)

@@ -130,6 +130,8 @@ class ModuleTracer:
         self.marks = Marks()
         self._together = together
         self._depth = 0
+        # the thread that entered the outermost call, and the one whose step it works on
+        self._caller, self._followed = 0, 0
         self._batch_before: int | None = None
         self._model_called = False  # in this step
         self._epoch = -1  # the step that the last model call belonged to
@@ -256,20 +258,25 @@ class ModuleTracer:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         try:
-            self.direct.entered[get_ident()] = module
+            own = get_ident()
+            self.direct.entered[own] = module
             if self.observers is not None and self._is_compiled(module):
                 return
             # inlined `is_no_step`, because this runs at each call of each module
             if graph_task() != -1 or tracing_state() is not None:
                 return
-            mine = here()
-            if mine != self.thread and not self._claim():
-                return
-            # Global pre-hooks do not receive keyword arguments, so read them from the caller.
-            outermost = self._depth == 0
-            kwargs = torch_variable(sys._getframe(1), "kwargs") or {} if outermost else {}
-            if not self._descend(mine, module, args, kwargs):
-                return
+            # No call lies between these comparisons and the addition, so no other thread runs.
+            if own == self._caller and self.thread == self._followed and self._depth:
+                self._depth += 1  # within a call that this thread has entered: as `_descend`
+            else:
+                mine = here()
+                if mine != self.thread and not self._claim():
+                    return
+                # Global pre-hooks do not receive keyword arguments, so read them from the caller.
+                outermost = self._depth == 0
+                kwargs = torch_variable(sys._getframe(1), "kwargs") or {} if outermost else {}
+                if not self._descend(mine, module, args, kwargs):
+                    return
             if module._forward_hooks:
                 self._come_after(module)
             if self._graph is not None and not getattr(module, "training", True):
@@ -310,6 +317,7 @@ class ModuleTracer:
                 return False
             self._depth += 1
             if self._depth == 1:
+                self._caller, self._followed = get_ident(), mine
                 self._calls.entered()
                 if self.functions is not None:
                     self.functions.calls(module, sys._getframe(1))
@@ -446,7 +454,8 @@ class ModuleTracer:
     def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         # inlined `is_no_step`, as in `_before`
         no_step = graph_task() != -1 or tracing_state() is not None
-        if no_step or self.thread not in (0, here()):
+        inside = get_ident() == self._caller and self.thread == self._followed
+        if no_step or not (inside or self.thread in (0, here())):
             if self._recomputed.capture is not None and is_backward():
                 self._recomputed.read(module, self._plans.get(id(module)), output)
             return

@@ -47,7 +47,7 @@ class Lane:
         thread: the identifier of the thread; 0 while none has trained.
         clock: determines which optimizer step ends its training steps.
         hand: detects the end of its steps after manual updates.
-        saying: the numbers and notes of its step in progress.
+        saying: the metrics and notes of its step in progress.
         labels: the labels of that step.
         record: the number of its last recorded step; -1 if there is none.
         waited: the number of its steps since it began to leave a record to another thread.
@@ -118,7 +118,7 @@ class Lanes:
 
     @property
     def stale(self) -> bool:
-        """Whether to give up an unfinished record of the followed thread."""
+        """Whether to abandon an unfinished record of the followed thread."""
         gone = self.followed.thread not in alive()
         return gone or self.passed >= _STALE
 
@@ -155,7 +155,7 @@ class Turns:
         hooks: installs and removes the hooks of a record.
         evaluation: the evaluation phases and their record.
         losses: observes `backward`.
-        scalars: receives the numbers of steps.
+        scalars: receives the metrics of steps.
         idle: counts the steps that need no other work.
         called: the models called in the step in progress.
         reporter: receives warnings.

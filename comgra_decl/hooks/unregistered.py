@@ -54,6 +54,8 @@ class Strays:
 
     def sentence(self) -> str:
         """Return a warning about new unregistered modules; empty if there are none."""
+        if self._seen.keys() <= self._reported:  # nearly always
+            return ""
         new = sorted(name for name in self._seen.keys() - self._reported if self._is_stray(name))
         self._reported.update(self._seen)
         return _STRAYS.format(", ".join(new)) if new else ""

@@ -29,7 +29,7 @@ else:
 
 
 class TraceCallback(Callback):
-    """Record what the trainer trains: one run per `fit`.
+    """Record each `fit` of the trainer as a run.
 
     Records the same data as the other entry points, and also the hyperparameters, the metrics
     that the module logs per epoch (as `trainer/NAME`), and whether an evaluation was a sanity
@@ -42,7 +42,8 @@ class TraceCallback(Callback):
         name: the run's own folder; defaults to the current time. A number is appended to a name
             that exists already.
         overrides: changes to the spec, such as "schedule.every=10".
-        stages: what to record, each as its own run: any of "fit", "validate", "test", "predict".
+        stages: the stages to record, each as its own run: any of "fit", "validate", "test",
+            "predict".
 
     Raises:
         SpecError: the spec is invalid; lists every problem, one per line.

@@ -25,10 +25,10 @@ else:
 
 
 class TraceCallback(TrainerCallback):
-    """Record what the Trainer trains: one run per `train()`.
+    """Record each `train()` of the Trainer as a run.
 
     Records the same data as the other entry points, and also the training arguments, the model's
-    config and the numbers that the Trainer logs (as `trainer/NAME`). Callbacks are not notified if
+    config and the values that the Trainer logs (as `trainer/NAME`). Callbacks are not notified if
     `train()` raises; the run is then finished by the next `train()` or at the end of the program.
 
     Args:
@@ -78,7 +78,7 @@ class TraceCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Record what the Trainer logs."""
+        """Record values that the Trainer logs."""
         self._recording.log(logs or {})
 
     def on_train_end(

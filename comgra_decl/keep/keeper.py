@@ -182,8 +182,8 @@ class Keeper:
         if self._ring.exhausted and self._exhausted_at is None and steps:
             self._exhausted_at = steps[-1].info.step
             _log.warning(
-                "comgra.keep: %s records were stored because of triggers, the maximum of "
-                "comgra.keep.at_most; from now on only scheduled steps are recorded",
+                "comgra.keep: triggers have stored %s records, the maximum (comgra.keep.at_most); "
+                "from now on, only scheduled steps are recorded",
                 self._spec.at_most,
             )
             self._exhausted()
@@ -297,7 +297,7 @@ class Keeper:
 
 
 def _kpis(raw: RawStep) -> dict[str, float]:
-    """Returns a step's recorded and logged numbers; waits for devices."""
+    """Returns a step's recorded and logged values; waits for devices."""
     return {**{name: float(value) for name, value in raw.logged.items()}, **raw.kpis}
 
 

@@ -32,7 +32,7 @@ class Entry(Generic[T]):
 
     @property
     def wanted(self) -> bool:
-        """Whether the decision so far is to store it."""
+        """Whether the entry will be stored according to the decisions so far."""
         return self.scheduled or bool(self.reasons)
 
 

@@ -1,4 +1,4 @@
-"""Access by name to the numbers of a few steps, for triggers."""
+"""Provides access by name to the values of a few steps, for triggers."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ class StepNumbers:
 
 
 class Measure:
-    """Reads the number that a trigger checks.
+    """Reads the value that a trigger checks.
 
     Args:
-        spec: spec of the number.
+        spec: spec of the value.
         lowest: whether to use the smallest value of several slots instead of the largest.
     """
 
@@ -92,7 +92,7 @@ class Measure:
         self._spec = spec
         self._extreme = np.fmin if lowest else np.fmax
         self.found = False
-        """Whether the number has ever been recorded."""
+        """Whether the value has ever been recorded."""
 
     def __str__(self) -> str:
         spec = self._spec
@@ -106,7 +106,7 @@ class Measure:
         return ("mean",) if self._spec.kpi is not None else (self._spec.statistic,)
 
     def read(self, look: StepNumbers) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Returns the numbers [k], and a mask of the steps that have a number."""
+        """Returns the values [k], and a mask of the steps that have a value."""
         values, there = self._kpi(look) if self._spec.kpi is not None else self._extremes(look)
         self.found = self.found or bool(there.any())
         return values, there
@@ -151,7 +151,7 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 class StepView:
-    """One step as seen by a user function; valid only while that function runs.
+    """One step as passed to a custom function; valid only while that function runs.
 
     Attributes:
         step: number of the step.
@@ -195,7 +195,7 @@ class StepView:
         """Returns one statistic of one slot; NaN if it was not recorded in this step.
 
         Raises:
-            ValueError: The spec's `stats` lack the statistic.
+            ValueError: The statistic is not listed in the spec's `stats`.
         """
         if statistic not in self._look.statistics:
             raise ValueError(f"{statistic!r} is not one of {', '.join(self._look.statistics)}")

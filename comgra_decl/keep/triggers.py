@@ -46,7 +46,7 @@ class Trigger(Protocol):
 
 
 class Nonfinite:
-    """Fires if a slot holds NaN or infinity and was finite when last recorded.
+    """Fires if a slot contains NaN or infinity and was finite in its previous record.
 
     Ignores gradients of steps that mixed precision skipped.
     """
@@ -86,7 +86,7 @@ class Nonfinite:
 
 
 class Spike:
-    """Fires if a number rises by many standard deviations of recent ones, or turns non-finite."""
+    """Fires if a value exceeds recent values by many standard deviations or is not finite."""
 
     def __init__(self, spec: SpikeTrigger, *, name: str | None = None) -> None:
         self._sigmas, self._window = spec.spike, spec.window
@@ -124,7 +124,7 @@ class Spike:
         return fires
 
     def _rises(self, known: NDArray[np.float64], start: int) -> NDArray[np.bool_]:
-        """Returns a mask of the numbers from `start` on above the limit set by earlier ones."""
+        """Returns a mask of the values from `start` on that exceed the limit of earlier values."""
         rises = np.zeros(len(known) - start, np.bool_)
         whole = max(start, self._window)
         for i in range(max(start, self._warm_up), min(whole, len(known))):
@@ -144,7 +144,7 @@ class Spike:
 
 
 class Quantile:
-    """Fires if a number is beyond a quantile of recent ones."""
+    """Fires if a value is beyond a quantile of recent values."""
 
     def __init__(self, spec: QuantileTrigger) -> None:
         self._quantile, self._window, self._warm_up = spec.quantile, spec.window, spec.warm_up
@@ -184,12 +184,12 @@ class Quantile:
 
 
 class Function:
-    """Fires if a user function returns a reason."""
+    """Fires if a custom function returns a reason."""
 
     statistics = ("*",)
 
     def __init__(self, path: str, arguments: dict[str, Any]) -> None:
-        """Imports the function; a failure is reported and only disables this trigger."""
+        """Imports the function; if this fails, reports the error and disables only this trigger."""
         self.name, self._arguments = path, arguments
         self.trouble: str | None = None
         self._function: Callable[..., Any] = bool
@@ -201,7 +201,7 @@ class Function:
             _log.error("comgra.keep.when: %s is disabled: %s", path, self.trouble)
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns the steps at which it fires; a function that raised is not called again."""
+        """Returns the steps at which it fires; a function that failed is not called again."""
         reasons: Reasons = {}
         for i in np.flatnonzero(look.watched).tolist():
             if self.trouble is not None:
@@ -221,7 +221,8 @@ class Function:
         except Exception as error:  # noqa: BLE001 - the user's own code
             self.trouble = f"{type(error).__name__}: {error}"
             _log.exception(
-                "comgra.keep: %s failed at step %d and is not called again; others continue",
+                "comgra.keep: %s failed at step %d and is not called again; other triggers "
+                "continue",
                 self.name,
                 view.step,
             )

@@ -23,7 +23,7 @@ _BYTES = 32 << 20  # memory limit for the statistics of one chunk
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Consecutive records of a run in stored order, without records replaced by a resumed training.
+    """Consecutive records of a run in stored order, without records replaced by a later session.
 
     `aggregates`: float32 [k, slots, statistics, 3] as in `records.AGGREGATES`, NaN where a record
     lacks the slot. `steps`: int64 [k]. `train`: bool [k]. `structures`: hash of each record's

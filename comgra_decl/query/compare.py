@@ -46,8 +46,8 @@ def compare(
         type: type of execution; None: training.
 
     Raises:
-        UnknownNameError: no run has the tensor or the statistic; the message lists what the last
-            run has instead.
+        UnknownNameError: no run has the tensor or the statistic; the message lists the names in the
+            last run.
     """
     columns: dict[str, pd.Series[float]] = {}
     missing: UnknownNameError | None = None

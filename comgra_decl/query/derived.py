@@ -2,11 +2,11 @@
 
     update_ratio  l2(update) / l2(parameter), the parameter as the step's forward pass used it
 
-A ratio of about 1e-3 is usual; far smaller ratios mean that nothing is learned, far larger ones
-that training is unstable. It is available for the parameter (pass `forward`, the ratio of the
-step's first update) and for each of its updates. For a parameter of zeros, the ratio is inf if the
-parameter was changed and NaN otherwise. Requires the statistic `l2`, and `parameter` and `update`
-among the captures.
+A ratio of about 1e-3 is usual. Much smaller ratios mean that the model hardly learns; much larger
+ones mean that training is unstable. It is available for the parameter (pass `forward`, the ratio of
+the step's first update) and for each of its updates. For a parameter of zeros, the ratio is inf if
+the parameter was changed and NaN otherwise. Requires the statistic `l2`, and `parameter` and
+`update` among the captures.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
@@ -10,6 +11,7 @@ from comgra_decl.errors import RunNotFoundError, UnknownNameError, did_you_mean,
 from comgra_decl.store.location import Location, Remote, Where, location
 
 from .compare import compare, differences
+from .display import from_viewer
 from .listing import RunSummary, list_runs
 from .run import Run
 from .tables import table_html
@@ -118,6 +120,17 @@ class Group:
         <NA> where a run lacks the setting; see `comgra_decl.query.differences`.
         """
         return differences(self)
+
+    @property
+    def plot(self) -> Any:
+        """Plots of these runs as HoloViews elements, which compose with `+` and `*`.
+
+        Its methods are `kpi`, `series` and `settings`.
+
+        Raises:
+            MissingPackageError: no viewer is installed.
+        """
+        return from_viewer("plot")(self)
 
     @property
     def _readable(self) -> list[RunSummary]:

@@ -113,7 +113,8 @@ class Search:
     """Searches a folder and those below it for runs, one level at a time.
 
     Attributes:
-        cut: if the search was incomplete, what was not searched and what to do; otherwise "".
+        cut: if the search was incomplete, a message that states its limit and a remedy; otherwise
+            "".
     """
 
     def __init__(self, root: Path) -> None:
@@ -140,8 +141,8 @@ class Search:
 
     def _end(self, depth: int) -> None:
         self.cut = (
-            f"it is so large that, after {self._names} names, nothing more than {depth} levels "
-            "below it was searched. Pass a folder nearer to the runs."
+            f"the folder is so large that the search stopped {depth} levels below it, after "
+            f"{self._names} names. Pass a folder closer to the runs."
         )
         if str(self._root.absolute()) not in _logged:
             _logged.add(str(self._root.absolute()))

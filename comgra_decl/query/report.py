@@ -7,7 +7,7 @@ from typing import Any
 
 
 def remarks(report: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns everything declared but not recorded, and every warning, one sentence each, once.
+    """Returns one sentence for each warning and for everything declared but not recorded.
 
     Args:
         report: the run's document `report`; empty before the first record.
@@ -20,7 +20,7 @@ def remarks(report: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 _SHOWN_FROM = 0.1
-"""Minimum compile time, in seconds, for it to be mentioned."""
+"""Minimum compile time to mention, in seconds."""
 
 
 def price_text(report: Mapping[str, Any]) -> str | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from comgra_decl.errors import MissingPackageError, is_one_of
+from comgra_decl.errors import is_one_of
 from comgra_decl.records import Structure
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
@@ -19,6 +18,7 @@ from comgra_decl.store.parts import Part
 from . import arrays, derived, graphs, statistics
 from .arrays import Arrays
 from .chunks import Chunk, chunks
+from .display import from_viewer
 from .run_facts import RunFacts
 from .slot import Slot
 from .tables import findings_table, table_html
@@ -35,9 +35,9 @@ class Run(RunFacts):
 
     `slot` returns a handle to one recorded tensor. Common arguments: `type` selects the records by
     type of execution (or by tag); None selects those in train mode (all records, if there are
-    none). `over_batch` is how per-sample statistics were aggregated over the batch: "mean", "std"
-    or "abs_max". In every table, NaN means that nothing was recorded; a tensor that contained NaN
-    or infinities has a `nonfinite` above 0.
+    none). `over_batch` selects the aggregate of per-sample statistics over the batch: "mean", "std"
+    or "abs_max". In every table, NaN means that nothing was recorded; if a tensor contained NaN or
+    infinite values, its `nonfinite` is above 0.
     """
 
     # -- contents
@@ -155,7 +155,7 @@ class Run(RunFacts):
         """Returns the verdicts of experiments with the script, stored next to the run.
 
         `comgra-decl overfit-one-batch --for RUN` and `batch-mixing --for RUN` store them. A verdict
-        that cannot be read is left out and listed in `damage`; `noted` gives the reason.
+        that cannot be read is omitted and listed in `damage`; `noted` contains the reason.
         """
         return list(self.noted().verdicts)
 
@@ -169,7 +169,7 @@ class Run(RunFacts):
     def chunks(self) -> Iterator[Chunk]:
         """Yields all records in stored order, in chunks.
 
-        Use it to process a whole run in little memory, as the rules do.
+        Use this method to process a whole run with little memory, as the rules do.
         """
         return chunks(self._snapshot)
 
@@ -186,18 +186,19 @@ class Run(RunFacts):
     def edges(self, step: int | None = None, *, type: str | None = None) -> list[tuple[str, str]]:
         """Returns (source node, sink node) of the graph valid at a step, each pair once.
 
-        Connections within a node are left out; `structure` has them. A tensor of an earlier step
-        that is used again is a separate node, "cell (earlier step)".
+        Connections within a node are omitted; `structure` contains them. A tensor of an earlier
+        step that is used again is a separate node, "cell (earlier step)".
         """
         return graphs.edges(self._snapshot, step, type)
 
     # -- statistics
 
     def cuts(self, step: int | None = None, *, type: str | None = None) -> list[str]:
-        """Returns where values left torch, which ends the graph of a step.
+        """Returns the places in a step at which values left torch, where the graph ends.
 
-        Each entry is a node and the call through which its values left, such as `head.item()`.
-        Values that the program computed from them have no edge from that node.
+        Each entry consists of a node and the call through which its values left, such as
+        `head.item()`. Tensors that the program computed from these values have no edge from that
+        node.
         """
         graph = self.structure(step, type=type)
         return [] if graph is None else list(graph.cuts)
@@ -382,11 +383,24 @@ class Run(RunFacts):
             MissingPackageError: no viewer is installed.
             UnknownNameError: the pane, an argument, a node, a role, ... does not exist.
         """
-        for entry in entry_points(group="comgra_decl.viewer", name="notebook"):
-            return entry.load()(self, pane, **at)
-        raise MissingPackageError(
-            "no viewer is installed: install the package, not only its files (pip install .)"
-        )
+        return from_viewer("notebook")(self, pane, **at)
+
+    @property
+    def plot(self) -> Any:
+        """Plots of this run as HoloViews elements, which compose with `+` and `*`.
+
+        ```python
+        run.plot.series("memory", "std") * run.plot.series("head", "std")
+        run.plot.heat("l2", of="grad") + run.plot.kpis()
+        ```
+
+        Its methods are `series`, `heat`, `kpis` and `cloud`; `Slot.plot` and `Group.plot` have
+        others.
+
+        Raises:
+            MissingPackageError: no viewer is installed.
+        """
+        return from_viewer("plot")(self)
 
     def _repr_html_(self) -> str:
         steps = self.steps

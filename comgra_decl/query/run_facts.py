@@ -51,7 +51,8 @@ class RunFacts:
     def state(self) -> str:
         """State of the run: "waiting" (no record yet), "live", "finished" or "stopped".
 
-        A run is stopped if its writer ended without closing the run, or gave up; see `error`.
+        A run is stopped if its writer ended without closing the run or stopped recording; see
+        `error`.
         """
         return self._reader.state
 
@@ -68,7 +69,7 @@ class RunFacts:
 
     @property
     def ranks(self) -> list[int]:
-        """Recorded ranks of a distributed training; [0] for a single process.
+        """Recorded ranks of a distributed training job; [0] for a single process.
 
         A run of several ranks shows them joined: a record exists once all ranks have it.
         """
@@ -148,7 +149,7 @@ class RunFacts:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What each entry of the spec matched, triggered and stored, and the warnings.
+        """The modules and series that each entry of the spec matched and stored, and the warnings.
 
         `keep`, if the spec has this section: how often each trigger fired, and which steps were
         stored as a result. `writer`: processor time of writing in seconds (`cpu`), duration of the
@@ -181,7 +182,7 @@ class RunFacts:
         return [*self._snapshot.view.damage, *checks.damage]
 
     def noted(self) -> NotedChecks:
-        """Searches for verdicts of experiments next to the run, and why some are unreadable."""
+        """Reads the verdicts stored next to the run, and the reasons why some are unreadable."""
         _, before = self._noted
         checks = noted_checks(self.path)
         for loss in checks.damage:

@@ -15,6 +15,7 @@ from comgra_decl.store.parts import Part
 
 from . import distributions, statistics
 from . import preview as previews
+from .display import from_viewer
 from .preview import Preview
 from .snapshot import Snapshot
 
@@ -25,8 +26,8 @@ class Slot:
     Returned by `Run.slot`. After `Run.refresh` it includes the new records.
 
     `type` selects the records by type of execution or tag; None selects those in train mode (all
-    records, if there are none). `over_batch` is how per-sample statistics were aggregated over the
-    batch: "mean", "std" or "abs_max". NaN means that nothing was recorded.
+    records, if there are none). `over_batch` selects the aggregate of per-sample statistics over
+    the batch: "mean", "std" or "abs_max". NaN means that nothing was recorded.
     """
 
     def __init__(self, snapshot: Callable[[], Snapshot], key: SlotKey) -> None:
@@ -233,6 +234,17 @@ class Slot:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         """Returns steps [k], counts [k, bins] and ranges [k, 2] of all recorded histograms."""
         return distributions.histograms(self._snapshot, self._info, type)
+
+    @property
+    def plot(self) -> Any:
+        """Plots of this tensor as HoloViews elements, which compose with `+` and `*`.
+
+        Its methods are `series`, `samples`, `histogram` and `distribution`.
+
+        Raises:
+            MissingPackageError: no viewer is installed.
+        """
+        return from_viewer("plot")(self)
 
     @property
     def _snapshot(self) -> Snapshot:

@@ -40,7 +40,7 @@ class Snapshot:
 
     @cached_property
     def counts(self) -> NDArray[np.bool_]:
-        """Whether each record is current, rather than repeated by a resumed training."""
+        """Whether each record is current; False if a later session repeated its step."""
         return ~self.view.superseded
 
     @cached_property

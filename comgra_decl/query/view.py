@@ -17,7 +17,7 @@ class RecordView(Protocol):
     """The records of a run at one moment: immutable, thread-safe.
 
     Implemented by `store.View` for one process, and by `query.ranks.JoinedView` for the records
-    that all ranks of a distributed training have. Records are numbered 0 to `n` - 1 in writing
+    that all ranks of a distributed training job have. Records are numbered 0 to `n` - 1 in writing
     order, slots by their ids. Statistics that are damaged or were not recorded are NaN.
 
     Attributes:

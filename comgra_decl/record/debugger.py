@@ -40,7 +40,7 @@ class Breakpoint:
             self._calls.install()
 
     def remove(self) -> None:
-        """Drops a request that no module call has served."""
+        """Drops a request that has not stopped the program yet."""
         self._calls.remove()
         self._used = True
 

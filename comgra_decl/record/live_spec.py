@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("comgra_decl")
 
 _HEADER = """\
-# The spec of this run. While the training runs, changes of nodes, exclude, schedule, types and
-# graph take effect with its next step. An invalid change has no effect and is reported in the log.
+# The spec of this run. During training, changes to nodes, exclude, schedule, types and graph take
+# effect at the next step. Invalid changes are ignored and reported in the log.
 """
 
 _INTERVAL = 1.0
@@ -103,7 +103,7 @@ class Attendant:
         meter: receives the measurements.
         writer: the thread whose CPU time is measured.
         run: the folder of the whole run, if `folder` is that of one of its ranks.
-        look: called at each check, to check the program itself.
+        look: called at each check to inspect the program.
         change: called with a new spec (None if an edit was invalid) and a note for the run.
     """
 

@@ -1,10 +1,10 @@
 """Check that enough memory is available to start and to continue recording.
 
-If the system refuses memory (`ulimit -v`, batch systems, strict overcommit), the C++ libraries that
-tracing uses do not raise: failing to create a thread ends the whole program. So memory is requested
-before they need it, and tracing stops while enough is left for the training. A limit can also be
-set while a program runs (`prlimit`), when tracing has already allocated its share. For that case,
-it reserves address space, not memory.
+If the system refuses memory (`ulimit -v`, batch systems, strict overcommit), the C++ libraries used
+by tracing do not raise an exception: if a thread cannot be created, the whole program ends. Memory
+is therefore requested before they need it, and tracing stops while enough memory is left for the
+training. A limit can also be set while a program runs (`prlimit`), when tracing has already
+allocated its share. For that case, it reserves address space, not memory.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def demand(size: int) -> None:
         mmap.mmap(-1, size).close()
     except (OSError, MemoryError) as error:
         raise NoMemoryError(
-            f"the system refuses {size >> 20} MiB of memory ({error}): raise the limit "
+            f"the system refuses to allocate {size >> 20} MiB of memory ({error}): raise the limit "
             "(`ulimit -v`, or the memory requested from the batch system) or record less (fewer "
             "nodes, no values, a smaller store.queue_mb)"
         ) from error

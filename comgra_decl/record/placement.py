@@ -72,8 +72,8 @@ def place_run(
     """Create the folder of a new run, or find the one created by the other ranks.
 
     A name that is taken gets a number: "baseline-2". Creating the folder claims its name, so
-    programs that start at the same time never share a folder, unless they are ranks of one
-    training.
+    programs that start at the same time never share a folder, unless they are ranks of the same
+    training job.
 
     Args:
         run: the part of the spec that sets the location.
@@ -149,7 +149,7 @@ def place_of_rank(folder: Location, run: RunSpec, rank: Rank | None) -> Place:
 
 
 def resumed_folder(run: RunSpec, context: RunContext) -> Location | None:
-    """Return the folder of the run that the spec asks to resume; None for a new run.
+    """Return the folder of the run to resume according to the spec; None for a new run.
 
     Raises:
         StoreError: the run does not exist.

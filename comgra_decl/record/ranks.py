@@ -1,4 +1,4 @@
-"""Determine the rank of this process, and the folder that all ranks of a training share.
+"""Determine the rank of this process, and the folder that all ranks of a training job share.
 
 No communication is involved: the rank is read from torch.distributed or from the environment, and
 the ranks agree on a folder through small files that the first of them creates.
@@ -27,7 +27,7 @@ RANKS = "ranks"
 
 _CLAIMS = ".ranks"
 _LATEST = 1800.0
-"""Seconds after which a rank no longer joins a launch; gloo's default timeout is as long."""
+"""Seconds after which a rank no longer joins a launch; equal to gloo's default timeout."""
 _FORGOTTEN = 86400.0
 """Seconds after which the files of a launch are deleted."""
 
@@ -62,7 +62,7 @@ def current_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
 
 
 def _of_torch() -> Rank | None:
-    """Return the rank from torch.distributed, by local calls that do not wait for others."""
+    """Return the rank from torch.distributed, by local calls that do not wait for other ranks."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

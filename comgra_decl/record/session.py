@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("comgra_decl")
 
 _CLOSE_TIMEOUT = 60.0
-"""The maximum time that a finished training waits for its last records to be stored, in seconds."""
+"""The maximum time to wait at the end of training until the last records are stored, in seconds."""
 
 
 class Session:
@@ -150,7 +150,7 @@ class Session:
         return current_rank()
 
     def _records(self, rank: Rank | None) -> bool:
-        """Return whether the spec asks to record this rank."""
+        """Return whether the spec selects this rank for recording."""
         if rank is None or rank.number in self._spec.run.recorded(rank.world_size):
             return True
         _log.info("rank %d of %d is not recorded (run.ranks)", rank.number, rank.world_size)
@@ -255,7 +255,7 @@ class Session:
                 self._writer.fail(error)
 
     def _put_scalars(self, batch: ScalarBatch) -> None:
-        """Pass numbers and notes to the rules and the writer; runs on the training thread."""
+        """Pass metrics and notes to the rules and the writer; runs on the training thread."""
         if not self._settled:
             self._settle()
         if self._rules is not None:
@@ -264,7 +264,7 @@ class Session:
             self._writer.put_scalars(batch)
 
     def _settle(self) -> None:
-        """Check the rank again before storing anything, because it may be known only now."""
+        """Check the rank again before storing anything, because it may only be known by now."""
         self._settled = True
         place = self._place
         if place is None or place.rank is not None or self._past is not None:
@@ -274,10 +274,10 @@ class Session:
             if rank is not None:
                 self._turn_out_as(rank, place)
         except Exception as error:  # noqa: BLE001  (this process continues as a separate run)
-            _log.error("the ranks of this training could not be joined in one run", exc_info=error)
+            _log.error("the ranks of this job could not be joined in one run", exc_info=error)
 
     def _turn_out_as(self, rank: Rank, place: Place) -> None:
-        """Join the run of all ranks as a rank, before anything has been recorded."""
+        """Join the run of all ranks as one rank, before anything has been recorded."""
         wanted = self._records(rank)
         new = self._new_place(rank, place.path) if wanted else None
         if new is not None and new.path == place.path:
@@ -429,7 +429,7 @@ class Session:
         _report(text + remains)
 
     def _remains(self, what: str) -> str:
-        """Return a clause about what is left of the run, which may be deleted or never written."""
+        """Return a clause about the data that remains in the run; there may be none."""
         from comgra_decl.store.database import database_place
         from comgra_decl.store.folder import MANIFEST
 

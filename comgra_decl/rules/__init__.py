@@ -1,4 +1,4 @@
-"""Diagnoses a training run: what is wrong, where it began, and what to do about it.
+"""Diagnoses a training run: reports problems, where they began, and what to do about them.
 
 ```python
 from comgra_decl.rules import diagnose

@@ -37,8 +37,8 @@ class Actions:
         run: the run's location, for messages.
         note: adds a note to the run.
         interrupt: stops the program in a debugger, given the reason; None if unavailable.
-        loud: whether findings are logged at their own level instead of DEBUG. Only one of several
-            ranks is loud, because most problems appear on all ranks.
+        loud: whether findings are logged at their own level instead of DEBUG. With several ranks,
+            only one is loud, because most problems appear on all ranks.
         clock: returns seconds; limits the log to one line per second.
     """
 
@@ -59,7 +59,7 @@ class Actions:
         self._messenger = None if spec.notify is None else Messenger(spec.notify)
         self._requests: list[Request] = []
         self.reason: str | None = None
-        """Why the program must stop; None if it may continue."""
+        """Reason why the program must stop; None if it may continue."""
 
     def __call__(self, finding: Finding) -> None:
         """Acts on a new finding, based on the worst severity among it and the findings it explains.
@@ -86,7 +86,7 @@ class Actions:
             self.reason = reason
 
     def withdraw(self, finding: Finding, step: int) -> None:
-        """Reports, wherever a finding was reported, that it no longer holds.
+        """Reports a withdrawn finding wherever it was reported before.
 
         Args:
             finding: the finding as it was reported.
@@ -97,7 +97,7 @@ class Actions:
             level = _LEVELS[finding.weight] if self._loud else logging.DEBUG
             _log.log(
                 min(level, logging.WARNING),
-                "comgra: %s is withdrawn at step %d, because it no longer holds: %s",
+                "comgra: %s is withdrawn at step %d because it no longer holds: %s",
                 finding.rule,
                 step,
                 finding.message,
@@ -118,12 +118,12 @@ class Actions:
         _log.log(level, "comgra: %s: %s %s%s", what, finding.message, finding.advice, more)
 
     def requests(self) -> list[Request]:
-        """Returns the requests to keep steps since the last call."""
+        """Returns the requests to keep steps that were made since the last call."""
         requests, self._requests = self._requests, []
         return requests
 
     def stop_if_due(self, *_: Any) -> None:
-        """Stop the program if a finding requires it; called before an optimizer step."""
+        """Stops the program if a finding requires it; called before an optimizer step."""
         if self.reason is not None:
             raise SystemExit(
                 f"comgra: training stopped (comgra.on_finding.stop: {self._spec.stop}) because of "

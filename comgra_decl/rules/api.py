@@ -1,4 +1,4 @@
-"""Everything that a rule needs, whether built in or your own.
+"""Names for writing rules, both built-in rules and your own.
 
 ```python
 import numpy as np
@@ -15,6 +15,7 @@ from comgra_decl.records import (
     EARLIER_STEP,
     GRAD_SCALE,
     MODES,
+    OPTIMIZERS,
     SKIPPED_STEP,
     SlotInfo,
     SlotKey,
@@ -45,8 +46,9 @@ from comgra_decl.rules.calls import (
     LOGITS_OF_CLASSES,
     PROBABILITIES,
     LossCall,
+    loss_calls,
 )
-from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity
+from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity, began, since
 from comgra_decl.rules.graph import (
     classes_of,
     combined,
@@ -76,6 +78,15 @@ from comgra_decl.rules.memory import (
     grown,
     row_quantile,
 )
+from comgra_decl.rules.rows import (
+    Rows,
+    Tokens,
+    count_tokens,
+    input_slots,
+    read_rows,
+    target_slots,
+    values_of,
+)
 from comgra_decl.rules.settings import (
     decays,
     lower_decay,
@@ -83,7 +94,7 @@ from comgra_decl.rules.settings import (
     normalises,
     raise_rate,
 )
-from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable, is_gradient
+from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable, is_gradient, usual_norm
 from comgra_decl.rules.window import VARYING, Numbers, Window
 from comgra_decl.spec.base import Int, Number
 
@@ -98,6 +109,7 @@ __all__ = [
     "MODES",
     "MOST_OTHERS",
     "NO_SLOTS",
+    "OPTIMIZERS",
     "PROBABILITIES",
     "RECTIFIERS",
     "SKIPPED_STEP",
@@ -125,6 +137,7 @@ __all__ = [
     "Place",
     "Positive",
     "Previous",
+    "Rows",
     "Rule",
     "RuleParameters",
     "SampledParameters",
@@ -140,14 +153,19 @@ __all__ = [
     "Slots",
     "Streak",
     "Structure",
+    "Tokens",
     "Window",
+    "began",
     "classes_of",
     "combined",
     "computed_from_targets",
+    "count_tokens",
     "decays",
     "grown",
+    "input_slots",
     "is_gradient",
     "is_validation",
+    "loss_calls",
     "lower_decay",
     "lower_rate",
     "normalises",
@@ -158,11 +176,16 @@ __all__ = [
     "predictions_and_logits",
     "raise_rate",
     "reaching_loss",
+    "read_rows",
     "row_quantile",
     "same_shape_edges",
+    "since",
     "single_sources",
     "sources_of",
     "target_of",
     "target_pairs",
+    "target_slots",
     "trained_models",
+    "usual_norm",
+    "values_of",
 ]

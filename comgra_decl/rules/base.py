@@ -27,7 +27,7 @@ from comgra_decl.spec.base import Int, Number, SpecModel
 T = TypeVar("T")
 
 Count = Annotated[Int, Field(ge=1)]
-"""An integer of at least 1."""
+"""An integer of 1 or more."""
 
 Positive = Annotated[Number, Field(gt=0)]
 """A number above 0."""
@@ -42,18 +42,18 @@ Factor = Annotated[Number, Field(gt=1)]
 """A number above 1."""
 
 Measured = tuple[Bools, NDArray[Any]]
-"""Where a condition holds, and the evidence for it; both of shape [records, slots]."""
+"""Where a condition is met, and the evidence for it; both of shape [records, slots]."""
 
 
 class RuleParameters(SpecModel):
-    """The options of a rule, as set in the spec; their defaults are declared only here."""
+    """Options of a rule, as set in the spec; their defaults are declared only here."""
 
     severity: Severity | None = None
     """`error`, `warning` or `hint`; null for the rule's own severity."""
 
 
 class Patient(RuleParameters):
-    """The options of a rule whose condition must hold for several consecutive records."""
+    """Options of a rule whose condition must hold for several consecutive records."""
 
     patience: Count = 5
     """Number of consecutive records that must meet the condition."""
@@ -115,6 +115,7 @@ class Scene:
         clipping: whether their gradients are clipped.
         batch_softmaxes: shapes [batch, ...] of the tensors to which a softmax over the batch was
             applied.
+        attentions: the attention calls of the first records (see `records.ATTENTIONS`).
         records: number of training records so far.
         evaluations: number of evaluation records so far.
         last_step: step of the newest record or metric value; -1 before the first.
@@ -133,6 +134,7 @@ class Scene:
     rates: LearningRates = field(default_factory=LearningRates)
     clipping: Clipping = field(default_factory=Clipping)
     batch_softmaxes: list[tuple[int, ...]] = field(default_factory=list)
+    attentions: list[dict[str, Any]] = field(default_factory=list)
     records: int = 0
     evaluations: int = 0
     last_step: int = -1
@@ -169,22 +171,22 @@ class Rule(ABC):
     """
 
     name: ClassVar[str]
-    """The rule's name in the spec, in findings and in the documentation."""
+    """Name of the rule in the spec, in findings and in the documentation."""
 
     severity: ClassVar[Severity] = "warning"
-    """Severity of its findings."""
+    """Severity of the findings."""
 
     certainty: ClassVar[float] = 0.5
     """Probability that a finding is correct, from 0 to 1; orders findings of the same severity."""
 
     definition: ClassVar[str]
-    """The exact condition it checks."""
+    """Exact condition that the rule checks."""
 
     source: ClassVar[str]
     """Source of the definition and the defaults."""
 
     advice: ClassVar[str]
-    """What to do about the problem."""
+    """Advice about the problem."""
 
     explained_by: ClassVar[tuple[str, ...]] = ()
     """Rules whose findings explain this rule's findings."""
@@ -193,7 +195,7 @@ class Rule(ABC):
     """Rules whose findings explain this rule's findings, provided that they began no later."""
 
     Parameters: ClassVar[type[RuleParameters]] = RuleParameters
-    """The options, with their defaults."""
+    """Options with their defaults."""
 
     def __init__(self, parameters: RuleParameters | None = None) -> None:
         self.parameters: Any = self.Parameters() if parameters is None else parameters
@@ -211,19 +213,19 @@ class Rule(ABC):
                 setattr(self, name, start.make())
 
     def look(self, window: Window) -> None:  # noqa: B027 (most rules override one of these)
-        """Takes the next training records."""
+        """Processes the next training records."""
 
     def look_at_evaluation(self, window: Window) -> None:  # noqa: B027
-        """Takes the next evaluation records."""
+        """Processes the next evaluation records."""
 
     def look_at_skipped(self, window: Window) -> None:  # noqa: B027
-        """Takes the next records, including the gradients that mixed precision discarded.
+        """Processes the next records, including the gradients discarded by mixed precision.
 
-        `look` gets the same records without these gradients.
+        `look` receives the same records without these gradients.
         """
 
     def look_at_numbers(self, numbers: Numbers) -> None:  # noqa: B027
-        """Takes the next values of one metric for one type of execution."""
+        """Processes the next values of one metric for one type of execution."""
 
     @abstractmethod
     def findings(self, scene: Scene) -> list[Finding]:
@@ -231,10 +233,10 @@ class Rule(ABC):
 
     @abstractmethod
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run and what it requires; None if it could."""
+        """Returns the reason and the requirement if the run could not be checked, or None."""
 
     def advise(self, scene: Scene) -> str:
-        """Returns advice for this run, omitting what the program is known to do already."""
+        """Returns advice for this run, without measures that the program already takes."""
         return self.advice
 
     def narrowed(self, finding: Finding) -> Finding:
@@ -246,18 +248,18 @@ class Rule(ABC):
         return finding
 
     def follows(self, finding: Finding, other: Finding) -> bool:
-        """Whether another rule's finding explains a finding of this rule."""
+        """Returns whether another rule's finding explains a finding of this rule."""
         if other.rule in self.explained_by:
             return True
         begins = other.first_step if other.after_step is None else other.after_step + 1
         return other.rule in self.explained_by_earlier and begins <= finding.first_step
 
     def marks(self) -> dict[int, int]:
-        """Returns the slots with a finding of this rule, with the first step of each."""
+        """Returns the slots with a finding of this rule, and the first step of each."""
         return {}
 
     def finding(self, scene: Scene, **facts: Any) -> Finding:
-        """Returns a finding of this rule; `facts` overrides what its class declares."""
+        """Returns a finding of this rule; `facts` overrides the attributes of the class."""
         severity = self.parameters.severity or facts.pop("severity", self.severity)
         facts.pop("severity", None)
         if "advice" not in facts:
@@ -278,25 +280,26 @@ class SlotRule(Rule):
     Parameters: ClassVar[type[RuleParameters]] = Patient
 
     statistics: ClassVar[tuple[str, ...]] = ()
-    """Statistics that it requires."""
+    """Statistics that the rule requires."""
 
     any_statistic: ClassVar[tuple[str, ...]] = ()
-    """Statistics of which it requires at least one."""
+    """Statistics of which the rule requires at least one."""
 
     lowest: ClassVar[bool] = False
     """Whether smaller evidence is worse."""
 
     evidence: ClassVar[str] = "value"
-    """Name of the number that measures the severity of the problem."""
+    """Name of the value that measures the severity of the problem."""
 
     backwards: ClassVar[bool] = False
-    """Whether the finding is located at the last slot of the forward pass among those that start at
-    the same step, as is appropriate for gradients.
+    """Whether the finding is located at the last slot in the forward pass among those that start at
+    the same step. Appropriate for gradients.
     """
 
     of_state: ClassVar[bool] = False
     """Whether the condition describes a temporary state. If so, a tensor is no longer reported once
-    it has been free of the condition for as many records as it met it, and for at least `patience`.
+    it has not met the condition for as many records as it met it before, and for at least
+    `patience`.
     """
 
     of_graph: ClassVar[bool] = False
@@ -309,7 +312,7 @@ class SlotRule(Rule):
     """Records with fewer samples in the batch are ignored."""
 
     needs: ClassVar[str] = "outputs, such as {select: '**', capture: [output]}"
-    """What must be captured so that `wants` selects any slot."""
+    """Captured tensors that the rule requires, named in the message if they are missing."""
 
     streak: Streak
     _table: SlotTable | None = None
@@ -340,10 +343,10 @@ class SlotRule(Rule):
 
     @abstractmethod
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot, one sentence."""
+        """Returns the message for a slot, as one sentence."""
 
     def look(self, window: Window) -> None:
-        """Takes the next training records."""
+        """Processes the next training records."""
         self._take(window)
 
     def _take(self, window: Window) -> None:
@@ -393,7 +396,7 @@ class SlotRule(Rule):
         ]
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns the slots to report among those that met the condition (at least one)."""
+        """Selects the slots to report from those that met the condition; returns at least one."""
         return fired
 
     def in_every_iteration(self, scene: Scene, fired: Slots) -> Slots:
@@ -404,7 +407,7 @@ class SlotRule(Rule):
         return fired[~np.isin(tensor[fired], others)]
 
     def ordered(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns the slots sorted so that the first one leads the finding."""
+        """Returns the slots in order of importance; the finding is located at the first."""
         order = scene.table.order[fired]
         return fired[np.lexsort((-order if self.backwards else order, self.streak.first[fired]))]
 
@@ -417,7 +420,7 @@ class SlotRule(Rule):
         }
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         absent = [name for name in self.statistics if name not in scene.statistics]
         if absent:
             return f"the statistic {absent[0]!r} is not recorded; add it to `stats`"
@@ -436,10 +439,10 @@ class SlotRule(Rule):
 
 
 class SampledParameters(Patient):
-    """The options of a rule that reads tensor values from some of the records."""
+    """Options of a rule that reads tensor values from some of the records."""
 
     every: Count = 10
-    """Check every n-th record, because values must be read from the store."""
+    """Interval in records between two checks, because values must be read from the store."""
 
     patience: Count = 3
     """Number of consecutive checked records that must meet the condition."""
@@ -450,12 +453,12 @@ class SampledRule(SlotRule):
 
     Parameters = SampledParameters
     what: ClassVar[str]
-    """What the recorded values must contain; named in the message if they do not."""
+    """Required content of the recorded values, named in the message if it is missing."""
 
     _seen = False
 
     def look(self, window: Window) -> None:
-        """Takes the next training records and checks every n-th of them."""
+        """Processes the next training records and checks every n-th of them."""
         number = window.first + np.arange(len(window))
         rows = np.flatnonzero(number % self.parameters.every == 0)
         if len(rows):
@@ -470,7 +473,7 @@ class SampledRule(SlotRule):
         return np.asarray(found, np.float64)
 
     def is_meant(self, values: NDArray[Any]) -> bool:
-        """Whether the rule applies to the given values."""
+        """Returns whether the rule applies to the given values."""
         return True
 
     def measured(self, window: Window, at: Slots) -> list[tuple[int, int, NDArray[np.float64]]]:
@@ -483,6 +486,6 @@ class SampledRule(SlotRule):
         return found
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         nothing = f"no {self.what} is recorded; it needs {self.needs}"
         return super().missing(scene) or (None if self._seen else nothing)

@@ -50,17 +50,17 @@ class Operand:
 
     @property
     def elements(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def is_integer(self) -> bool:
-        """Whether its elements are integers."""
+        """Whether the elements are integers."""
         return "int" in self.dtype
 
     @property
     def is_floating(self) -> bool:
-        """Whether its elements are floating-point numbers."""
+        """Whether the elements are floating-point numbers."""
         return "float" in self.dtype
 
 
@@ -75,20 +75,22 @@ class LossCall:
             for a tensor.
         prediction: the tensor that is compared.
         target: the tensor that it is compared with.
+        weights: the weight of each class, or of positive samples; empty if unknown.
     """
 
     function: str
     arguments: tuple[tuple[str, Any], ...]
     prediction: Operand
     target: Operand
+    weights: tuple[float, ...] = ()
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """Returns an argument of the call by name, or `default` if the call does not have it."""
+        """Returns an argument of the call by name, or `default` if the call lacks it."""
         return dict(self.arguments).get(name, default)
 
     @property
     def classes(self) -> int:
-        """The number of classes of a classification; 0 for other losses."""
+        """Number of classes of a classification; 0 for other losses."""
         shape = self.prediction.shape
         if self.function not in CLASSIFICATION or not shape:
             return 0
@@ -96,13 +98,13 @@ class LossCall:
 
     @property
     def prediction_key(self) -> SlotKey | None:
-        """The slot that records the prediction; None if a model returned it."""
+        """Slot that records the prediction; None if a model returned it."""
         at = self.prediction.slot
         return None if at is None else SlotKey("prediction", "output", at, "forward")
 
     @property
     def target_key(self) -> SlotKey | None:
-        """The slot that records the target; None if there is none."""
+        """Slot that records the target; None if there is none."""
         at = self.target.slot
         return None if at is None else SlotKey("target", "target", at, "forward")
 
@@ -116,6 +118,7 @@ def loss_calls(facts: Mapping[str, Any]) -> Iterator[LossCall]:
                 tuple(sorted((str(k), v) for k, v in dict(call["arguments"]).items())),
                 _operand(call["prediction"]),
                 _operand(call["target"]),
+                tuple(float(w) for w in call.get("weights") or ()),
             )
         except (KeyError, TypeError, ValueError):
             continue

@@ -22,10 +22,10 @@ MOST_LINKS = 12
 class Causes:
     """Traces a finding back to the earliest unusual tensor.
 
-    Values have their causes upstream, gradients downstream. The search continues as long as the
-    next tensor is itself unusual (in a rule's finding, or by its magnitude) and became so no later
-    than the finding began. The cause is the tensor that became unusual first; among several, the
-    one that a step computes first.
+    Unusual values are caused upstream, and unusual gradients downstream. The search continues as
+    long as the next tensor is itself unusual (it is part of a rule's finding, or has an unusual
+    magnitude) and became unusual no later than the finding began. The cause is the tensor that
+    became unusual first; among several, the one that is computed first in a step.
 
     Args:
         scene: facts about the run.
@@ -85,7 +85,7 @@ class Causes:
         return -turn if backward else turn
 
     def _began(self, key: SlotKey, until: int) -> int | None:
-        """Returns the step at which a tensor became unusual; None if it did not by step `until`."""
+        """Returns the step at which a tensor became unusual; None if after `until`."""
         found = self._unusual_by(key, until)
         return None if found is None else found[0]
 
@@ -120,8 +120,8 @@ def _neighbours(
 DECADES = 1.0
 """Minimum deviation of an unusual tensor's magnitude, in powers of ten."""
 
-_SIBLINGS = 3  # required to define a usual magnitude
-_FIRST = 5  # records that define the usual magnitude
+_SIBLINGS = 3  # number of records required to define a normal magnitude
+_FIRST = 5  # number of records that define the normal magnitude
 _SIZES = ("l2", "abs_max", "std")  # the first recorded one measures the magnitude
 
 
@@ -145,7 +145,7 @@ class Unusual:
         self._groups: list[Slots] = []
 
     def look(self, window: Window) -> None:
-        """Takes the next training records."""
+        """Processes the next training records."""
         first = window.steps[: max(0, _FIRST - self._records)]
         self._settled = int(first[-1]) if len(first) else self._settled
         self._records += len(window)
@@ -186,10 +186,10 @@ class Unusual:
         return distance
 
     def of(self, slot: int, until: int) -> tuple[int, str] | None:
-        """Returns when and how a slot became unusual; None if it was not unusual by `until`."""
+        """Returns when and how a slot became unusual; None if that was not by step `until`."""
         for streak, sentence in (
-            (self._own, "its size differs from its first value by a factor of {:.3g}"),
-            (self._among, "its size differs from its siblings' by a factor of {:.3g}"),
+            (self._own, "its magnitude differs from its first value by a factor of {:.3g}"),
+            (self._among, "its magnitude differs from that of its siblings by a factor of {:.3g}"),
         ):
             first = int(streak.first[slot]) if 0 <= slot < len(streak.first) else -1
             from_start = streak is self._among and first <= self._settled < until

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of running the rules over a run.
+    """Result of running the rules over a run.
 
     Attributes:
         findings: most important first.
@@ -37,9 +37,9 @@ class Diagnosis:
         checked: names of all other rules.
         records: number of training records that were checked.
         experiments: results of experiments with the script that are stored with the run.
-        unreadable: why a stored result cannot be read, by name of the experiment.
+        unreadable: the reason why a stored result cannot be read, by name of the experiment.
         damage: the damaged data that could not be checked.
-        readings: the run's numbers for the questions of the checklist, by name.
+        readings: the run's values for the questions of the checklist, by name.
         caveats: possible problems with the losses that no rule can detect, one sentence each.
     """
 
@@ -81,9 +81,9 @@ def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
 
     documents = [{"findings": [f.to_json() for f in d.findings]} for d in diagnoses]
     joined = join_findings(documents, run.ranks)
-    assert joined is not None  # every rank has a document
+    assert joined is not None  # every rank stores the document
     findings = [Finding.from_json(content) for content in joined["findings"]]
-    damage = dict.fromkeys(run.damage)  # each rank was read separately and has its own
+    damage = dict.fromkeys(run.damage)  # each rank was read separately and has its own damage
     for rank, diagnosis in zip(run.ranks, diagnoses, strict=True):
         known = (loss for loss in diagnosis.damage if loss not in damage)
         damage |= dict.fromkeys([f"rank {rank}: {loss}" for loss in known])
@@ -93,7 +93,7 @@ def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
 
 
 def concluded(engine: Engine, run: Run) -> Diagnosis:
-    """Returns the diagnosis of an engine that has received all of a run."""
+    """Returns the diagnosis of an engine that has received an entire run."""
     unchecked = engine.unchecked()
     could_not = {entry.rule for entry in unchecked}
     names = [name for name in engine.names if not name.startswith("_")]  # not rules
@@ -127,13 +127,13 @@ def examined(
     trust: bool = False,
     prepare: Callable[[list[Rule]], None] | None = None,
 ) -> Engine:
-    """Returns an engine that has received all of a stored run.
+    """Returns an engine that has received an entire stored run.
 
     Args:
         run: as of its last `refresh`.
         rules: the rules to run; None for those of the run's own spec, or the default.
         trust: see `diagnose`.
-        prepare: may change the list of rules before they receive anything.
+        prepare: may change the list of rules before they receive data.
     """
     statistics = tuple(name for name in run.statistics if name not in DERIVED)
     if rules is None:

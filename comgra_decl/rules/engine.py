@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from comgra_decl.records import BATCH_SOFTMAXES, OPTIMIZERS, SlotInfo, Structure
+from comgra_decl.records import ATTENTIONS, BATCH_SOFTMAXES, OPTIMIZERS, SlotInfo, Structure
 from comgra_decl.rules.base import Rule, Scene, Seen, SlotRule
 from comgra_decl.rules.calls import loss_calls
 from comgra_decl.rules.causes import Causes, Unusual
@@ -25,7 +25,7 @@ _MOST_CALLS = 256
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:
-    """A rule that could not check the run, and the reason."""
+    """A rule that could not check the run, with the reason."""
 
     rule: str
     reason: str
@@ -54,7 +54,7 @@ class Engine:
 
     @property
     def names(self) -> list[str]:
-        """The names of the rules."""
+        """Names of the rules."""
         return [rule.name for rule in self._rules]
 
     # -- input
@@ -73,7 +73,7 @@ class Engine:
         self.scene.documents[name] = content
 
     def look(self, window: Window) -> None:
-        """Takes the next records; a record with a new graph starts a new window."""
+        """Processes the next records; a record with a new graph starts a new window."""
         edges = [0, *self._news(window), len(window)]
         for start, stop in pairwise(edges):
             if start < stop:
@@ -123,7 +123,7 @@ class Engine:
             self._each(method, part, comparing)
 
     def _see_facts(self, window: Window) -> None:
-        """Stores what was passed to losses and optimizers."""
+        """Stores the arguments of losses and the settings of optimizers."""
         known = self.scene.calls
         for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
             for call in loss_calls(facts):
@@ -134,11 +134,13 @@ class Engine:
                     known[call] = Seen(step, step, 1)
             self.scene.optimizers = list(facts.get(OPTIMIZERS) or self.scene.optimizers)
             self.scene.rates.add(step, facts.get(OPTIMIZERS) or ())
+            if len(self.scene.attentions) < _MOST_CALLS:
+                self.scene.attentions += facts.get(ATTENTIONS) or ()
             softmaxes = {tuple(shape) for shape in facts.get(BATCH_SOFTMAXES) or ()}
             self.scene.batch_softmaxes += softmaxes - {*self.scene.batch_softmaxes}
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next numbers of one metric and type of execution."""
+        """Processes the next values of one metric and type of execution."""
         if len(numbers.steps):
             self.scene.last_step = max(self.scene.last_step, int(numbers.steps.max()))
             self._each("look_at_numbers", numbers, self._rules)
@@ -154,7 +156,7 @@ class Engine:
 
     def _give_up_reading(self, error: Exception) -> None:
         self._readings = None
-        _log.warning("the numbers of the checklist are disabled", exc_info=error)
+        _log.warning("the values of the checklist are disabled", exc_info=error)
 
     def _each(self, method: str, seen: Window | Numbers, rules: Sequence[Rule]) -> None:
         for rule in rules:
@@ -167,7 +169,7 @@ class Engine:
 
     def _give_up(self, rule: Rule, error: Exception) -> None:
         self._failed[rule.name] = f"it failed: {type(error).__name__}: {error}"
-        _log.warning("comgra.rules.%s failed and is switched off", rule.name, exc_info=error)
+        _log.warning("comgra.rules.%s failed and was switched off", rule.name, exc_info=error)
 
     # -- output
 
@@ -198,7 +200,7 @@ class Engine:
         return best_first(_explained(found, by_name))
 
     def readings(self) -> dict[str, Reading]:
-        """Returns the run's numbers for the questions of the checklist, by name."""
+        """Returns the run's values for the questions of the checklist, by name."""
         try:
             return {} if self._readings is None else self._readings.readings(self.scene)
         except Exception as error:  # noqa: BLE001
@@ -210,7 +212,7 @@ class Engine:
         return [] if self._readings is None else self._readings.losses.caveats()
 
     def end(self) -> None:
-        """Marks the run as ended, so that rules judge by the data that they have."""
+        """Marks the run as ended, so that rules work with the available data."""
         self.scene.ended = True
 
     def unchecked(self) -> list[Unchecked]:
@@ -225,12 +227,12 @@ class Engine:
 
 
 def _sees_skipped(rule: Rule) -> bool:
-    """Whether a rule checks skipped steps."""
+    """Returns whether a rule checks skipped steps."""
     return type(rule).look_at_skipped is not Rule.look_at_skipped
 
 
 def _sees_evaluations(rule: Rule) -> bool:
-    """Whether a rule checks evaluations, so that their order among training records matters."""
+    """Returns whether a rule checks evaluations, so that their order matters."""
     return type(rule).look_at_evaluation is not Rule.look_at_evaluation
 
 

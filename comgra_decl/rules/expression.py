@@ -43,7 +43,7 @@ _EARLY = 10
 
 
 class ExpressionError(ValueError):
-    """An invalid expression; the message gives the position and what is allowed there."""
+    """An invalid expression; the message contains the position and the valid alternatives."""
 
 
 class Expression(NamedTuple):
@@ -148,8 +148,8 @@ class _Reader:
         if isinstance(node, ast.Attribute):
             if not isinstance(node.value, ast.Name) or node.attr not in AGGREGATES:
                 raise ExpressionError(
-                    f"{_shown(node)} is not allowed; a statistic may be followed by how to "
-                    f"aggregate it over the batch: {', '.join(AGGREGATES)}"
+                    f"{_shown(node)} is not allowed; a statistic may be followed by its "
+                    f"aggregation over the batch: {', '.join(AGGREGATES)}"
                 )
             over, node = node.attr, node.value
         name = node.id

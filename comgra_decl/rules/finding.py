@@ -18,7 +18,7 @@ MOST_OTHERS = 20
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A slot in the form shown to users: the location of a finding or of a link in its chain."""
+    """A slot in the form shown to users: location of a finding or of a link in its chain."""
 
     node: str
     role: str = "output"
@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A tensor in a chain of causes: its location, its first unusual step, and what is unusual."""
+    """A tensor in a chain of causes: its location, its first unusual step, and the deviation."""
 
     place: Place
     first_step: int
@@ -48,13 +48,13 @@ class Finding:
     Attributes:
         rule: name of the rule.
         severity: see `Severity`.
-        place: the first tensor that shows the problem; None if the whole run is concerned.
+        place: the first tensor that shows the problem; None if it concerns the whole run.
         first_step: the first recorded step with the problem.
         last_step: the last such step; the step of the newest record if the problem persists.
         message: one sentence that includes the main numbers.
         advice: what to do about the problem.
         certainty: from 0 to 1; orders findings of the same severity.
-        evidence: the numbers that support the finding, by name.
+        evidence: the values that support the finding, by name.
         also: number of other tensors that show the same problem.
         others: the first of these tensors.
         chain: the tensors from the probable cause to `place`.
@@ -86,22 +86,22 @@ class Finding:
 
     @property
     def weight(self) -> Severity:
-        """The worst severity among this finding and the findings that it explains."""
+        """Worst severity among this finding and the findings that it explains."""
         return self.severity if self.outcome is None else self.outcome
 
     @property
     def is_exact(self) -> bool:
-        """Whether the problem is known to have begun at `first_step`."""
+        """Whether the problem is known to have begun exactly at `first_step`."""
         return self.after_step is None or self.after_step >= self.first_step - 1
 
     @property
     def began(self) -> str:
-        """When the problem began, such as "step 74" or "between steps 73 and 80"."""
+        """Time at which the problem began, such as "step 74" or "between steps 73 and 80"."""
         return began(self.first_step, self.after_step)
 
     @property
     def span(self) -> str:
-        """The steps with the problem, such as "steps 74 to 300"."""
+        """Steps with the problem, such as "steps 74 to 300"."""
         if not self.is_exact:
             return f"{self.began}, until step {self.last_step}"
         if self.first_step == self.last_step:
@@ -137,7 +137,7 @@ def began(first: int, after: int | None) -> str:
 
 
 def since(first: int, after: int | None) -> str:
-    """Returns the same as the start of a period: "from step 74 on"."""
+    """Returns the beginning as the start of a period: "from step 74 on"."""
     when = began(first, after)
     return f"from {when} on" if when.startswith("step") else f"from somewhere {when} on"
 
@@ -207,7 +207,7 @@ def _with_outcome(finding: Finding, weight: Severity) -> Finding:
 
 
 def at_least(severity: Severity, limit: str | None) -> bool:
-    """Whether a severity is at least as bad as `limit`; False if `limit` is None or "never"."""
+    """Returns whether a severity is at least as bad as `limit`; False for None and "never"."""
     return limit in SEVERITIES and SEVERITIES.index(severity) <= SEVERITIES.index(limit)
 
 

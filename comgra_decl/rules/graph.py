@@ -16,11 +16,11 @@ from comgra_decl.rules.table import elements_of
 
 
 def predictions(scene: Scene) -> set[int]:
-    """Returns the slots that hold the network's predictions.
+    """Returns the slots that contain the model's predictions.
 
     These are the tensors that are compared with a target or, if there is no target, the inputs of
-    the loss. They include the same tensors, in the same shape, as returned by submodules (a model
-    returns the output of its last layer).
+    the loss. They include the outputs of submodules that are the same tensors in the same shape,
+    because a model returns the output of its last layer.
     """
     found: set[int] = set()
     for structure in scene.structures.values():
@@ -67,7 +67,7 @@ def computed_from_targets(scene: Scene) -> set[int]:
 
 
 def reaching_loss(scene: Scene) -> set[SlotKey]:
-    """Returns the computed tensors that a loss depends on, with or without gradient.
+    """Returns the computed tensors on which a loss depends, with or without gradients.
 
     Uses the graphs recorded so far; empty if no graph contains a loss.
     """
@@ -86,7 +86,7 @@ def reaching_loss(scene: Scene) -> set[SlotKey]:
 
 
 def target_pairs(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
-    """Yields pairs of a computed tensor and the target that a call combines it with."""
+    """Yields pairs of a computed tensor and the target with which a call combines it."""
     seen = set()
     for structure in scene.structures.values():
         for sources in _sources(structure).values():
@@ -233,7 +233,7 @@ def _predictions_of(structure: Structure, roots: set[str]) -> set[SlotKey]:
 
 
 def _holds(node: str, other: str, roots: set[str]) -> bool:
-    """Whether a module may contain another one; a root, whose node is its class, contains all."""
+    """Returns whether a module may contain another one; a root contains all modules."""
     return other.startswith(f"{node}.") or (node in roots and other not in roots)
 
 

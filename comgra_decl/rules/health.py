@@ -1,10 +1,10 @@
-"""The checklist for a training that does not work, answered by the findings of the rules.
+"""The checklist for training problems, answered by the findings of the rules.
 
 The questions follow the usual order of debugging: code, data, initialization, dynamics,
 activations, architecture. Each question lists the rules that answer it and which of them are
-deciding. It is ticked only if all deciding rules could check the run and the run's numbers do not
-contradict them. A rule that no question lists (a new rule, or the user's own) answers the last
-question of its family.
+decisive. A question is ticked only if all decisive rules could check the run and the recorded
+values do not contradict them. Rules that no question lists (new rules, or the user's own) answer
+the last question of their family.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from comgra_decl.rules.readings import Reading
 
 Colour = Literal["red", "amber", "green", "partly", "unchecked"]
 """red: an error, or a finding that explains one; amber: a warning, a hint, only findings that
-another one explains, or numbers that answer the question with no; green: all deciding rules checked
-the run and found nothing, and no number contradicts them; partly: only some of the deciding rules
-could check the run; unchecked: no deciding rule could, or the necessary numbers are missing.
+another one explains, or values that answer the question with no; green: all decisive rules checked
+the run without findings, and no value contradicts them; partly: only some of the decisive rules
+could check the run; unchecked: no decisive rule could, or the required values are missing.
 """
 
 
@@ -32,12 +32,12 @@ class Question:
     """A question of the checklist.
 
     Attributes:
-        part: the part of the checklist it belongs to.
+        part: the part of the checklist to which it belongs.
         text: the question.
         deciding: the rules that must have checked the run before the question is ticked.
         rules: further rules whose findings answer the question.
         families: folders of rules that answer the question unless another question names them.
-        reading: the name of the run's numbers for the question.
+        reading: the name of the run's values for the question.
         experiment: the experiment with the script that answers the question, because no rule can.
     """
 
@@ -62,11 +62,12 @@ class Check:
     Attributes:
         question: the question of the checklist.
         colour: see `Colour`.
-        evidence: one sentence: the worst finding, which rules checked how many records, the result
-            of an experiment, or why the question is not answered; with the numbers.
-        numbers: the run's numbers, such as "loss 2.27 → 3.60"; "" if unknown.
-        looked: number of deciding rules that could check the run.
-        deciding: number of deciding rules.
+        evidence: one sentence with the recorded values and one of the following: the worst finding,
+            the rules and the number of records that they checked, the result of an experiment, or
+            the reason why the question is not answered.
+        numbers: the run's values, such as "loss 2.27 → 3.60"; "" if unknown.
+        looked: number of decisive rules that could check the run.
+        deciding: number of decisive rules.
         findings: the findings that answer the question with no, most important first.
     """
 
@@ -80,7 +81,7 @@ class Check:
 
     @property
     def state(self) -> str:
-        """The colour in words, such as "partly checked (1 of 3)"."""
+        """Colour in words, such as "partly checked (1 of 3)"."""
         words = {
             "unchecked": "not checked",
             "partly": f"partly checked ({self.looked} of {self.deciding})",
@@ -100,10 +101,10 @@ CHECKLIST = (
     Question("code", "Are gradients cleared?", ("accumulated_gradient",), reading="cleared"),
     Question("code", "Is half precision sufficient?", ("half_overflow", "half_underflow"),
              ("gradient_scale",), ("precision",), reading="half"),
-    Question("code", "Can it overfit one batch?", experiment="overfit_one_batch"),
-    Question("code", "Are samples of a batch kept apart?", experiment="batch_mixing"),
+    Question("code", "Can the model fit one batch?", experiment="overfit_one_batch"),
+    Question("code", "Are samples of a batch independent?", experiment="batch_mixing"),
     Question("data", "Are inputs normalized?", ("input_scale",), reading="inputs"),
-    Question("data", "Are labels balanced and mixed?", ("unshuffled",),
+    Question("data", "Are labels balanced and shuffled?", ("unshuffled",),
              ("single_class", "class_imbalance"), ("data",), reading="labels"),
     Question("data", "Are labels predictable from inputs?", ("no_better_than_guessing",),
              reading="predictable"),
@@ -111,7 +112,7 @@ CHECKLIST = (
              reading="dependent"),
     Question("data", "Is evaluation as good as training?", ("overfitting",), ("evaluation_gap",),
              reading="evaluation"),
-    Question("initialization", "Is the first loss that of guessing?", ("initial_loss",),
+    Question("initialization", "Does the loss start at guessing level?", ("initial_loss",),
              reading="first_loss"),
     Question("initialization", "Do layers start at similar scales?", ("poor_initialisation",),
              reading="scales"),
@@ -122,12 +123,12 @@ CHECKLIST = (
     Question("dynamics", "Do gradients keep their scale?",
              ("vanishing_gradient", "exploding_gradient"), families=("gradients",),
              reading="gradients"),
-    Question("dynamics", "Are updates of a healthy size?", ("large_update", "small_update"),
+    Question("dynamics", "Are update sizes healthy?", ("large_update", "small_update"),
              ("growing_weight",), ("parameters",), reading="updates"),
     Question("activations", "Are units alive?", ("dead_units", "all_zero"),
              ("dormant_units", "unchanged_output"), reading="alive"),
-    Question("activations", "Are they unsaturated?", ("saturated",)),
-    Question("activations", "Do they keep their spread and rank?",
+    Question("activations", "Are units unsaturated?", ("saturated",)),
+    Question("activations", "Do activations keep spread and rank?",
              ("activation_drift", "rank_collapse"), families=("activations", "values"),
              reading="spread"),
     Question("architecture", "Does the last layer match the loss?", ("rectified_answer",),
@@ -142,8 +143,9 @@ CHECKLIST = (
 """All questions, in their order."""
 
 _UNSEEN = (
-    "What no rule can see: targets that leak into inputs, samples in both training and validation "
-    "data, labels that are consistently wrong, and data unlike those in production."
+    "Problems that no rule can detect: targets that leak into inputs in part, samples that are "
+    "in both the training and the validation data, consistently wrong labels, and data that differ "
+    "from those in production."
 )
 
 
@@ -161,9 +163,9 @@ def health(diagnosis: Diagnosis) -> list[Check]:
 
 
 def unseen(diagnosis: Diagnosis) -> list[str]:
-    """Returns what the checklist cannot answer even if it is green, one sentence each.
+    """Returns the problems that can exist even if the checklist is green, one sentence each.
 
-    These are possible problems with the losses of this run, and what no rule can detect in any run.
+    These are possible problems with the losses of this run, and those that no rule can detect.
     """
     return [*diagnosis.caveats, _UNSEEN]
 
@@ -215,13 +217,13 @@ def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> C
 def _judged(
     against: Sequence[Finding], reading: Reading, *, some: bool, complete: bool
 ) -> tuple[Colour, str | None]:
-    """Returns the colour, and the evidence if a finding or a number is sufficient.
+    """Returns the colour, and the evidence if a finding or a value is sufficient.
 
     Args:
         against: the findings that answer the question with no.
-        reading: the numbers.
-        some: whether any deciding rule could check the run.
-        complete: whether all deciding rules could.
+        reading: the recorded values.
+        some: whether any decisive rule could check the run.
+        complete: whether all decisive rules could check the run.
     """
     number = _NUMBERS.get(reading.verdict)
     if against:
@@ -234,11 +236,11 @@ def _judged(
 
 
 def _nothing(looked: Sequence[str], diagnosis: Diagnosis) -> str:
-    return f"nothing found in {diagnosis.records} training records by {', '.join(looked)}"
+    return f"no findings in {diagnosis.records} training records by {', '.join(looked)}"
 
 
 def _shown(question: Question, diagnosis: Diagnosis) -> Check:
-    """Answers a question by the result of an experiment with the script."""
+    """Answers a question with the result of an experiment with the script."""
     command = question.experiment.replace("_", "-")
     for verdict in diagnosis.experiments:
         if verdict.name == question.experiment:
@@ -248,7 +250,7 @@ def _shown(question: Question, diagnosis: Diagnosis) -> Check:
     tells = f"run comgra-decl {command} --for RUN -- train.py ARGS"
     damage = diagnosis.unreadable.get(question.experiment)
     if damage is not None:
-        tells = f"its verdict cannot be read: {damage}; {tells} again"
+        tells = f"the stored verdict cannot be read: {damage}; {tells} again"
     return Check(question, "unchecked", tells)
 
 
@@ -258,11 +260,18 @@ def _worst(findings: Sequence[Finding]) -> Colour:
 
 
 def _reasons(rules: Sequence[str], diagnosis: Diagnosis, *, by_rule: bool) -> list[str]:
-    """Returns why rules could not check the run, each reason once; with names if others could."""
+    """Returns the reasons why rules could not check the run, without duplicates.
+
+    The reasons contain the names of the rules if other rules could check the run.
+    """
     known = {entry.rule: entry.reason for entry in diagnosis.unchecked}
     reasons = [
-        f"{rule} not checked: {known.get(rule, 'it is off')}" if by_rule else known.get(rule, "")
+        f"{rule} not checked: {known.get(rule, 'it is switched off')}"
+        if by_rule
+        else known.get(rule, "")
         for rule in rules
     ]
     told = list(dict.fromkeys(reason for reason in reasons if reason))
-    return told or ([] if by_rule or not rules else ["all of its rules are off"])
+    return told or (
+        [] if by_rule or not rules else ["all rules for this question are switched off"]
+    )

@@ -34,7 +34,7 @@ _INTERVAL = 1.0
 """Minimum number of seconds between two evaluations of the findings."""
 
 _REFRESH = 10.0
-"""Number of seconds after which the numbers of the checklist are stored again.
+"""Number of seconds after which the values of the checklist are stored again.
 
 They change with every step and would otherwise require a new document every second.
 """
@@ -81,14 +81,14 @@ class LiveRules:
         self._found: dict[str, Any] | None = None  # its findings, without readings
         self._refreshed = -math.inf
         self._past: Callable[[], Run] | None = None
-        self._resumes: int | None = None  # the step at which a resumed run continues
+        self._resumes: int | None = None  # step at which a resumed run continues
         self._unpublished: dict[str, Any] = {}
         self._fired = 0
         self._due = 0.0
         self._records = 0
         self._failed = False
         self.seconds = 0.0
-        """The time spent on rules, in seconds."""
+        """Time spent on rules, in seconds."""
 
     def resume(self, slots: Sequence[SlotInfo], past: Callable[[], Run]) -> None:
         """Prepares for a resumed run.
@@ -111,7 +111,7 @@ class LiveRules:
             batches[-1].documents.update(self._conclude())
 
     def watch(self, batches: list[StepBatch]) -> None:
-        """Checks the next records immediately, for specs in which findings decide what is stored.
+        """Checks the next records immediately, if findings decide which steps are stored.
 
         New findings are added to the documents by `publish`.
         """
@@ -157,19 +157,19 @@ class LiveRules:
         return [StepBatch.of_documents(documents)] if documents else []
 
     def _safely(self, work: Callable[[], None]) -> None:
-        """Runs and times a call; an internal error disables the rules but not the recording."""
+        """Calls and times a function; an internal error only disables the rules."""
         if self._failed:
             return
         began = time.perf_counter()
         try:
             work()
         except Exception as error:  # noqa: BLE001
-            _log.error("comgra: rules are switched off because of an error", exc_info=error)
+            _log.error("comgra: rules were switched off because of an error", exc_info=error)
             self._failed = True
         self.seconds += time.perf_counter() - began
 
     def _catch_up(self, batches: Sequence[StepBatch] = ()) -> None:
-        """Passes the existing records to the rules, once it is known which of them are valid."""
+        """Passes the existing records to the rules once the valid ones are known."""
         past = self._past
         steps = [info.step for batch in batches for info in batch.steps if info.mode == "train"]
         resumes = self._resumes if self._resumes is not None or not steps else steps[0]
@@ -180,7 +180,7 @@ class LiveRules:
             run = past()
             feed(self._engine, run, until=resumes)
             for finding in (run.document(DOCUMENT) or {"findings": []})["findings"]:
-                self._known.add(_key(Finding.from_json(finding)))  # already reported
+                self._known.add(_key(Finding.from_json(finding)))  # reported already
         except Exception as error:  # noqa: BLE001
             _log.warning(
                 "comgra: earlier records cannot be read, so the rules start over; "
@@ -226,11 +226,11 @@ class LiveRules:
             finding = self._standing.pop(rule)
             self._act.withdraw(finding, self._engine.scene.last_step)
             self._withdrawn[rule] += 1
-            if self._withdrawn[rule] < _MOST_WITHDRAWN:  # new if it returns
+            if self._withdrawn[rule] < _MOST_WITHDRAWN:  # reported as new if the finding returns
                 self._known = {key for key in self._known if key[0] != rule}
 
     def _conclude(self) -> dict[str, Any]:
-        """Evaluates the findings; returns the document if it has changed."""
+        """Evaluates the findings and returns the document if it has changed."""
         began = time.perf_counter()
         findings = self._engine.findings()
         for finding in findings:
@@ -260,13 +260,13 @@ class LiveRules:
 
 
 def _key(finding: Finding) -> tuple[str, object]:
-    """Returns the key that identifies a finding: its rule, and its severity, which may rise."""
+    """Returns the key of a finding: its rule and its severity, which may rise."""
     return finding.rule, finding.weight
 
 
 @dataclass(frozen=True)
 class _Details:
-    """The part of a batch about individual slots."""
+    """Part of a batch that concerns individual slots."""
 
     batch: StepBatch
     columns: dict[int, int]

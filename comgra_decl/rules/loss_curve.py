@@ -24,7 +24,7 @@ _NAMES = ("*val*loss*", "*valid*loss*", "*eval*loss*", "*test*loss*", "*dev*loss
 class Curve:
     """Mean, deviation and extremes of a metric, in blocks with equal numbers of values.
 
-    Uses constant memory. The content depends only on the values, not on how they are divided.
+    Requires constant memory. The blocks depend only on the values, not on how they are divided.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Curve:
 
     @property
     def means(self) -> NDArray[np.float64]:
-        """The mean of each complete block."""
+        """Mean of each complete block."""
         return self.table[:, 0] / self.size
 
     def mean(self, start: float, stop: float) -> tuple[float, float]:
@@ -97,7 +97,7 @@ class LossRule(Rule):
     """Whether steps have more than one loss, as in adversarial training."""
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next losses."""
+        """Processes the next losses."""
         self.several = self.several or numbers.name.startswith("loss[")
         if numbers.name == "loss":
             self._losses[numbers.type] = self._losses.get(numbers.type, 0) + len(numbers.steps)
@@ -105,7 +105,7 @@ class LossRule(Rule):
 
     @abstractmethod
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Takes the next losses of a type of execution."""
+        """Processes the next losses of a type of execution."""
 
     @abstractmethod
     def judge(self, scene: Scene, type_: str) -> Finding | None:
@@ -135,7 +135,7 @@ class LossRule(Rule):
         return [] if found is None else [found]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         count = max(self._losses.values(), default=0)
         if not count:
             return "no loss is logged; set `kpis: {loss: true}`, or call comgra.kpi('loss', value)"
@@ -155,7 +155,7 @@ class CurveRule(LossRule):
 
 
 def is_validation(numbers: Numbers) -> bool:
-    """Whether the values are validation losses, by metric name or type of execution."""
+    """Returns whether the values are validation losses, by metric name or type of execution."""
     name = numbers.name.lower()
     if numbers.type in EVALUATION_TYPES and "loss" in name:
         return True

@@ -1,4 +1,4 @@
-"""The numbers of the checklist about the losses of a run."""
+"""Values about the losses of a run for the checklist."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, is_validation
 from comgra_decl.rules.window import Numbers
 
 RISE = 0.05
-"""Relative increase from the first to the last losses that counts as a rise."""
+"""Relative increase between the first and last losses that is considered a rise."""
 
 FAR_RISE = 0.5
-"""The same for a clear rise."""
+"""Relative increase that is considered a clear rise."""
 
 GAP = 2.0
-"""Maximum ratio of validation to training loss at which they count as equally good."""
+"""Maximum ratio of validation to training loss for them to be considered equal."""
 
 _ZEROS = 5
 _FEW, _ENOUGH, _MANY = 2, 20, 100
@@ -27,7 +27,7 @@ _LEAST_VALIDATIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The training loss at the start and at the end.
+    """Training loss at the start and at the end of a run.
 
     Attributes:
         first: the first loss.
@@ -65,7 +65,7 @@ class LossReadings:
         self._several = False
 
     def look(self, numbers: Numbers) -> None:
-        """Takes the next numbers of one metric and type of execution."""
+        """Processes the next values of one metric and type of execution."""
         self._several = self._several or numbers.name.startswith("loss[")
         if is_validation(numbers):
             name = "validation loss" if numbers.name == "loss" else numbers.name
@@ -87,11 +87,11 @@ class LossReadings:
 
     @property
     def _type(self) -> str | None:
-        """The type of execution with the most losses."""
+        """Type of execution with the most losses."""
         return max(self._losses, key=lambda name: self._losses[name], default=None)
 
     def ends(self) -> Ends | None:
-        """Returns the loss at the start and end; None if no finite loss was logged."""
+        """Returns the losses at the start and the end; None if no finite loss was logged."""
         type_ = self._type
         if type_ is None or not self._curves[type_].count:
             return None
@@ -111,7 +111,7 @@ class LossReadings:
         )
 
     def falling(self) -> Judged | None:
-        """Judges whether the loss falls, by its first and last values alone."""
+        """Determines whether the loss falls, only from its first and last values."""
         ends, type_ = self.ends(), self._type
         if type_ is None:
             return None
@@ -123,23 +123,24 @@ class LossReadings:
         if row >= _ZEROS:
             return f"{text}; exactly 0 from step {since} on", "poor"
         if self._several:
-            return f"{text}; there are several losses per step, which need not all fall", "unknown"
+            return f"{text}; a step has several losses, which do not all have to fall", "unknown"
         return text, self._fall(ends)
 
     def _fall(self, ends: Ends) -> Literal["fine", "unknown", "poor", "bad"]:
         """Compares the end with the first loss, a single value, and with the mean of the start.
 
-        A loss that ends above its first value is never fine, even if it was higher in between.
+        A loss that ends above its first value is never considered fine, even if it was higher in
+        between.
         """
         if ends.count < _FEW:
             return "unknown"
         above = ends.last - ends.first
-        if ends.count < _ENOUGH:  # too few to know their noise
+        if ends.count < _ENOUGH:  # too few losses to estimate their noise
             if above > FAR_RISE * abs(ends.first):
                 return "poor"
             return "fine" if above < 0 else "unknown"
         if ends.low - ends.first > FAR_RISE * abs(ends.first):
-            return "bad"  # all of them, regardless of variation
+            return "bad"  # all losses rise, regardless of variation
         rise = ends.last - ends.early
         over_first = above > max(2 * ends.spread, RISE * abs(ends.first))
         over_start = rise > max(ends.noise, RISE * abs(ends.early)) and above > -0.5 * ends.first
@@ -149,7 +150,7 @@ class LossReadings:
         return "fine" if above < 0 and fell else "poor"
 
     def steady(self) -> Judged | None:
-        """Judges by the highest loss, relative to the first one, that of the untrained network."""
+        """Rates the highest loss relative to the first, that of the untrained model."""
         ends, type_ = self.ends(), self._type
         if ends is None or type_ is None:
             return None
@@ -159,7 +160,7 @@ class LossReadings:
         return text, "poor" if jumps else "fine"
 
     def validation(self) -> Judged | None:
-        """Judges the first validation loss by its course, compared with the training loss."""
+        """Rates the course of the first validation loss, compared with the training loss."""
         name = next(iter(self._validation), None)
         if name is None:
             return None
@@ -177,14 +178,14 @@ class LossReadings:
         row, since = self._zeros.get(self._type or "", (0, -1))
         if row >= _ZEROS:
             found.append(
-                f"The loss is exactly 0 from step {since} on. No rule can tell why: are targets "
-                "among the inputs, or is a tensor compared with itself?"
+                f"The loss is exactly 0 from step {since} on. No rule can determine the reason. "
+                "Are targets among the inputs, or is a tensor compared with itself?"
             )
         name = self._as_low()
         if name is not None:
             found.append(
-                f"{name} has been as low as the training loss from the start. Dropout and "
-                "augmentation in training can explain this; so can samples in both data sets."
+                f"{name} has been as low as the training loss from the start. Possible reasons are "
+                "dropout or augmentation in training, and samples that are in both data sets."
             )
         return found
 

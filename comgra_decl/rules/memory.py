@@ -1,7 +1,7 @@
 """The memories of rules about each slot: vectors indexed by slot number.
 
-Each memory returns the same numbers for one window of k records as for k windows of one record, and
-processes all slots of a window together.
+A window of k records and k windows of one record give the same results. All slots of a window are
+processed together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 Slots = NDArray[np.int64]
 
 NO_SLOTS: Slots = np.zeros(0, np.int64)
-"""No slots; an initial value."""
+"""No slots; used as an initial value."""
 
 
 def grown(array: NDArray[Any], count: int, fill: Any) -> NDArray[Any]:
@@ -49,17 +49,17 @@ def row_quantile(values: Matrix, share: float) -> Matrix:
 
 
 class Streak:
-    """The number of consecutive records in which a condition holds; skips records without the slot.
+    """Number of consecutive records in which a condition holds; skips records without the slot.
 
     Attributes, indexed by slot:
-        first: the step at which the first streak of `patience` records began; -1 without a streak.
-        after: the step of the slot's previous record; -1 without one.
+        first: the step at which the first streak of `patience` records began; -1 if there is none.
+        after: the step of the slot's previous record; -1 if there is none.
         last: the last step of the latest streak.
         worst: the most extreme evidence in any streak.
         worst_step: the step of `worst`.
         records: number of records in streaks, counted from the `patience`-th record of each.
-        seen: the number of records that have the slot.
-        clean: number of records since the last streak in which the condition is known not to hold.
+        seen: number of records that contain the slot.
+        clean: number of records since the last streak in which the condition is known to be false.
     """
 
     def __init__(self, patience: int, *, lowest: bool = False) -> None:
@@ -80,14 +80,14 @@ class Streak:
     def look(
         self, steps: NDArray[np.int64], at: Slots, *, hit: Bools, present: Bools, evidence: Matrix
     ) -> bool:
-        """Takes the next records; returns whether any streak is in progress.
+        """Processes the next records; returns whether any streak is in progress.
 
         Args:
             steps: the steps of the records, [records].
             at: the slots of the columns.
             hit: where the condition holds, [records, slots].
             present: where the slot was recorded, [records, slots].
-            evidence: the number that measures the severity, [records, slots].
+            evidence: the value that measures the severity, [records, slots].
         """
         self._grow(int(at.max(initial=-1)) + 1)
         hit = hit & present
@@ -171,17 +171,20 @@ class Streak:
 
     @property
     def lasting(self) -> Slots:
-        """The slots that had a streak and are not known to be free of the condition since.
+        """Slots that had a streak and may still meet the condition.
 
-        A slot counts as free once the condition has not held for as many records as it had held
-        before, and for at least `patience`.
+        A slot no longer meets the condition once it has been false for as many records as it was
+        true before, or for as many steps, because records become rarer in the course of a run. In
+        both cases, it must have been false for at least `patience` records.
         """
         held = np.maximum(self.records + self._patience - 1, self._patience)
-        return np.flatnonzero((self.first >= 0) & (self.clean < held))
+        longer = self._newest - self.last > self.last - self.first
+        free = (self.clean >= held) | (longer & (self.clean >= self._patience))
+        return np.flatnonzero((self.first >= 0) & ~free)
 
     @property
     def fired(self) -> Slots:
-        """The slots that ever had a streak of `patience` records."""
+        """Slots that ever had a streak of `patience` records."""
         return np.flatnonzero(self.first >= 0)
 
 
@@ -195,14 +198,14 @@ def _at_latest(begins: Bools, values: NDArray[np.int64], known: Slots) -> NDArra
 
 
 def _steps_before(steps: NDArray[np.int64], present: Bools, newest: Slots) -> NDArray[np.int64]:
-    """Returns, for each record, the step of the slot's previous record; -1 without one."""
+    """Returns, for each record, the step of the slot's previous record; -1 if there is none."""
     until = np.maximum.accumulate(np.where(present, steps[:, None], -1), axis=0)
     found: NDArray[np.int64] = np.maximum(np.concatenate((newest[None], until[:-1])), newest)
     return found
 
 
 class Early:
-    """The median of each slot's first `count` values, once all of them are known."""
+    """Median of each slot's first `count` values, once all of them are known."""
 
     def __init__(self, count: int) -> None:
         self._size = count
@@ -211,7 +214,7 @@ class Early:
         self._median = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [records, slots], NaN where missing; returns the median in the same shape.
+        """Processes values [records, slots], NaN where missing; returns the medians.
 
         The result is NaN up to and including the `count`-th value.
         """
@@ -233,13 +236,13 @@ class Early:
 
 
 class First:
-    """The first value of each slot."""
+    """First value of each slot."""
 
     def __init__(self) -> None:
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> None:
-        """Takes values [records, slots], NaN where missing."""
+        """Processes values [records, slots], NaN where missing."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         there = ~np.isnan(values)
         new = np.isnan(self._known[at]) & there.any(0)
@@ -253,14 +256,14 @@ class First:
 
 
 class Largest:
-    """The largest or smallest value of each slot so far, including the current one."""
+    """Largest or smallest value of each slot so far, including the current one."""
 
     def __init__(self, *, smallest: bool = False) -> None:
         self._extreme = np.fmin if smallest else np.fmax
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [records, slots]; returns the extreme up to each value, same shape."""
+        """Processes values [records, slots]; returns the extreme up to each value, same shape."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         stacked = np.concatenate((self._known[at][None], values))
         until: Matrix = self._extreme.accumulate(stacked, axis=0)[1:]
@@ -270,13 +273,13 @@ class Largest:
 
 
 class Previous:
-    """The previous recorded value of each slot."""
+    """Previous recorded value of each slot."""
 
     def __init__(self) -> None:
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [records, slots], NaN where missing; returns the previous values."""
+        """Processes values [records, slots], NaN where missing; returns the previous values."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         stacked = np.concatenate((self._known[at][None], values))
         rows = np.arange(len(stacked))[:, None]
@@ -292,7 +295,7 @@ class Previous:
 
 
 class ClassCounts:
-    """The number of occurrences of each class among the targets of a run.
+    """Number of occurrences of each class among the targets of a run.
 
     Counts integer targets of any shape, and targets of floating-point zeros and ones, one per
     sample. Ignores targets that are indices within the batch (each sample is its own class, as in
@@ -327,7 +330,7 @@ class ClassCounts:
 
     @property
     def most(self) -> int:
-        """The largest number of targets counted for any slot."""
+        """Largest number of targets counted for any slot."""
         return max((sum(known.values()) for known in self.by_slot.values()), default=0)
 
 

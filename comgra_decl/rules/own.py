@@ -36,10 +36,10 @@ _OF_WINDOW = ("step", "elements")
 
 
 class OwnParameters(Patient):
-    """The options of a rule that is an expression."""
+    """Options of a rule that is an expression."""
 
     when: Annotated[str, Field(min_length=1)]
-    """The expression that must hold; see `docs/findings.md`."""
+    """Condition, as an expression; see `docs/findings.md`."""
 
     patience: Count = 1
 
@@ -59,17 +59,17 @@ class OwnParameters(Patient):
     """A metric such as `loss`, to check instead of tensors; `value` is then the metric's value."""
 
     message: str | None = None
-    """The message if the expression holds."""
+    """Message if the expression is true."""
 
-    advice: str = "You wrote this rule yourself."
-    """What to do about the problem."""
+    advice: str = "This is your own rule; its message describes the problem."
+    """Advice about the problem."""
 
 
 class _OwnRule(SlotRule):
     """An expression over the statistics of tensors."""
 
     Parameters = OwnParameters
-    definition = "The expression in the spec holds."
+    definition = "The expression in the spec is true."
     source = "The spec."
     advice = ""
     needs = "the tensors that its `node`, `role`, `pass` and `kind` select"
@@ -142,7 +142,7 @@ class _OwnNumberRule(Rule):
         self._streak = Streak(self.parameters.patience)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next values."""
+        """Processes the next values."""
         if numbers.name != self.parameters.kpi:
             return
         at = np.array([self._types.setdefault(numbers.type, len(self._types))])
@@ -158,7 +158,7 @@ class _OwnNumberRule(Rule):
         )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding if the expression ever held."""
+        """Returns one finding if the expression was ever true."""
         fired = self._streak.fired
         if not len(fired):
             return []
@@ -177,7 +177,7 @@ class _OwnNumberRule(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         kpi = self.parameters.kpi
         if self._types:
             return None
@@ -201,7 +201,7 @@ class _UnimportedRule(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns how to run the class."""
+        """Returns a message about how to run the class."""
         return (
             f"its class {self.path!r} was not imported; if you trust the run, use comgra-decl "
             "diagnose --trust, or diagnose(run, trust=True)"

@@ -1,7 +1,7 @@
-"""The numbers of a run behind the answers to the checklist.
+"""The recorded values behind the answers to the checklist.
 
 Readings are collected for every run, regardless of its rules. They are shown next to the answer and
-can prevent a tick: an answer that the numbers contradict is never green.
+can prevent a tick: an answer that the values contradict is never green.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from comgra_decl.rules.table import RECTIFIERS, SlotTable, elements_of
 from comgra_decl.rules.window import VARYING, Numbers, Window
 
 Verdict = Literal["fine", "unknown", "poor", "bad"]
-"""fine: the numbers do not contradict a tick; unknown: they do not allow a tick; poor and bad: they
+"""fine: the values do not contradict a tick; unknown: they do not allow a tick; poor and bad: they
 answer the question with no, regardless of the rules.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The numbers of a run for one question.
+    """The values of a run for one question.
 
     Attributes:
-        text: the numbers, such as "loss 2.27 → 3.60".
+        text: the values, such as "loss 2.27 → 3.60".
         verdict: see `Verdict`.
         deciding: rules that must have checked this run before the question is ticked, in addition
             to those of the question.
@@ -56,14 +56,14 @@ class Reading:
 
 
 class _Means:
-    """The mean of each slot's values over all records."""
+    """Mean of each slot's values over all records."""
 
     def __init__(self) -> None:
         self._sums = np.zeros(0)
         self._counts = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> None:
-        """Adds values [records, slots]; ignores non-finite ones."""
+        """Processes values [records, slots]; ignores non-finite ones."""
         there = np.isfinite(values)
         size = int(at.max(initial=-1)) + 1
         self._sums, self._counts = (grown(x, size, 0.0) for x in (self._sums, self._counts))
@@ -72,7 +72,7 @@ class _Means:
 
     @property
     def largest(self) -> float:
-        """The largest mean of any slot; 0 if there is none."""
+        """Largest mean of any slot; 0 if there is none."""
         at = np.flatnonzero(self._counts)
         return float((self._sums[at] / self._counts[at]).max(initial=0.0))
 
@@ -96,7 +96,7 @@ class Readings:
         self._largest: dict[str, float] = {}
 
     def look(self, window: Window) -> None:
-        """Takes the next training records."""
+        """Processes the next training records."""
         if not len(window):
             return
         with np.errstate(all="ignore"):
@@ -137,7 +137,7 @@ class Readings:
                 self._wild[kind] = count + len(rows), first
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Takes the next values of one metric for one type of execution."""
+        """Processes the next values of one metric for one type of execution."""
         self.losses.look(numbers)
 
     def readings(self, scene: Scene) -> dict[str, Reading]:
@@ -219,7 +219,7 @@ class Readings:
         known = most[np.isfinite(most)]
         if not len(known):
             return None
-        return Reading(f"predictions of a batch vary by {known.min():.2g} of the largest")
+        return Reading(f"predictions of a batch vary by {known.min():.2g} of the largest value")
 
     def _evaluation(self, scene: Scene) -> Reading | None:
         judged = self.losses.validation()
@@ -277,7 +277,11 @@ class Readings:
         with np.errstate(all="ignore"):
             moved = np.abs(after[: len(before)] - before) / before
         text = _range(scene.table, at[: len(before)], moved)
-        return self._unless_wild(f"norms changed in all by {text} of themselves") if text else None
+        return (
+            self._unless_wild(f"norms changed by {text} of their initial value over the run")
+            if text
+            else None
+        )
 
     # -- activations
 
@@ -339,7 +343,7 @@ def _trained(scene: Scene) -> Reading | None:
 
 
 def _labels(scene: Scene) -> Reading | None:
-    """Returns a reading about the targets; if they are classes, ticking requires their counts."""
+    """Returns a reading about the targets; a tick requires the counts of class targets."""
     if not scene.calls:
         return None
     call = _last(scene.calls)
@@ -351,7 +355,7 @@ def _labels(scene: Scene) -> Reading | None:
 
 
 def _last_layer(scene: Scene) -> Reading | None:
-    """Returns a reading about the inputs of the loss; ticking requires the rules about it."""
+    """Returns a reading about the inputs of the loss; a tick requires the rules for that loss."""
     if not scene.calls:
         return None
     call = _last(scene.calls)
@@ -366,7 +370,7 @@ def _last_layer(scene: Scene) -> Reading | None:
 
 
 def _last(calls: Mapping[LossCall, Any]) -> LossCall:
-    """Returns the latest kind of call: auxiliary losses come first."""
+    """Returns the latest type of call: auxiliary losses come first."""
     return next(reversed(list(calls)))
 
 
@@ -402,7 +406,7 @@ def _updated(table: SlotTable) -> tuple[Slots, Slots]:
 
 
 def _norm(scene: Scene, record: NDArray[np.float32]) -> float | None:
-    """Returns the l2 norm of all gradients of parameters in a record."""
+    """Returns the l2 norm of all parameter gradients in a record."""
     at = np.flatnonzero(scene.table.parameter_gradients)
     at = at[at < len(record)]
     if "l2" not in scene.statistics or not len(at):

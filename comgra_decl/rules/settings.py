@@ -23,7 +23,7 @@ _ALIKE, _DIFFERENT, _OFTEN = 1e-3, 5e-3, 3  # for total norms, for shares in the
 
 
 class LearningRates:
-    """The course of the largest learning rate among each record's optimizers.
+    """Course of the largest learning rate among each record's optimizers.
 
     Attributes:
         first: the rate in the first record that has one; None before that.
@@ -41,7 +41,7 @@ class LearningRates:
         self._step: int | None = None
 
     def add(self, step: int, optimizers: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the optimizers of the next record."""
+        """Processes the optimizers of the next record."""
         rates = [rate for rate, _, _ in _groups(optimizers)]
         if not rates:
             return
@@ -63,8 +63,8 @@ class LearningRates:
 class Clipping:
     """Detects clipping of the total norm of the gradients that optimizers use.
 
-    The norm counts as clipped if four consecutive records have the same total norm, to a
-    thousandth, although the shares of individual parameters differ.
+    Clipping is detected if four consecutive records have the same total norm, within a thousandth,
+    although the shares of individual parameters differ.
 
     Attributes:
         norm: the norm to which gradients are clipped; None if no clipping is known.
@@ -76,7 +76,7 @@ class Clipping:
         self._shares = np.zeros(0)
 
     def look(self, sizes: NDArray[Any]) -> None:
-        """Takes the l2 norms of all gradients of parameters in the next records, [records, n]."""
+        """Processes the l2 norms [records, n] of all parameter gradients in the next records."""
         sizes = np.nan_to_num(sizes.astype(np.float64), nan=0.0)
         with np.errstate(all="ignore"):
             totals = np.sqrt((sizes**2).sum(1))
@@ -102,36 +102,38 @@ def raise_rate(scene: Scene, otherwise: str) -> str:
     if rates.zero is not None:
         first, after = rates.zero
         if after is None:
-            return "The learning rate is 0 from the start: set it, or look at its schedule."
+            return "The learning rate is 0 from the start: set it, or check its schedule."
         return (
-            f"The learning rate is 0 {since(first, after)}; it was {rates.most:.3g} before. Look "
-            "at its schedule: for how many steps is it made, and is it called once per step or per "
-            "epoch?"
+            f"The learning rate is 0 {since(first, after)}; it was {rates.most:.3g} before. Check "
+            "its schedule: for how many steps is it designed, and is it called once per step or "
+            "per epoch?"
         )
     if rates.now < _LOWERED * rates.most:
         return (
-            f"The learning rate has fallen from {rates.most:.3g} to {rates.now:.3g}: look at its "
+            f"The learning rate has fallen from {rates.most:.3g} to {rates.now:.3g}: check its "
             "schedule."
         )
-    return f"Raise the learning rate of {rates.now:.3g}, or find out why gradients are that small."
+    return (
+        f"Raise the learning rate of {rates.now:.3g}, or find out why the gradients are so small."
+    )
 
 
 def lower_rate(scene: Scene, otherwise: str, *, further: str = "") -> str:
-    """Returns advice about steps that are too large, omitting what the program already does.
+    """Returns advice about steps that are too large, without measures already taken.
 
     Args:
-        scene: what is known about the run.
+        scene: facts about the run.
         otherwise: the advice if no learning rate is known.
         further: additional advice, one sentence.
     """
     rates = scene.rates
     if not rates.now:
         return otherwise
-    warm = "" if rates.warms_up else ", or warm it up"
+    warm = "" if rates.warms_up else ", or use a warmup"
     clip = "; clip the gradient norm (to about 1)"
     if scene.clipping.norm is not None:
         clip = f"; gradients are already clipped to a norm of {scene.clipping.norm:.3g}"
-    text = f"Lower the learning rate of {rates.now:.3g}, tenfold to begin with{warm}{clip}."
+    text = f"Lower the learning rate of {rates.now:.3g}, at first by a factor of ten{warm}{clip}."
     return f"{text} {further}".rstrip()
 
 
@@ -141,7 +143,7 @@ def lower_decay(scene: Scene, otherwise: str) -> str:
     if not known:
         return otherwise
     rate, decay, kind = max(known, key=lambda group: group[0] * group[1])
-    elsewhere = "look for a penalty in the loss, or for a layer that is not needed"
+    elsewhere = "look for a penalty in the loss or a layer that is not needed"
     if not any(decay for _, decay, _ in known):
         return f"No optimizer has weight decay, so {elsewhere}."
     if kind not in _DECOUPLED:
@@ -152,22 +154,22 @@ def lower_decay(scene: Scene, otherwise: str) -> str:
         "per step"
     )
     if rate * decay * max(scene.last_step, 1) < 1:
-        return f"{removes}, which is too little to explain it: {elsewhere}."
-    return f"{removes}: lower the weight decay (usual for AdamW: 0.01 to 0.1)."
+        return f"{removes}, which is too little to explain this: {elsewhere}."
+    return f"{removes}: lower the weight decay; 0.01 to 0.1 is common for AdamW."
 
 
 def decays(scene: Scene) -> bool:
-    """Whether any optimizer uses weight decay."""
+    """Returns whether any optimizer uses weight decay."""
     return any(decay for _, decay, _ in _groups(scene.optimizers))
 
 
 def normalises(scene: Scene) -> bool:
-    """Whether the network has a normalisation layer."""
+    """Returns whether the model has a normalization layer."""
     return any("Norm" in info.module_class for info in scene.table.infos)
 
 
 def _groups(optimizers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float, str]]:
-    """Yields learning rate, weight decay and optimizer class of each parameter group."""
+    """Yields the learning rate, weight decay and optimizer class of each parameter group."""
     for optimizer in optimizers:
         for group in optimizer.get("groups") or ():
             rate, decay = group.get("lr"), group.get("weight_decay")

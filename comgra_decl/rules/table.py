@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from math import prod
+from math import prod, sqrt
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +28,7 @@ class SlotTable:
         self._remembered: dict[object, Any] = {}
 
     def remembered(self, key: object, make: Callable[[SlotTable], T]) -> T:
-        """Returns `make(self)`, computed once per key."""
+        """Returns `make(self)`, which is computed once per key."""
         if key not in self._remembered:
             self._remembered[key] = make(self)
         found: T = self._remembered[key]
@@ -56,12 +56,12 @@ class SlotTable:
 
     @cached_property
     def by_key(self) -> dict[SlotKey, int]:
-        """The slot numbers by key."""
+        """Slot numbers by key."""
         return {info.key: info.id for info in self.infos}
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
-        """The execution order of each slot's node within a step, int64 [n].
+        """Execution order of each slot's node within a step, int64 [n].
 
         Gradients and parameters have the order of their node.
         """
@@ -78,14 +78,14 @@ class SlotTable:
 
     @cached_property
     def tensors(self) -> NDArray[np.int64]:
-        """A number per tensor, int64 [n]: the same for all iterations of a tensor."""
+        """Index of each slot's tensor, int64 [n]; the same for all iterations of a tensor."""
         numbers: dict[SlotKey, int] = {}
         keys = (info.key._replace(iteration=0) for info in self.infos)
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
     @cached_property
     def forward(self) -> NDArray[np.int64]:
-        """The slot of the same tensor in the forward pass, int64 [n]; -1 if there is none."""
+        """Slot of the same tensor in the forward pass, int64 [n]; -1 if there is none."""
         found = [self.by_key.get(i.key._replace(pass_="forward"), -1) for i in self.infos]
         return np.array(found, np.int64)
 
@@ -96,7 +96,7 @@ class SlotTable:
 
     @cached_property
     def computed(self) -> Mask:
-        """Which slots contain values that the network computes in its forward pass."""
+        """Which slots contain values computed by the model in its forward pass."""
         return self.where(lambda i: i.kind == "computed" and i.key.pass_ == "forward")
 
     @cached_property
@@ -156,12 +156,12 @@ class SlotTable:
 
     @cached_property
     def scalar_targets(self) -> Mask:
-        """Which slots are targets with one number per sample."""
+        """Which slots are targets with one value per sample."""
         return self.targets & self.where(lambda info: len(info.shape) == 1)
 
 
 def is_gradient(pass_: str) -> bool:
-    """Whether a pass is a gradient."""
+    """Returns whether a pass is a gradient."""
     return pass_ == "grad" or pass_.startswith("grad:")
 
 
@@ -172,6 +172,17 @@ def _is_input(role: str) -> bool:
 def elements_of(info: SlotInfo) -> int:
     """Returns the number of elements per sample of a slot, at least 1."""
     return max(1, prod(n for at, n in enumerate(info.shape) if at != info.batch_dim))
+
+
+def usual_norm(info: SlotInfo) -> float:
+    """Returns the l2 norm of a weight of this shape after PyTorch's default initialization.
+
+    Embeddings have a standard deviation of 1; other weights are uniform within 1 / sqrt(fan-in),
+    which is a root mean square of 1 / sqrt(3 * fan-in) (`torch.nn.Linear.reset_parameters`).
+    """
+    fan_in = max(1, prod(info.shape[1:]))
+    size = 1.0 if "Embedding" in info.module_class else 1 / sqrt(3 * fan_in)
+    return size * sqrt(prod(info.shape))
 
 
 def samples_of(info: SlotInfo) -> int:

@@ -78,7 +78,7 @@ class Window:
         return len(self.steps)
 
     def has(self, *statistics: str) -> bool:
-        """Whether all of these statistics are recorded."""
+        """Returns whether all of these statistics are recorded."""
         return all(name in self.statistics for name in statistics)
 
     def read(self, statistic: str, at: NDArray[np.int64], over_batch: str = "mean") -> Floats:
@@ -89,11 +89,11 @@ class Window:
     def of_shape(
         self, measure: Callable[[SlotInfo], float], at: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Returns a number computed from the shapes of tensors, of shape [k, len(at)].
+        """Returns a quantity computed from the shapes of tensors, of shape [k, len(at)].
 
         Args:
-            measure: computes the number for a slot, given its shape in the record. Must be
-                a module-level function, because its results are cached per slot table.
+            measure: computes the quantity for a slot, given its shape in the record. Must be a
+                module-level function, because its results are cached per slot table.
             at: the slots.
         """
         own = self.table.remembered(
@@ -130,6 +130,16 @@ class Window:
             most = np.fmax(most, varied)
         return most
 
+    def deviation(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns the largest standard deviation over the batch of any statistic in `VARYING`.
+
+        Of shape [k, len(at)], in the units of the tensors; NaN where data are missing.
+        """
+        most = np.full((len(self), len(at)), np.nan)
+        for name in (name for name in VARYING if self.has(name)):
+            most = np.fmax(most, self.read(name, at, "std"))
+        return most
+
     def reshaped(self, row: int) -> dict[int, SlotInfo]:
         """Returns the slots whose shape in a record differs from the slot table."""
         if self.shape_codes is None:
@@ -147,7 +157,7 @@ class Window:
         return ~np.isnan(self.aggregates[:, :, self.statistics.index("nonfinite"), 0])
 
     def only(self, rows: NDArray[np.int64], first: int) -> Window:
-        """Returns the given records; `first` is the number of the first one."""
+        """Returns the given records; `first` is the index of the first one."""
         return Window(
             self.table,
             self.statistics,
@@ -176,7 +186,7 @@ class Window:
 
 @dataclass(frozen=True)
 class _Some:
-    """The details of some of the records."""
+    """Details of some of the records."""
 
     details: Details
     rows: NDArray[np.int64]

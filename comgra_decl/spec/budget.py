@@ -24,7 +24,7 @@ def _share_of(text: str) -> float:
     match = _SHARE.fullmatch(text)
     share = float(match[1]) / 100 if match else 0.0
     if not 0 < share < 1:
-        raise ValueError(f'{text!r} is not a share of the time; write for example "3%"')
+        raise ValueError(f'{text!r} is not a share of the time; write "3%", for example')
     return share
 
 
@@ -40,7 +40,7 @@ def _bytes_of(text: str) -> float:
     size = float(match[1]) * factor if match and factor else 0.0
     if size <= 0:
         units_text = ", ".join(_UNITS)
-        raise ValueError(f"{text!r} is not a size; write for example 5GB (units: {units_text})")
+        raise ValueError(f"{text!r} is not a size; write 5GB, for example (units: {units_text})")
     return size
 
 
@@ -67,15 +67,16 @@ class BudgetSpec(SpecModel):
     """
 
     time: Annotated[str, AfterValidator(_checked_share)] | None = None
-    """Maximum share of the training time that recording may take, such as "3%": after the first
-    steps, records are spaced far enough apart to stay below it. The writer's CPU time counts as
-    well. On CUDA, device time counts, whether or not the program waits for the device."""
+    """Maximum share of the training time that recording may take, such as "3%". After the first
+    steps, records are spaced far enough apart to stay below this share. The writer's CPU time is
+    included. On CUDA, device time is used, whether or not the program waits for the device."""
 
     disk: Annotated[str, BeforeValidator(_bytes_as_text), AfterValidator(_checked_size)] | None = (
         None
     )
     """Maximum size of the run's folder, such as 5GB. The gap between records quadruples whenever
-    half of the remaining space is used, so that even a long training has records until its end."""
+    half of the remaining space is used, so that even a long training run has records until its
+    end."""
 
     @property
     def share(self) -> float | None:

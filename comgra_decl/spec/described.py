@@ -1,7 +1,7 @@
 """Read the docstrings of a model's keys from the source, on demand.
 
-pydantic can do that too (`use_attribute_docstrings`), but it does so for every model on creation:
-that would add a third of a second to the start of each traced program, which does not need them.
+pydantic's option `use_attribute_docstrings` reads them when each model is created, which would add
+a third of a second to the start of each traced program, although programs do not need them.
 """
 
 from __future__ import annotations

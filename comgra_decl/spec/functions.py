@@ -39,9 +39,9 @@ FunctionName = Annotated[str, AfterValidator(_checked_function)]
 class SplitSpec(SpecModel):
     """Splits each captured tensor along one dimension: heads, tokens, experts.
 
-    The parts become further roles of the node, such as "output.head 0" in addition to "output",
-    gradients included. At most 64 parts; a tensor that cannot be split stays whole, which is
-    reported.
+    The parts become further roles of the node, such as "output.head 0" in addition to "output";
+    gradients are split as well. A tensor can have at most 64 parts. A tensor that cannot be split
+    is recorded only as a whole, and the reason is reported.
     """
 
     dim: Int
@@ -49,16 +49,16 @@ class SplitSpec(SpecModel):
     last."""
 
     name: Annotated[str, AfterValidator(_checked_label)] = "part"
-    """What to call one part: head, token, expert."""
+    """The name of a part: head, token, expert."""
 
     groups: Annotated[Int, Field(ge=1)] | None = None
     """Number of equal groups of neighbouring indices; null makes every index its own part."""
 
 
 class AttentionSpec(SpecModel):
-    """Exposes the weights of fused attention, which never leave the call that computes them."""
+    """Records the weights of fused attention, which the fused call does not return."""
 
     recompute: Bool = True
-    """Whether to recompute the weights of the recorded samples from query, key, mask and scale,
-    without dropout, and to keep them as the role "attention (recomputed)": float32 [samples, heads,
-    queries, keys]. Their size is limited by `values.max_elements`."""
+    """Whether to recompute the attention weights of the recorded samples from query, key, mask and
+    scale, without dropout, and to store their values under the role "attention (recomputed)":
+    float32 [samples, heads, queries, keys]. Their size is limited by `values.max_elements`."""

@@ -55,7 +55,7 @@ def compile_text(pattern: str) -> re.Pattern[str]:
         ValueError: the pattern is empty or contains an invalid character set.
     """
     if not pattern:
-        raise ValueError("the name of an annotation must not be empty; write '*' for any")
+        raise ValueError("the name of an annotation must not be empty; write '*' to match any name")
     return re.compile(_name(pattern, pattern), re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""Steps that are kept because of what happened in them, as decided after the step."""
+"""Which steps to keep because of their results, as decided after each step."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def checked_target(path: str) -> str:
 
 
 class MeasureSpec(SpecModel):
-    """One number per step: a KPI, or a statistic of the recorded tensors."""
+    """One value per step: a KPI, or a statistic of the recorded tensors."""
 
     kpi: Annotated[str, Field(min_length=1)] | None = None
-    """Name of a KPI: one logged with `comgra.kpi`, or `loss`, the tensor that `backward()` was
-    called on (the first one, if several times)."""
+    """Name of a KPI that is logged with `comgra.kpi`, or `loss` for the tensor on which
+    `backward()` is called (the first one in each step)."""
 
     node: Glob | None = None
     """Glob over nodes; if several slots match, the largest value counts."""
@@ -75,22 +75,22 @@ _LOSS = MeasureSpec.model_validate({"kpi": "loss"})
 
 
 class QuantileTrigger(SpecModel):
-    """Fires when a number is unusual compared with those of recent steps of the same type.
+    """Fires when a value is unusual compared with those of recent steps of the same type.
 
     It fires above the quantile, or below it if the quantile is less than 0.5. It needs enough
-    numbers for one of them to lie beyond the quantile: 100 for 0.99 and for 0.01. The quantile is
-    that of the last `window` finite numbers before the step, computed exactly (NumPy's method
-    `inverted_cdf`).
+    values for one of them to lie beyond the quantile: 100 for 0.99 and for 0.01. The quantile is
+    computed exactly (NumPy's method `inverted_cdf`) from the last `window` finite values before the
+    step.
     """
 
     quantile: Annotated[Number, Field(gt=0, lt=1)]
     """A quantile: 0.99 fires at about one in a hundred steps."""
 
     of: MeasureSpec = _LOSS
-    """The number to check."""
+    """The value to check."""
 
     window: Annotated[Int, Field(ge=10, le=1_000_000)] = 1000
-    """How many recent numbers to compare with; at least 1 / (1 - quantile)."""
+    """Number of recent values to compare with; at least 1 / (1 - quantile)."""
 
     @model_validator(mode="after")
     def _window_is_long_enough(self) -> QuantileTrigger:
@@ -103,37 +103,38 @@ class QuantileTrigger(SpecModel):
 
     @property
     def warm_up(self) -> int:
-        """How many numbers are needed before it can fire."""
+        """Number of values needed before it can fire."""
         share = min(self.quantile, 1 - self.quantile)
         return max(10, math.ceil(1 / share - 1e-6))
 
 
 class SpikeTrigger(SpecModel):
-    """Fires when a number rises by many standard deviations, or is not finite.
+    """Fires when a value rises by many standard deviations or is not finite.
 
-    It fires if the number exceeds the mean of the last `window` finite numbers of the same type by
+    It fires if the value exceeds the mean of the last `window` finite values of the same type by
     more than `spike` times their standard deviation (ddof 1), and by more than a millionth of the
-    mean, to ignore rounding. It needs half of the window, and at least 20 numbers. Rule and
-    defaults are those with which OLMo-core skips optimizer steps (`SkipStepOptimizer`: 6 standard
-    deviations over 128 steps), except that a falling loss is not a spike.
+    mean, to ignore rounding. At least 20 values, and half of the window, must be available. The
+    criterion and its defaults are those that OLMo-core uses to skip optimizer steps
+    (`SkipStepOptimizer`: 6 standard deviations over 128 steps), except that a falling loss is not a
+    spike.
     """
 
     spike: Annotated[Number, Field(gt=0)] = 6.0
     """Number of standard deviations."""
 
     of: MeasureSpec = _LOSS
-    """The number to check."""
+    """The value to check."""
 
     window: Annotated[Int, Field(ge=20, le=100_000)] = 128
-    """How many recent numbers to compare with."""
+    """Number of recent values to compare with."""
 
 
 class FunctionTrigger(SpecModel):
-    """Fires when your own function requests it; other keys are passed to it as keyword arguments.
+    """Fires when a custom function requests it; other keys are passed to it as keyword arguments.
 
     The function is called with a `comgra_decl.keep.StepView` after every step and returns whether
-    to keep it, or the reason as a string. It runs on the writer thread. If it raises, the error is
-    reported once and the trigger is switched off.
+    to keep the step, or the reason as a string. It runs on the writer thread. If it raises an
+    exception, the error is reported once, and the trigger is disabled.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -181,12 +182,12 @@ def _measure(trigger: Any) -> MeasureSpec | None:
 
 
 class KeepSpec(SpecModel):
-    """Keeps steps because of what happened in them, in addition to those that the schedule records.
+    """Keeps steps because of their results, in addition to those that the schedule records.
 
-    Every training step is captured, which costs the same as recording it, except for the storing.
-    When a trigger fires after a step, that step and its neighbours before and after are stored; all
-    others are dropped. Steps that the schedule records are stored in any case, though up to `ring`
-    steps later than without `keep`. A `schedule.budget` limits only what the schedule records.
+    Every training step is captured, which costs as much as recording it without storing it. When a
+    trigger fires after a step, this step and the steps before and after it are stored; all others
+    are dropped. Scheduled steps are always stored, but up to `ring` steps later than without
+    `keep`. A `schedule.budget` limits only scheduled records.
     """
 
     ring: Annotated[Int, Field(ge=0, le=100_000)] = 20
@@ -198,21 +199,20 @@ class KeepSpec(SpecModel):
     when: Annotated[list[Trigger], BeforeValidator(_listed)] = ["nonfinite", "loss_spike"]
     """Conditions for keeping a step; empty if `on_finding.keep` alone decides.
 
-    `nonfinite`: a recorded tensor, such as the loss, contains NaN or infinity and did not when it
-    was last recorded (a mask that is always -inf fires once). `loss_spike`: short for `{spike:
-    6.0}`.
+    `nonfinite`: a recorded tensor, such as the loss, contains NaN or infinity but did not in its
+    previous record (a mask that is always -inf fires once). `loss_spike`: short for `{spike: 6.0}`.
     """
 
     values: Bool = False
     """Whether kept steps include the values of the recorded samples of all tensors, up to
-    `values.max_elements`; these are then copied at every step."""
+    `values.max_elements`. If so, these values are copied at every step."""
 
     at_most: Annotated[Int, Field(ge=1)] | None = 200
     """Maximum number of records stored because of triggers; null for no limit."""
 
     memory_mb: Annotated[Int, Field(ge=1)] = 256
-    """Mebibytes that undecided steps may take; if the ring needs more, it is shortened, which is
-    reported."""
+    """Maximum memory for undecided steps, in mebibytes; if the ring needs more, it is shortened,
+    and this is reported."""
 
     def unknown_statistics(self, known: Sequence[str]) -> list[str]:
         """Return a sentence for each statistic that a trigger uses but that is not recorded."""

@@ -52,8 +52,8 @@ class Place:
 def follow(model: type[BaseModel], location: tuple[int | str, ...], data: Any) -> Place:
     """Return the place of an error with the given `location`, found while validating `data`.
 
-    The key path omits steps of the location that the user did not write: the tag of a union's
-    member, the marker of a mapping's key, the list or mapping that a short form stands for.
+    The key path omits parts of the location that the user did not write: the tag of a union's
+    member, the marker of a mapping's key, and the list or mapping that a short form represents.
     """
     place = Place(model, data)
     for step in location:
@@ -76,7 +76,7 @@ def _below(place: Place, step: int | str) -> Place:
 
 
 def _key_below(place: Place, step: int | str) -> Place:
-    """Return the place one step further, with its keys but not yet its type."""
+    """Return the place below this one, with its keys but without its type."""
     stands_for_a_list = isinstance(step, int) and get_origin(place.annotation) is list
     if isinstance(place.data, Mapping) and not stands_for_a_list:
         path = f"{place.path}.{step}" if place.path else str(step)

@@ -18,6 +18,6 @@ def refusals(before: Spec, after: Spec) -> list[str]:
     fixed = [key for key in changed_keys(before, after) if key not in LIVE_KEYS]
     return [
         f"comgra.{key}: cannot change while a run is being recorded (only {', '.join(LIVE_KEYS)} "
-        "can); start another run for it"
+        "can); start a new run to change it"
         for key in fixed
     ]

@@ -9,7 +9,7 @@ from comgra_decl.errors import did_you_mean
 from comgra_decl.spec.globs import matches, split
 
 _SHOWN = 8
-"""How many names to show before the list is truncated."""
+"""Maximum number of names to show."""
 
 
 def explain_path_miss(pattern: str, paths: Sequence[str]) -> str:

@@ -69,7 +69,7 @@ class Spec(SpecModel):
     """How to determine the type of execution of a step."""
 
     keep: KeepSpec | None = None
-    """Steps to keep because of what happened in them; null for none."""
+    """Steps to keep because of their results; null for none."""
 
     rules: Rules = "default"
     """Rules that watch the run: `default` for all with their defaults, `off` for none, or a mapping
@@ -84,26 +84,26 @@ class Spec(SpecModel):
     gradient. Entries with `select: {annotation: ...}` set this for each name."""
 
     kpis: KpisSpec = KpisSpec()
-    """Numbers that are stored for every step."""
+    """Metrics that are stored for every step."""
 
     graph: Bool = True
     """Whether to follow the dependency graph of the recorded tensors."""
 
     compile: Literal["eager", "observed", "auto"] = "eager"
-    """How code under `torch.compile` runs in recorded steps: `eager`; `observed`, as a second
-    compiled variant that exposes its tensors; `auto`, as the variant as long as it exposes
-    everything that eager code does. If no such variant is possible, the code runs eagerly, which is
-    logged and reported."""
+    """How code under `torch.compile` runs in recorded steps. `eager`: without compilation.
+    `observed`: as a second compiled variant that exposes its tensors. `auto`: as this variant,
+    provided that it exposes everything that eager code exposes. If the variant cannot be compiled,
+    the code runs eagerly, and the reason is logged and reported."""
 
     store: StoreSpec = StoreSpec()
     """How records are written to disk."""
 
     dry_run: Bool = False
-    """Whether to run only a few steps, to report what would be recorded at what cost; the program
-    then ends and nothing is stored. Same as `comgra-decl plan`."""
+    """Whether to run only a few steps and report what would be recorded and at what cost, as
+    `comgra-decl plan` does; the program then ends, and nothing is stored."""
 
     enabled: Bool = True
-    """Whether to record anything at all."""
+    """Whether to record anything."""
 
     @model_validator(mode="after")
     def _trigger_statistics_are_recorded(self) -> Spec:
@@ -124,7 +124,8 @@ class Spec(SpecModel):
             raise ValueError("on_finding.keep: there are no findings, because of `rules: off`")
         if self.keep is not None and not self.keep.when and not by_findings:
             raise ValueError(
-                "keep.when: must not be empty, since nothing would be kept; add a trigger such as "
+                "keep.when: must not be empty, because nothing would be kept; add a trigger such "
+                "as "
                 "nonfinite, or set `on_finding: {keep: error}`"
             )
         return self

@@ -115,19 +115,19 @@ class Selector(SpecModel):
     """Names given by `@comgra.node` or `comgra.node(tensor, name)`; globs."""
 
     function: Annotated[list[FunctionName], BeforeValidator(_listed)] = []
-    """Functions whose calls are recorded, by dotted names: `torch.softmax`, `F.relu`, your own. A
-    torch function and the tensor method of the same name count as one. Selects calls, not
-    modules."""
+    """Dotted names of functions whose calls are recorded: `torch.softmax`, `F.relu`, or functions
+    of your own. A torch function and the tensor method of the same name are treated as the same
+    function. Selects calls, not modules."""
 
     within: Annotated[list[Path], BeforeValidator(_listed)] = []
-    """Globs over module paths: select only calls made inside such a module, which names the node;
-    `""` is the outermost module. Empty means anywhere, under the innermost module that is
-    running."""
+    """Globs over module paths: select only calls made inside a matching module, which also names
+    the node; `""` is the outermost module. If empty, calls are selected anywhere and named after
+    the innermost running module."""
 
     @model_validator(mode="after")
     def _means_calls_or_modules(self) -> Selector:
         if self.within and not self.function:
-            raise ValueError("'within' limits calls of a 'function', which is missing")
+            raise ValueError("'within' requires 'function', which is missing")
         others = [key for key in self.model_dump(exclude_defaults=True) if key not in _CALLS]
         if self.function and others:
             raise ValueError(
@@ -155,14 +155,14 @@ def _checked_batch_dim(value: Any) -> Any:
     integer = isinstance(value, int) and not isinstance(value, bool)
     if value is None or value == "auto" or integer:
         return value
-    raise ValueError(f"{value!r} must be 'auto', a dimension such as 0, or null for no batch")
+    raise ValueError(f"{value!r} must be 'auto', a dimension such as 0, or null (no batch dim)")
 
 
 class NodeSpec(SpecModel):
     """One entry of `nodes`. Later entries refine earlier ones.
 
-    Captures and `values` of all entries for the same module are combined; `batch_dim` is taken from
-    the last entry in which it is not `auto`.
+    If several entries select the same module, their captures and `values` are combined, and
+    `batch_dim` is taken from the last entry that sets it.
     """
 
     select: Selectors = Field(min_length=1)
@@ -177,10 +177,10 @@ class NodeSpec(SpecModel):
     `output`, `input`: the tensors it returns and receives. `output_grad`, `input_grad`: the
     gradients of the loss with respect to them, over all their uses. `parameter`: the value used by
     the forward pass. `parameter_grad`: the gradient used by the optimizer (accumulated, unscaled,
-    clipped). `parameter_grad_raw`: the gradient after backward, and the contribution of each
-    backward if there are several. `update`: what the optimizer added to the parameter. `buffer`:
-    the value before the forward pass. `optimizer_state`: moments and other state after the
-    optimizer step.
+    clipped). `parameter_grad_raw`: the gradient after the backward pass and, if there are several
+    backward passes, the contribution of each. `update`: the change made by the optimizer.
+    `buffer`: the value before the forward pass. `optimizer_state`: moments and other state after
+    the optimizer step.
     """
 
     values: Bool = False
@@ -200,7 +200,7 @@ class NodeSpec(SpecModel):
     """Splits captured tensors into further roles, one per head, token or expert."""
 
     attention: AttentionSpec | None = None
-    """Makes the weights of fused attention visible, if the selected modules call it."""
+    """Records the weights of fused attention, if the selected modules use it."""
 
     @model_validator(mode="after")
     def _captures_what_calls_have(self) -> NodeSpec:

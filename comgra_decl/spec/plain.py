@@ -79,6 +79,6 @@ class Plain:
 
 
 def _own(key: Any) -> Any:
-    """Return a key of a subclass of str, int or float as that plain type."""
+    """Convert a key whose type is a subclass of str, int or float to that plain type."""
     kind = next(kind for kind in (str, int, float) if isinstance(key, kind))
     return str.__str__(key) if kind is str else kind(key)

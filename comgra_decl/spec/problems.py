@@ -1,6 +1,6 @@
 """Turn pydantic's errors into messages in terms of the user's YAML.
 
-Every line is `comgra.<key path>: <what is wrong; what would be valid; similar names>`, with the key
+Every line has the form `comgra.<key path>: <problem; valid values; similar names>`, with the key
 path as the user wrote it.
 """
 
@@ -58,7 +58,7 @@ def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[s
 
 
 def _where(details: ErrorDetails, place: Place) -> str:
-    """Return the key path to blame; for an unknown key, that of the mapping containing it."""
+    """Return the key path of the error; for an unknown key, that of the mapping containing it."""
     if details["type"] == "extra_forbidden" and place.owner is not None:
         place = place.owner
     return f"comgra.{place.path}" if place.path else "comgra"

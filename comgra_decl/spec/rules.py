@@ -1,4 +1,4 @@
-"""Which rules watch a run, and what happens when one of them reports a finding.
+"""Which rules check a run, and what happens when one of them reports a finding.
 
 Only the form is checked here. Names and parameters are checked by `comgra_decl.rules` before a run
 is recorded.
@@ -55,10 +55,10 @@ class NotifySpec(SpecModel):
     """Sends each finding to a URL, as JSON in a POST request, from a separate thread."""
 
     url: Annotated[str, Field(pattern=r"^https?://")]
-    """URL to send to. It is stored with the run, so use `${oc.env:NAME}` for a secret one."""
+    """The URL. It is stored with the run, so use `${oc.env:NAME}` if it is secret."""
 
     severity: Limit = "warning"
-    """Lowest severity to send."""
+    """Lowest severity of the findings to send."""
 
     timeout: Annotated[Number, Field(gt=0, le=60)] = 5.0
     """Timeout in seconds; failed requests are not repeated."""
@@ -67,24 +67,25 @@ class NotifySpec(SpecModel):
 class FindingSpec(SpecModel):
     """What happens when a rule reports a finding, by lowest severity.
 
-    Every finding is stored with the run in any case.
+    Every finding is also stored with the run.
     """
 
     log: Limit = "warning"
-    """Write a line to the program's log; one per finding, at most one per second."""
+    """Write a line to the program's log: one per finding, and at most one per second."""
 
     note: Limit = "warning"
-    """Add it to the run's notes, at its step."""
+    """Add a note to the run, at the step of the finding."""
 
     keep: Limit = "never"
-    """Keep the step at which it began, the `keep.ring` steps before it and the `keep.after` steps
-    after it, as far as they are still buffered; requires `keep`, which buffers them."""
+    """Keep the step at which the finding began, the `keep.ring` steps before it and the
+    `keep.after` steps after it, as far as they are still buffered; requires `keep`, which buffers
+    steps."""
 
     stop: Limit = "never"
     """End the program at its next optimizer step, with the finding as the reason."""
 
     break_: Limit = Field(default="never", alias="break")
-    """Stop in pdb at the next call of a module, once; needs a terminal as standard input."""
+    """Stop in pdb at the next module call, once; standard input must be a terminal."""
 
     notify: NotifySpec | None = None
-    """Send it to a URL; null for none."""
+    """Send the finding to a URL; null for none."""

@@ -52,17 +52,17 @@ class RunSpec(SpecModel):
     """The run's folder: `<root>/<group>/<name>`. It is never overwritten."""
 
     root: Annotated[str, Field(min_length=1), AfterValidator(_checked_root)] = "runs"
-    """Folder of all groups; a relative path starts at the program's initial working directory. Or a
-    location in a bucket, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`: see docs/store.md."""
+    """Folder of all groups, relative to the program's initial working directory, or a location in a
+    bucket, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX` (see docs/store.md)."""
 
     group: FolderName | None = None
-    """Folder of runs to be compared; null for the job's or script's name."""
+    """Folder of runs to be compared; null for the name of the job or script."""
 
     name: FolderName | None = None
-    """The run's own folder; null for the time it started. A number is appended if it exists."""
+    """The run's own folder; null for the start time. If the folder exists, a number is appended."""
 
     ranks: Literal["all"] | RankNumber | Annotated[list[RankNumber], Field(min_length=1)] = "all"
-    """Which processes of a distributed training to record, each to its own database: `all`, one
+    """Which processes of a distributed training job to record, each to its own database: `all`, one
     rank, or a list such as `[0, 3]`."""
 
     resume: Bool | Annotated[str, Field(min_length=1)] = False
@@ -70,10 +70,10 @@ class RunSpec(SpecModel):
     for the newest run of the group (or a new one if there is none)."""
 
     resume_step: RankNumber | None = None
-    """With `resume`: the number of the first step, which is the number of steps taken before
-    the checkpoint; null asks the optimizer, if it counts steps (as Adam and its variants do), or
-    continues after the last recorded step. Steps from there on that the run already contains are
-    replaced by the new ones."""
+    """With `resume`: the number of the first step, which is the number of steps taken before the
+    checkpoint. With null, the number is read from the optimizer if it counts steps (as Adam and its
+    variants do); otherwise, the first step follows the last recorded one. New steps replace
+    recorded steps with the same numbers."""
 
     def recorded(self, world_size: int) -> list[int]:
         """Return the recorded ranks out of `world_size`, in ascending order."""
@@ -97,24 +97,26 @@ class ValuesSpec(SpecModel):
     """Tensors whose values are kept, for nodes with `values: true`."""
 
     max_elements: Annotated[Int, Field(ge=1)] = 1024
-    """A tensor with more elements per sample keeps no values, which the run's report states."""
+    """Values of tensors with more elements per sample are not stored; the run's report lists these
+    tensors."""
 
 
 class KpisSpec(SpecModel):
-    """Numbers stored for every step, even for steps that are not recorded."""
+    """Metrics stored for every step, even for steps that are not recorded."""
 
     loss: Bool = True
-    """Whether to store the tensors that `backward()` is called on as "loss", "loss[1]", ... for
-    every step; otherwise they are known for recorded steps only."""
+    """Whether to store the tensors on which `backward()` is called as "loss", "loss[1]", ... for
+    every step, rather than only for recorded steps."""
 
 
 class StoreSpec(SpecModel):
     """How records are written to disk."""
 
     commit_interval: Annotated[Number, Field(ge=0, le=3600)] = 0.5
-    """Seconds until a record is on disk; in a run older than a minute, 0.5 % of its age, at most
-    ten seconds, so that a long run has few files; in a bucket at least ten. 0: every record is
-    written immediately."""
+    """Minimum time between two commits, in seconds. In a run older than a minute, it is 0.5 % of
+    the run's age, at most ten seconds, so that a long run has few files; in a bucket, it is at
+    least ten seconds. 0 writes every record immediately."""
 
     queue_mb: Annotated[Int, Field(ge=1)] = 64
-    """Mebibytes that may wait to be written; training waits while there is more."""
+    """Maximum amount of data waiting to be written, in mebibytes; while there is more, training
+    waits."""

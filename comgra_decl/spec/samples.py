@@ -19,11 +19,11 @@ class CategoryInput(SpecModel):
 
 
 class CategoryFunction(SpecModel):
-    """Takes the categories from a function of your own; further keys are keyword arguments.
+    """Takes the categories from a custom function; further keys are its keyword arguments.
 
     It is called as `function(module, args, kwargs, output, **further)` after the outermost module
-    has returned, in recorded steps only, and returns one label (string or number) for each sample:
-    a list, an array or a tensor. It must not draw random numbers. If it fails, the error is
+    has returned, but only in recorded steps, and returns one label (string or number) for each
+    sample: a list, an array or a tensor. It must not draw random numbers. If it fails, the error is
     reported once and the first samples of the batch are recorded.
     """
 
@@ -59,11 +59,12 @@ class SamplesSpec(SpecModel):
         ]
         | None
     ) = None
-    """The category of each sample: equally many samples are recorded of each, in turns and in the
-    order of the batch, and their label is stored with them. null: the first samples of the batch.
+    """The category of each sample. The same number of samples is recorded of each category, in the
+    order of the batch, and their labels are stored with them. null: the first samples of the batch,
+    without categories.
 
-    `target`: the classes that the loss compares with, one integer for each sample (as in
-    `cross_entropy`). `{input: 1}`: an input of the model. `{_target_: package.module.function}`: a
-    function of your own. In a step with several batches, those of the first one. In evaluations
-    there is no `target`, since their records end before a loss is computed.
+    `target`: the classes passed to the loss, one integer for each sample (as in `cross_entropy`).
+    `{input: 1}`: an input of the model. `{_target_: package.module.function}`: a custom function.
+    If a step has several batches, the categories are those of the first batch. `target` is not
+    available in evaluations, because their records end before a loss is computed.
     """

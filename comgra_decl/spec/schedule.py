@@ -46,7 +46,7 @@ def _index_as_number(value: object) -> object:
 
 
 def _end_of_step(rule: str) -> str:
-    """Accept one of `ENDS` or a class name; a name without a capital is taken for a typo."""
+    """Accept one of `ENDS` or a class name; a lower-case name is treated as a typo."""
     if rule not in ENDS and not rule[:1].isupper():
         raise ValueError(
             f"{rule!r} is not one of {', '.join(ENDS)}, the index of an optimizer or the name of "
@@ -64,35 +64,35 @@ class CadenceSpec(SpecModel):
     """
 
     first: _Count = 1
-    """Number of items at the start that are all recorded."""
+    """Number of items at the start, all of which are recorded."""
 
     every: _Times | None = 1
-    """After those, every n-th item is recorded; null for none."""
+    """After these, every n-th item is recorded; null for none."""
 
     backoff: Annotated[Number, Field(ge=1)] = 1.0
     """Factor by which each gap is longer than the previous one; 1 keeps gaps equal."""
 
     steps: Annotated[list[_Count], Field(min_length=1), AfterValidator(_ascending)] | None = None
-    """Record exactly these; `first`, `every` and `backoff` are then ignored."""
+    """Record exactly these items; `first`, `every` and `backoff` are then ignored."""
 
     windows: Annotated[
         list[Annotated[list[_Count], AfterValidator(_pair)]], AfterValidator(_merged)
     ] = []
-    """Pairs [first, last]: also record everything from first to last, inclusive."""
+    """Pairs [first, last]: also record all items from first to last, inclusive."""
 
     seconds: Annotated[Number, Field(gt=0)] | None = None
     """Record the next item whenever this many seconds have passed since the last record."""
 
 
 class EvalSpec(CadenceSpec):
-    """Which evaluation phases are recorded, and how much of each; phases count from 0.
+    """Which evaluation phases are recorded, and how many calls of each; phases are counted from 0.
 
     A phase begins when the program switches a model to evaluation mode.
     """
 
     batches: _Times | Literal["all"] | None = None
-    """Number of model calls to record in a phase, each as an iteration of its nodes; null for the
-    number of calls in the last training step, which is one for most programs; `all` for the whole
+    """Number of model calls to record in a phase, each as an iteration of its nodes. null: the
+    number of calls in the last training step, which is one for most programs. `all`: the whole
     phase, up to 2000 calls."""
 
 
@@ -101,29 +101,30 @@ class TypeCadenceSpec(CadenceSpec):
 
     budget: BudgetSpec = BudgetSpec()
     """Budget for the records of this type, in addition to the overall `schedule.budget`; under "*",
-    each type without an entry has its own budget. A step of several types must be within the budget
-    of each."""
+    each type without an entry has its own budget. A step with several types is recorded only if it
+    is within the budget of each."""
 
 
 class ScheduleSpec(CadenceSpec):
-    """Which training steps are recorded; steps count from 0."""
+    """Which training steps are recorded; steps are counted from 0."""
 
     first: _Count = 10
-    """Number of steps at the start that are all recorded."""
+    """Number of steps at the start, all of which are recorded."""
 
     every: _Times | None = 1
-    """After those, every n-th step is recorded; null for none."""
+    """After these, every n-th step is recorded; null for none."""
 
     sudden: _Times | None = None
-    """After a loss that suddenly is not finite, or far above those before it, so many following
-    steps are recorded, from at most 32 steps or a quarter of a second later (a loss on a device:
-    from about a second later). At most 16 times in a run; not with `steps`, nor on several ranks.
-    It needs `kpis: {loss: true}`; null for none. What was before the loss is what `keep` is for."""
+    """Number of steps to record after a loss that is not finite or is far above earlier losses;
+    null for none. Recording starts at most 32 steps or a quarter of a second later (about a second
+    later for a loss on a device), and at most 16 times in a run. Requires `kpis: {loss: true}`; has
+    no effect with `steps` or on several ranks. To store the steps before such a loss, use
+    `keep`."""
 
     types: dict[str, TypeCadenceSpec | None] = {}
-    """Separate cadence for steps of a type, or with a tag, of this name; "*" stands for all names
-    not given, null means never. `windows` and `seconds` of the schedule apply to all types except
-    those set to null. A type without an entry follows the schedule; the first step of a new type is
+    """Separate schedules for steps with this type or tag, by name; "*" stands for all other names,
+    and null means never. `windows` and `seconds` of the schedule apply to all types except those
+    set to null. A type without an entry follows the schedule; the first step of a new type is
     always recorded. Ignored if `steps` is given."""
 
     eval: EvalSpec | None = EvalSpec()
@@ -137,19 +138,20 @@ class ScheduleSpec(CadenceSpec):
         BeforeValidator(_index_as_number),
     ] = "last_optimizer"
     """What ends a training step. last_optimizer: a step of the optimizer; if several optimizers
-    train models that call each other within a step (critic and generator), a step of the last of
-    them. any: each step of any optimizer; explicit: only `comgra.step()`; an index, or a class such
-    as Adam: the steps of that optimizer, counted from 0 in the order of their first steps. A
-    program that calls `comgra.step()` ends its steps there, regardless of this setting."""
+    train models that call each other within a step (critic and generator), the step of the last
+    one. any: each step of any optimizer. explicit: only `comgra.step()`. A class name such as Adam,
+    or an index: the steps of that optimizer; optimizers are counted from 0 in the order of their
+    first steps. If the program calls `comgra.step()`, only these calls end steps, regardless of
+    this setting."""
 
     max_iterations: _Times | None = 256
-    """Maximum number of iterations of a node to record in one step; the run's report states if more
-    were dropped. null for all. A step has many iterations if a cell is called for each time step,
-    or if an optimizer evaluates its closure repeatedly."""
+    """Maximum number of iterations of a node to record in one step; null for no limit. The run's
+    report states whether further iterations were dropped. A step has many iterations if a cell is
+    called for each time step, or if an optimizer evaluates its closure repeatedly."""
 
     @property
     def type_budgets(self) -> dict[str, BudgetSpec]:
-        """The budgets of types of execution; empty with `steps`, which disables types."""
+        """The budgets by type of execution; empty if `steps` is set, which disables types."""
         own = {} if self.steps is not None else self.types
         return {name: each.budget for name, each in own.items() if each is not None}
 

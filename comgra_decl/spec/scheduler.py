@@ -9,7 +9,7 @@ from comgra_decl.spec.schedule import CadenceSpec
 
 
 class Scheduler:
-    """Determines which steps, evaluation phases or steps of a type a cadence records.
+    """Determines which items of a sequence a schedule records: steps or evaluation phases.
 
     The result depends only on the cadence, not on earlier calls, and is computed fastest for
     ascending steps, as in training. `seconds` is not considered.
@@ -30,12 +30,12 @@ class Scheduler:
 
         Steps count from 0, so `next_after(-1)` is the first recorded step.
         """
-        found = [
-            None if self._steps is None else _first_above(self._steps, step),
-            None if self._regular is None else self._regular.next_after(step),
-            self._in_window(step),
-        ]
-        return min((number for number in found if number is not None), default=None)
+        found = None if self._regular is None else self._regular.next_after(step)
+        if self._steps is not None:
+            found = _earlier(found, _first_above(self._steps, step))
+        if self._windows:
+            found = _earlier(found, self._in_window(step))
+        return found
 
     def _in_window(self, step: int) -> int | None:
         position = bisect_left(self._ends, step + 1)
@@ -76,6 +76,10 @@ class _Regular:
         """The first multiple of `every` that is not among the first steps."""
         every = self._cadence.every or 1
         return -(-self._cadence.first // every) * every
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return one if other is None else other if one is None else min(one, other)
 
 
 def _first_above(ascending: list[int], step: int) -> int | None:

@@ -30,20 +30,22 @@ class ByInput(SpecModel):
     """The input: its position, its name, or a key of a mapping that is an input."""
 
     shape: Int | None = None
-    """Label by the size of this dimension (or the length of an input that is not a tensor)."""
+    """Use the size of this dimension as the label (or the length of an input that is not a
+    tensor)."""
 
     value: Bool = False
-    """Label by the value: a tensor of one element, a number, a string or a boolean. Reading a
-    tensor on a device waits for the device at each step; a tensor on the CPU costs nothing."""
+    """Use the value as the label: a tensor of one element, a number, a string or a boolean. Reading
+    a tensor on a device waits for the device at each step; reading a tensor on the CPU does not
+    wait."""
 
     bins: (
         Annotated[list[Number], Field(min_length=1), AfterValidator(_strictly_ascending)] | None
     ) = None
-    """Limits between labels: [16, 64] gives "<16", "16-64" and ">=64"; null gives each value its
-    own label."""
+    """Boundaries between labels: [16, 64] results in "<16", "16-64" and ">=64"; null gives each
+    value its own label."""
 
     names: list[Annotated[str, Field(min_length=1)]] | None = None
-    """Labels to use instead, one more than there are limits."""
+    """Labels of the bins, one more than there are boundaries."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ByInput:
@@ -53,7 +55,7 @@ class ByInput(SpecModel):
                 "(value: true)"
             )
         if self.names is not None and self.bins is None:
-            raise ValueError("names are the labels of bins, but there are no bins")
+            raise ValueError("names label the bins, but there are no bins")
         if self.names is not None and len(self.names) != len(self.bins or []) + 1:
             expected = len(self.bins or []) + 1
             raise ValueError(f"{len(self.names)} names for {expected} labels")
@@ -61,12 +63,12 @@ class ByInput(SpecModel):
 
 
 class ByFunction(SpecModel):
-    """Derives the label from a function of your own; further keys are keyword arguments.
+    """Derives the label from a custom function; further keys are its keyword arguments.
 
     It is called as `function(module, args, kwargs, **further)` with the outermost module and its
     arguments, before the first call of each step, and returns a string or a list of strings: the
     type and further tags. It must not draw random numbers. If it fails, the error is reported once,
-    and the type follows from the mode.
+    and the type is that of the mode.
     """
 
     model_config = ConfigDict(extra="allow")

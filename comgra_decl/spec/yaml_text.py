@@ -1,7 +1,7 @@
 """Read the text of a YAML file, rejecting small files that expand to huge content.
 
-A spec may come from a run's folder of unknown origin, and OmegaConf copies what an alias refers to:
-nine lines that each refer to the previous one ten times would exhaust the memory.
+A spec may come from a run's folder of unknown origin, and OmegaConf copies the value to which an
+alias refers: nine lines that each refer to the previous one ten times would exhaust the memory.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 All operations run on the stream that is current when the tensor is added, so they are ordered after
 the operation that created the tensor and before any that overwrites it. The sums of a step and its
 histogram elements are copied to pinned memory in one non-blocking copy, followed by an event; only
-the writer thread waits for that event. NaN has no extra cost, because no code branches on a value.
+the writer thread waits for that event. NaN values have no extra cost, because no code branches on
+values.
 
-On a GPU with Triton each number is read once (`fused`). Small tensors are deferred, so that one
-launch reads many. A tensor written before it is read (its `_version` changes) is reported instead
-of recorded, and is read immediately from the next step on. Writes that torch does not count
+On a GPU with Triton, each element is read once (`fused`). Small tensors are deferred, so that one
+launch reads many of them. A tensor written before it is read (its `_version` changes) is reported
+instead of recorded, and is read immediately from the next step on. Writes that torch does not count
 (`.data`, foreign kernels) are detected by a trial: before a tensor is deferred for the first time,
 it is read both immediately and later, and both readings must be equal.
 
@@ -40,6 +41,7 @@ from comgra_decl.stats.fused import (
     Rows,
     kind_of,
     launcher_class,
+    merge_pieces,
     to_host,
     warn_once,
 )
@@ -47,7 +49,14 @@ from comgra_decl.stats.moments import MOMENTS, joined, moments
 from comgra_decl.stats.quiet import buffer
 from comgra_decl.stats.statistics import FORMULAS
 from comgra_decl.stats.sums import MOST_BLOCK, exact, lean
-from comgra_decl.stats.support import CannotReduceError, as_numpy, work_dtype
+from comgra_decl.stats.support import (
+    CannotReduceError,
+    as_numpy,
+    is_one_block,
+    parts_of,
+    real,
+    work_dtype,
+)
 from comgra_decl.stats.trie import Form, Node, Part, PutOff
 
 ASYNCHRONOUS = ("cuda", "xpu")
@@ -63,6 +72,11 @@ _SMALL = 1 << 20
 """
 _MOST_HELD, _MOST_BYTES_HELD = 64, 16 << 20
 """Maximum number of deferred tensors, and of their bytes, before they are read together."""
+
+_MOST_COPIED = 16 << 20
+"""Bytes above which a tensor that must be copied to be read is copied in parts."""
+_PART = 1 << 21
+"""Elements of such a part: 8 or 16 MiB."""
 
 _ROUNDING = 1e-5  # relative; float32 lanes add up to 64 numbers
 
@@ -114,6 +128,19 @@ class _Read:
     tried: bool = False
 
 
+class _Parted(NamedTuple):
+    """A tensor read in parts; its results on the host, as bytes that are valid later.
+
+    Attributes:
+        sums: first sample, elements per row, and raw sums of each part.
+        sample: histogram elements, if any.
+    """
+
+    node: Node
+    sums: list[tuple[int, int, Tensor]]
+    sample: Tensor
+
+
 @dataclass
 class _Step:
     """One device's contribution to the current step."""
@@ -124,6 +151,7 @@ class _Step:
     pooled: list[tuple[Node, Pooled]] = field(default_factory=list)
     # by torch's operations: raw sums of sample chunks, as bytes on the host
     chunks: list[tuple[Node, Tensor]] = field(default_factory=list)
+    parted: list[_Parted] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
     bytes_held: int = 0
     bytes_copied: int = 0  # those of private copies
@@ -275,6 +303,32 @@ class DeviceStep:
                 node.put_off = PutOff.SEEN
             elif node.put_off is PutOff.SEEN:
                 self._hold(Held(node, rows, owner, tried=True))
+
+    def must_copy_much(self, tensor: Tensor, batch_dim: int | None) -> bool:
+        """Whether `reduce` would need a copy of the tensor that exceeds 16 MiB."""
+        if tensor.numel() * work_dtype(tensor.dtype).itemsize <= _MOST_COPIED:
+            return False
+        converted = self.launcher is not None and not self.launcher.takes(tensor.dtype)
+        altered = converted or tensor.is_complex() or tensor.is_neg()
+        return altered or not is_one_block(tensor, batch_dim)
+
+    def reduce_in_parts(self, node: Node, tensor: Tensor) -> None:
+        """Reduces a tensor immediately, and copies a part of it at a time.
+
+        Args:
+            node: node of the tensor.
+            tensor: any tensor with elements.
+        """
+        sums, picks, read = [], [], 0
+        for first, part in parts_of(tensor.detach(), node.shape.batch_dim, _PART):
+            rows = real(part)
+            rows = rows.to(work_dtype(rows.dtype))
+            sums.append((first, rows.shape[1], self._chunk(lean(rows, self.wide))))
+            if node.count:
+                picks.append(_sample(rows, node.stride, first=-read % node.stride))
+            read += rows.numel()
+        sample = torch.cat(picks) if picks else _NOTHING
+        self._step.parted.append(_Parted(node, sums, to_host(sample)))
 
     def _hold(self, held: Held) -> None:
         step = self._step
@@ -430,9 +484,9 @@ def _group_sample(node: Node) -> Tensor:
     return _sample(node.group.rows[0, node.row : node.row + node.shape.samples], node.stride)
 
 
-def _sample(rows: Tensor, stride: int) -> Tensor:
+def _sample(rows: Tensor, stride: int, *, first: int = 0) -> Tensor:
     """Returns a float32 copy of every `stride`-th element of contiguous rows."""
-    return rows.view(-1)[::stride].to(torch.float32, copy=True)
+    return rows.view(-1)[first::stride].to(torch.float32, copy=True)
 
 
 class _Hosts(NamedTuple):
@@ -476,6 +530,8 @@ class Fetch:
         self._put_picks(step, contents.grouped, hosts, histogram)
         self._put_pooled(step, hosts, raw, histogram)
         self._put_aggregates(step, hosts, aggregates)
+        for parted in step.parted:
+            self._put_parted(parted, raw, histogram, aggregates)
         for index in step.lost:
             raw[self._rows_of(index)] = np.nan
 
@@ -546,6 +602,30 @@ class Fetch:
                 picks = _floats(hosts.samples[sample[0]])
                 histogram[self._sample_of(node)] = picks[sample[1] : sample[1] + node.count]
 
+    def _put_parted(
+        self,
+        parted: _Parted,
+        raw: NDArray[np.float64],
+        histogram: NDArray[np.float32],
+        aggregates: dict[int, NDArray[np.float64]],
+    ) -> None:
+        node, parts = parted.node, [_raw_sums(host) for _, _, host in parted.sums]
+        numbers = [len(part) for part in parts]
+        samples = np.concatenate(
+            [
+                first + np.arange(len(part))
+                for (first, _, _), part in zip(parted.sums, parts, strict=True)
+            ]
+        )
+        lengths = np.repeat([float(length) for _, length, _ in parted.sums], numbers)
+        starts = np.flatnonzero(np.diff(samples, prepend=-1))
+        merged = merge_pieces(np.concatenate(parts), starts, lengths)
+        raw[self._rows_of(node.index)] = merged[: node.kept]
+        if node.count:
+            histogram[self._sample_of(node)] = _floats(parted.sample)
+        if node.is_pooled:
+            aggregates[node.index] = joined(moments(merged.T, node.shape.elements)[None])
+
     def _put_aggregates(
         self, step: _Step, hosts: _Hosts, aggregates: dict[int, NDArray[np.float64]]
     ) -> None:
@@ -576,9 +656,9 @@ def _judge(node: Node, later: NDArray[np.float64], at_once: NDArray[np.float64])
 
 
 def is_same(one: NDArray[np.float64], other: NDArray[np.float64], elements: int) -> bool:
-    """Whether raw sums [r, 8] are those of the same numbers [r, elements], read in other pieces.
+    """Whether two sets of raw sums [r, 8] agree with the same elements, read in different pieces.
 
-    Counts, minimum and maximum are exact; sums may have been rounded otherwise.
+    Counts, minimum and maximum are exact; sums may have been rounded differently.
     """
     exact = [Raw.MIN, Raw.MAX, Raw.NONZERO, Raw.NONFINITE]
     if not np.array_equal(one[:, exact], other[:, exact], equal_nan=True):

@@ -52,7 +52,7 @@ class Extras:
         """Measures the tensor with the number `index`. Returns whether the measure applies.
 
         Raises:
-            FunctionError: A user function failed; its statistic is missing.
+            FunctionError: A custom function failed; its statistic is missing.
         """
         if (index, measure) in self._done:  # the same tensor under another name
             return True

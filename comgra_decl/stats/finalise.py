@@ -95,7 +95,7 @@ def _chosen(steps: list[RawStep], count: int) -> NDArray[np.int64] | None:
 
 
 class _Plan:
-    """Precomputed data of a layout, shared by all its steps."""
+    """Precomputed data of a layout, shared by all steps with this layout."""
 
     def __init__(self, layout: Layout) -> None:
         starts, rows = layout.starts, layout.rows

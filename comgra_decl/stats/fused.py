@@ -35,15 +35,15 @@ _log = logging.getLogger("comgra_decl")
 _WIDTHS = (16, 64, 256, 1024, 4096)
 """Tile widths for short rows; each requires a compiled variant, so there are few."""
 _TILE = 4096
-"""Numbers per tile; rows up to this length are short."""
+"""Elements per tile; rows up to this length are short."""
 _BLOCK = 1024
-"""Numbers of a long row that a program reads at a time."""
+"""Elements of a long row that a program reads at a time."""
 _LEAST_PIECE, _MOST_PIECE = 4 * _BLOCK, 64 * _BLOCK
-"""Numbers per program: each float32 lane sums at most 64 of them."""
+"""Elements per program: each float32 lane sums at most 64 of them."""
 _PROGRAMS = 528
 """Programs that keep a GPU busy: four per multiprocessor of the largest GPUs."""
 _MOST_PLANS, _MOST_TABLES = 512, 8 << 20
-"""Plans that are kept, and bytes of their tables on the device."""
+"""Maximum number of cached plans, and of bytes of their tables on the device."""
 _RESULT_ROWS, _SAMPLES = 1 << 14, 1 << 18
 """Rows and samples per arena block: 1 MiB each."""
 _KEPT = 8
@@ -143,23 +143,33 @@ class Plan:
         """Returns the raw sums [rows, 8] of whole rows, about the pivot of their first piece."""
         if self.width or len(results) == self.rows:
             return results
-        starts = self._starts
-        pivot = results[starts, Raw.PIVOT]
-        pieces = np.diff(np.append(starts, len(results)))
-        shift = results[:, Raw.PIVOT] - np.repeat(pivot, pieces)
-        sums, squares = results[:, Raw.SUM], results[:, Raw.SQUARES]
-        with np.errstate(all="ignore"):
-            # shift to the common pivot; non-finite sums stay unchanged
-            known = np.isfinite(sums)
-            moved = np.where(known, sums + self._lengths * shift, sums)
-            spread = squares + shift * (2.0 * np.where(known, sums, 0.0) + self._lengths * shift)
-            out: Floats = np.add.reduceat(results, starts, axis=0)
-            out[:, Raw.PIVOT] = pivot
-            out[:, Raw.SUM] = np.add.reduceat(moved, starts)
-            out[:, Raw.SQUARES] = np.add.reduceat(np.where(known, spread, squares), starts)
-            out[:, Raw.MIN] = np.minimum.reduceat(results[:, Raw.MIN], starts)
-            out[:, Raw.MAX] = np.maximum.reduceat(results[:, Raw.MAX], starts)
-        return out
+        return merge_pieces(results, self._starts, self._lengths)
+
+
+def merge_pieces(results: Floats, starts: NDArray[np.intp], lengths: Floats) -> Floats:
+    """Returns the raw sums of whole rows, about the pivot of their first piece.
+
+    Args:
+        results: raw sums [pieces, 8], each about its own pivot; the pieces of a row are adjacent.
+        starts: index of each row's first piece.
+        lengths: numbers in each piece.
+    """
+    pivot = results[starts, Raw.PIVOT]
+    pieces = np.diff(np.append(starts, len(results)))
+    shift = results[:, Raw.PIVOT] - np.repeat(pivot, pieces)
+    sums, squares = results[:, Raw.SUM], results[:, Raw.SQUARES]
+    with np.errstate(all="ignore"):
+        # shift to the common pivot; non-finite sums stay unchanged
+        known = np.isfinite(sums)
+        moved = np.where(known, sums + lengths * shift, sums)
+        spread = squares + shift * (2.0 * np.where(known, sums, 0.0) + lengths * shift)
+        out: Floats = np.add.reduceat(results, starts, axis=0)
+        out[:, Raw.PIVOT] = pivot
+        out[:, Raw.SUM] = np.add.reduceat(moved, starts)
+        out[:, Raw.SQUARES] = np.add.reduceat(np.where(known, spread, squares), starts)
+        out[:, Raw.MIN] = np.minimum.reduceat(results[:, Raw.MIN], starts)
+        out[:, Raw.MAX] = np.maximum.reduceat(results[:, Raw.MAX], starts)
+    return out
 
 
 def width_of(length: int) -> int:
@@ -407,8 +417,8 @@ class Launcher:
     def _pointers(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns the start addresses of tensors, on the device.
 
-        Copies from unpinned memory: the driver has read it when the call returns, so that it can be
-        freed without waiting for the device.
+        Copies from unpinned memory, which the driver has read when the call returns, so that it can
+        be freed without waiting for the device.
         """
         addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
         return addresses.to(self._device, non_blocking=True, copy=True)

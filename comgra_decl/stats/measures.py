@@ -145,11 +145,11 @@ def _wide_enough(x: Tensor) -> Tensor:
 
 
 class FunctionError(Exception):
-    """A user function raised or returned an invalid statistic; the message says how."""
+    """A custom function failed or returned an invalid statistic; the message gives the reason."""
 
 
 class Function:
-    """A user function, called with a copy; its use of random generators is undone.
+    """A custom function, called with a copy; the states of random generators are restored.
 
     Args:
         name: name of the statistic.

@@ -1,7 +1,7 @@
 """Reuses memory for results once it is no longer referenced.
 
-The system hands out large arrays page by page on first write, which costs several times as much as
-writing the numbers (5 MB: 9 ms instead of 1 ms on a virtual machine).
+The system allocates the pages of a large array on first write, which costs several times as much as
+writing the values (5 MB: 9 ms instead of 1 ms on a virtual machine).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNUSED = 3
 
 
 class Memory:
-    """Remembers the arrays it handed out; views keep an array in use, as references do."""
+    """Keeps the arrays that it has returned; views keep an array in use, as references do."""
 
     def __init__(self) -> None:
         self._arrays: deque[NDArray[Any]] = deque(maxlen=_MOST)

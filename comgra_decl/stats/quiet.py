@@ -1,8 +1,8 @@
-"""Isolates torch operations from the user's modes and settings, in both directions.
+"""Isolates torch operations from the program's modes and settings, and vice versa.
 
-A reduction may run inside the user's autocast, inference mode, `torch.device` context, function or
-dispatch modes, or inside a functorch transform. None of these may change these numbers or observe
-these operations. Two guards ensure this: one switches off `__torch_function__` (modes and
+A reduction may run inside the program's autocast, inference mode, `torch.device` context, function
+or dispatch modes, or inside a functorch transform. None of these may affect the results or observe
+the operations. Two guards ensure this: one switches off `__torch_function__` (modes and
 subclasses), the other removes the dispatch keys behind all the rest, autograd included.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -51,6 +51,7 @@ _REMEMBERED = 4
 """Maximum number of tensors recognised when added again; few, since writes to `.data` are not
 counted.
 """
+_AS_USUAL = nullcontext()
 MOST_NODES = 20_000
 """Maximum number of known tensor sequences, above which they are dropped (shapes that change
 every step).
@@ -120,14 +121,14 @@ _Which = tuple[int, Hashable]
 
 
 class _Repeats:
-    """Recognises memory of an accelerator that was already read in this step, however long ago.
+    """Recognises memory of an accelerator that was already read in this step.
 
     A tensor is known by its storage, version, shape and strides. Storages are referenced weakly:
     their memory can be freed, but as long as the reference exists, no other storage gets the same
     address.
 
-    The version shows only writes that torch counts. Therefore, the n-th repetition in a step is
-    first read again: both reads must give the same numbers before later steps skip the second one.
+    The version reflects only writes that torch counts. The n-th repetition in a step is therefore
+    first read again: later steps skip the second read only if both reads gave the same values.
     """
 
     __slots__ = ("_found", "_number", "_read", "_storages", "_trusted", "trials")
@@ -151,7 +152,7 @@ class _Repeats:
         self._found: tuple[Any, Any] | None = None
 
     def known(self, tensor: Tensor, kind: Hashable) -> int | None:
-        """Returns the number of the same tensor; None if it must be read, and then `kept`.
+        """Returns the number of the same tensor; None if the caller must read it and call `kept`.
 
         Args:
             tensor: not created in inference mode, not negated or conjugated lazily.
@@ -236,7 +237,7 @@ class Reducer:
             values: whether to keep the values of the first samples, too.
 
         Raises:
-            CannotReduceError: The tensor has no numbers to reduce; the step continues without it.
+            CannotReduceError: The tensor cannot be reduced; the step continues without it.
         """
         if type(tensor) not in PLAIN or is_functorch_wrapped(tensor):
             tensor = plain(tensor)
@@ -313,16 +314,18 @@ class Reducer:
             self._node = node
             return node.index
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[None]:
         """Reduces tensors added in this context before other code runs; few launches on a GPU."""
         with self._lock:
             self._seen.clear()  # the program may have written to gradients, uncounted
             self._repeats.forget()
+            if not self._devices:
+                return _AS_USUAL
             steps = [step for step in self._devices.values() if step.launcher is not None]
-        if not steps:
-            yield
-            return
+        return self._in_few_launches(steps) if steps else _AS_USUAL
+
+    @contextmanager
+    def _in_few_launches(self, steps: list[DeviceStep]) -> Iterator[None]:
         with ExitStack() as stack:
             for step in steps:
                 stack.enter_context(self._quietly(step))
@@ -357,6 +360,9 @@ class Reducer:
 
     def clear(self) -> None:
         """Drops the current step."""
+        nothing = self._node is self._root and not (self._values or self._aggregates)
+        if nothing and not (self._rows or self._seen or self._devices):
+            return  # the last step has been finished
         with self._lock, self._no_functions, self._no_keys:
             self._restart()
 
@@ -411,6 +417,8 @@ class Reducer:
             self._empty(node, away)
         elif away is None:
             self._reduce_large(node, tensor)
+        elif away.must_copy_much(tensor, node.shape.batch_dim):
+            away.reduce_in_parts(node, tensor)
         else:
             away.reduce(node, as_rows(real(tensor), node.shape.batch_dim), tensor)
 

@@ -23,7 +23,7 @@ MOST_SLOTS = 64
 MOST_BYTES = 64 << 20
 """Size limit of the groups (shapes that change every step), above which they are dropped."""
 SETTLE_SECONDS = 0.1
-"""Slow steps are reduced as they arrive, so that results are at most about this old."""
+"""Approximate maximum age of results in seconds; slow steps are reduced as they arrive."""
 
 
 class Ring:
@@ -99,7 +99,7 @@ class Ring:
         self._slots, self.slot = 1, 0
 
     def _fit(self) -> None:
-        """Sets the number of slots once steps seem to repeat."""
+        """Sets the number of slots once steps appear to repeat."""
         local = [g for (_, _, device), g in self._groups.items() if device == self._host]
         per_step = sum(g.nbytes for g in local) // self._slots
         slots = max(1, min(MOST_SLOTS, RING_BYTES // max(per_step, 1)))

@@ -8,11 +8,11 @@ from math import gcd
 def sample_stride(numel: int, elements: int, limit: int) -> tuple[int, int]:
     """Returns (stride, count) of the flat elements `0, stride, 2 * stride, ...` to sample.
 
-    All elements if there are at most `limit`. Otherwise the smallest stride that keeps within
-    `limit` and shares no divisor with `elements`, the number of elements of one sample. A stride
-    of 64 through a [batch, 256] activation would see the same four features of every sample and
-    show their histogram instead of the layer's; a coprime one visits every position of the value
-    dims equally often, and reaches the last sample.
+    If there are at most `limit` elements, all of them are sampled. Otherwise, the stride is the
+    smallest one that keeps within `limit` and shares no divisor with `elements`, the number of
+    elements of one sample. A stride of 64 through a [batch, 256] activation would see the same four
+    features of every sample and show their histogram instead of the layer's; a coprime one visits
+    every position of the value dims equally often, and reaches the last sample.
 
     Args:
         numel: elements of the whole tensor, batch included.

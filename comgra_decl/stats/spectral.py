@@ -2,8 +2,8 @@ r"""Singular values of matrices, without a full decomposition where possible.
 
 A sample with two or more value dims is read as a matrix: its first dim against all others, as in
 spectral normalisation of convolution weights (T. Miyato et al., "Spectral normalization for
-generative adversarial networks", ICLR 2018). Other samples have no such statistic (NaN), and
-neither has a matrix without elements or with NaN or infinities. With singular values s1 >= s2...
+generative adversarial networks", ICLR 2018). The statistics are NaN for other samples, and for
+matrices that are empty or contain NaN or infinite values. With singular values s1 >= s2...
 
     singular_value   s1
     stable_rank      sum(s^2) / s1^2                     of a zero matrix: NaN
@@ -15,9 +15,9 @@ dimensionality", EUSIPCO 2007) both lie between 1 and the rank.
 
 s1 is computed by the Lanczos method on A A^H (G. H. Golub and C. F. Van Loan, "Matrix
 computations", chapter 10), with every vector orthogonalised against all previous ones. It always
-starts from the same vector, so that the result depends on the matrix alone: not on a random number
-generator, nor on earlier records, as with a warm start. It approaches s1^2 from below and stops
-when an eigenvalue is certain to lie within a relative 1e-3 of it, which means 5e-4 of s1 (in
+starts from the same vector, so that the result depends only on the matrix, and not on a random
+number generator or (as with a warm start) on earlier records. It approaches s1^2 from below and
+stops when an eigenvalue is certain to lie within a relative 1e-3 of it, which means 5e-4 of s1 (in
 practice the error is quadratic in that: below 1e-5 unless s1 and s2 are nearly equal), after at
 most 48 steps. On an accelerator, it always takes 24 steps, because checking would wait for the
 device. On the host, matrices whose smaller side is at most 64 are decomposed, which is faster.
@@ -109,7 +109,7 @@ class Lanczos:
 
     @property
     def exhausted(self) -> bool:
-        """Whether another step cannot find anything new."""
+        """Whether further steps cannot improve the result."""
         return self._steps >= self._basis.shape[1]
 
     def tridiagonal(self) -> Tensor:

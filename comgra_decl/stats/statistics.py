@@ -1,4 +1,4 @@
-r"""Defines each statistic in terms of raw sums; no other module does.
+r"""Defines each statistic in terms of raw sums.
 
 One row holds the sums over the n elements x of one sample (`records.Raw`): the pivot p,
 S = sum(x - p), Q = sum((x - p)^2), A = sum|x|, min, max, Z = number of x != 0, and F = number of x
@@ -34,14 +34,14 @@ except those of nonfinite, which are 0: that statistic is NaN only if a record i
 tensors with very many samples, the same three numbers are computed in another order (`moments`).
 
 Integers, booleans and all floats are used as they are; complex numbers by their magnitude. Sparse,
-nested, quantised and meta tensors have no statistics: they are rejected by name, which the run's
-report lists. So a sparse gradient is missing, not 0.
+nested, quantised and meta tensors have no statistics; the run's report lists them by name. A sparse
+gradient is therefore missing, not 0.
 
 Elements of float32 and smaller types are summed about a pivot in float32, some hundreds at a time,
-and these sums in float64. So a mean close to 0 is off by the rounding of the largest element in
-float32. Everything else is computed in float64 and stored as float32: magnitudes above 3.4e38 are
-stored as infinity of their sign (nonfinite, a count of elements, is still 0), those below 1.4e-45
-as 0.
+and these sums in float64. The error of a mean close to 0 is therefore that of rounding the largest
+element to float32. Everything else is computed in float64 and stored as float32: magnitudes above
+3.4e38 are stored as infinity of their sign (nonfinite, a count of elements, is still 0), those
+below 1.4e-45 as 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Four recipes for computing raw sums from numbers, with equal results.
+"""Four methods of computing raw sums, with equal results.
 
 All give float64 with the columns of `records.Raw`, one row per sample. They differ in what is
 subtracted before squaring (the pivot), which is therefore part of the row:
@@ -14,7 +14,7 @@ The float32 recipes use only operations that torch vectorises (`var_mean`, `amin
 `count_nonzero` are 10 to 100 times slower on a CPU than `sum`), and only `sum` for adding, which
 cascades: `vector_norm` is a little faster than squaring first, but loses digits. Rows that
 float32 cannot hold (NaN, infinities, squares that overflow or vanish) are recognised by their sums
-and recomputed with `exact`; so NaN and infinities are always counted exactly.
+and recomputed with `exact`; therefore, NaN and infinite values are always counted exactly.
 
 All must run inside `quiet()`.
 """

@@ -1,7 +1,8 @@
-"""Which tensors can be reduced, in which precision, and their conversion to numpy."""
+"""Determines which tensors can be reduced, and in which precision; converts tensors to numpy."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class CannotReduceError(ComgraError, TypeError):
-    """A tensor has no statistics (its layout, dtype or wrapper); the message says why.
+    """A tensor has no statistics because of its layout, dtype or wrapper; the message states which.
 
     Concerns one tensor; others of the step are unaffected. Callers report it once per slot.
     """
@@ -107,7 +108,7 @@ def check(tensor: Tensor, batch_dim: int | None) -> None:
     if tensor.is_nested:
         raise CannotReduceError("cannot reduce a nested tensor")
     if tensor.is_meta:
-        raise CannotReduceError("cannot reduce a meta tensor, it has no values")
+        raise CannotReduceError("cannot reduce a meta tensor, because it has no values")
     if tensor.dtype not in _NUMBERS:
         raise CannotReduceError(f"cannot reduce dtype {dtype_name(tensor)}")
     if batch_dim is not None and not -tensor.dim() <= batch_dim < tensor.dim():
@@ -157,7 +158,7 @@ def as_numpy(host: Tensor) -> NDArray[Any]:
 
         kind = getattr(ml_dtypes, str(host.dtype).removeprefix("torch."), None)
         if kind is None:
-            raise CannotReduceError(f"ml_dtypes is too old to know {host.dtype}")
+            raise CannotReduceError(f"this version of ml_dtypes lacks {host.dtype}")
         return host.view(integer).numpy().view(kind)
     if host.dtype == torch.complex32:
         host = host.to(torch.complex64)
@@ -173,9 +174,50 @@ def as_rows(tensor: Tensor, batch_dim: int | None) -> Tensor:
     if tensor.is_contiguous() and not batch_dim:
         samples = 1 if batch_dim is None else tensor.shape[0]
         return tensor.view(samples, -1)
+    view = _samples_first(tensor, batch_dim)
+    return view.reshape(view.shape[0], -1).contiguous()
+
+
+def is_one_block(tensor: Tensor, batch_dim: int | None) -> bool:
+    """Whether `as_rows` returns the tensor's own memory."""
+    return _samples_first(tensor, batch_dim).is_contiguous()
+
+
+def parts_of(tensor: Tensor, batch_dim: int | None, most: int) -> Iterator[tuple[int, Tensor]]:
+    """Yields `as_rows` in order, in parts of at most `most` elements, each copied when asked for.
+
+    Yields:
+        The first sample of a part, and its rows [r, n]: whole samples, or a part of one sample.
+    """
+    view = _samples_first(tensor, batch_dim)
+    elements = view[0].numel()
+    for first, samples in _split(view, max(1, most // elements)):
+        if elements <= most:
+            yield first, samples.reshape(samples.shape[0], -1).contiguous()
+            continue
+        for piece in _pieces(samples[0], most):
+            yield first, piece.reshape(1, -1).contiguous()
+
+
+def _samples_first(tensor: Tensor, batch_dim: int | None) -> Tensor:
+    """Returns a view [samples, values...] whose value dims are in memory order."""
     values = [d for d in range(tensor.dim()) if d != batch_dim]
     values.sort(key=tensor.stride, reverse=True)
     if batch_dim is None:
-        return tensor.permute(values).reshape(1, -1)
-    samples = tensor.shape[batch_dim]
-    return tensor.permute(batch_dim, *values).reshape(samples, -1).contiguous()
+        return tensor.permute(values).unsqueeze(0)
+    return tensor.permute(batch_dim, *values)
+
+
+def _split(view: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    for first in range(0, view.shape[0], size):
+        yield first, view[first : first + size]
+
+
+def _pieces(view: Tensor, most: int) -> Iterator[Tensor]:
+    """Yields views of the numbers of `view`, in order, of at most `most` numbers each."""
+    if view.numel() <= most:
+        yield view
+        return
+    slices = most // (view.numel() // view.shape[0])
+    for _, part in _split(view, max(1, slices)):
+        yield from [part] if slices else _pieces(part[0], most)

@@ -3,7 +3,7 @@
 The tensors of one step arrive in nearly the same order every time. `Node`s form a tree over these
 sequences: the path from the root is the sequence so far. Since the position of a tensor's rows
 depends only on the tensors before it, a node knows that position and keeps the view to copy into.
-The first step builds the path; later ones only follow it. The node at which a step ends holds a
+The first step builds the path; later ones only follow it. The node at which a step ends has a
 `Form`.
 """
 

@@ -13,7 +13,7 @@ from .location import Location, Remote
 from .remote import Objects
 
 RANKS = "ranks"
-"""Folder with a database for each rank of a distributed training."""
+"""Folder with a database for each rank of a distributed training job."""
 
 DRAFT = ".compacting"
 """Folder in which a compaction prepares the new database."""

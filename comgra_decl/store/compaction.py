@@ -80,7 +80,7 @@ def compact(path: Where, *, progress: Progress | None = None) -> Compacted:
         with settled(run):
             if Reader(run, context=new_context(cache_bytes=0)).head != reader.head:
                 _remove(draft)
-                raise StoreError(f"{str(run)!r} has changed in the meantime; nothing was done.")
+                raise StoreError(f"{str(run)!r} has changed in the meantime; it was not compacted.")
             _swap(draft / DATABASE, database)
         _remove(draft)
         return Compacted(run, *_interleaved(before, _size(database)))

@@ -1,7 +1,7 @@
 """Opens files in a run's folder, which is untrusted; all other code must use this module.
 
 A pipe would block, a device would be read forever, and a link would lead to another folder.
-Therefore only plain files up to a size limit are opened. The path to the run's folder may contain
+Therefore, only plain files up to a size limit are opened. The path to the run's folder may contain
 links. A test ensures that no other code opens files in a run's folder.
 """
 

@@ -8,7 +8,7 @@ reads). A block completed within one commit is stored only as a block, as indica
 column `FORM`. The numeric facts of records are stored a third time, in the few large chunks of
 `records`, so that opening a long run takes few reads.
 
-Scalars (numbers logged at any step) are stored similarly, but without arrays: each commit writes
+Scalars (values logged at any step) are stored similarly, but without arrays: each commit writes
 its scalars as one key, and a block of them once it is full; `head.scalars` counts them.
 """
 
@@ -48,7 +48,7 @@ LOGS = ("slots", "names", "arrays", "lanes", "notes")
 """Append-only tables of JSON rows; `head.logs` holds the number of valid rows of each."""
 
 SCALAR_BLOCK = 1024
-"""Scalars per block. A scalar is a number logged at any step; see `scalars.py`."""
+"""Scalars per block. A scalar is a value logged at any step; see `scalars.py`."""
 
 NODE_BYTES = 4096
 """Size limit of an index node; the default (84 MB) makes a run grow quadratically."""

@@ -134,8 +134,8 @@ def check_version(document: Mapping[str, Any], *, where: str) -> None:
 class FolderHandle:
     """An open handle of a run's folder, which shows other processes that the run is being written.
 
-    A writer that gives up may be unable to store that in the run (its disk fails). It closes the
-    handle, so `holds_folder` returns False although the writer's process lives.
+    A writer that stops because its disk fails may be unable to store this in the run. It closes the
+    handle, so `holds_folder` returns False although its process is still alive.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 NUMBERS_PATIENCE = 5.0
-"""Seconds that logged numbers wait for the commit of a record."""
+"""Seconds that logged values wait for the commit of a record."""
 
 _NUMBERS_SHARE, _NUMBERS_LONGEST = 0.01, 20.0  # longer in long runs: a separate commit takes 4 kB
 _BLOCK_PATIENCE = 3.0  # maximum seconds that records wait for a block to be completed
@@ -21,7 +21,7 @@ class Backlog(NamedTuple):
         ready: number of reduced records that wait for the next commit.
         queued: number of steps not reduced yet.
         block: records per block; None if the run has no blocks.
-        numbers_since: arrival time of the first waiting logged number; None if none wait.
+        numbers_since: arrival time of the first waiting logged value; None if none are waiting.
     """
 
     committed: int

@@ -270,4 +270,4 @@ def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
             f"{db.path}: nothing was written: the program that created it ended or was killed "
             "before its first commit, or a copy was interrupted. The folder can be deleted."
         )
-    return DamagedRunError(f"{db.path}: 'manifest.ocdbt' is missing; no data can be located.")
+    return DamagedRunError(f"{db.path}: 'manifest.ocdbt' is missing, so no data can be located.")

@@ -1,4 +1,4 @@
-"""Scalars: numbers logged at any step, stored compactly and loaded in few reads.
+"""Scalars: values logged at any step, stored compactly and loaded in few reads.
 
 A scalar is (step, value, name, type); name and type are codes of the name tables "scalar" and
 "type". Rows are numbered; `head.scalars` counts them. A commit writes its rows of the open block
@@ -57,7 +57,7 @@ class ScalarTable:
         self._staged: tuple[int, Rows] | None = None
 
     def write(self, commit: Commit, logged: Sequence[ScalarBatch]) -> int:
-        """Writes logged numbers; returns the resulting number of scalars."""
+        """Writes logged values; returns the resulting number of scalars."""
         rows = np.concatenate([self._open, *map(self._rows, logged)])
         full = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
         for start in range(0, full, SCALAR_BLOCK):
@@ -177,7 +177,7 @@ class ScalarReader:
             reason = f"contains {len(rows)} instead of {count}" if value else reason
         except (zlib.error, ValueError):
             reason = "is damaged"
-        loss = f"{count} logged numbers (losses, KPIs) are missing: key {key!r} {reason}"
+        loss = f"{count} logged values (losses, KPIs) are missing: key {key!r} {reason}"
         self.damage.append(loss)
         _log.warning("comgra: %s", loss)
         lost = np.zeros(count, ROW)

@@ -34,7 +34,7 @@ class WriterThread:
     a run older than a minute the interval grows to 0.5 % of its age, up to ten seconds, because
     each commit creates a file. Commits earlier if half of `queue_bytes` is used, and up to three
     seconds later if that completes a block of records at the current pace, so that the records are
-    not also stored as rows. Logged numbers are stored with the next commit, after at most five
+    not also stored as rows. Logged values are stored with the next commit, after at most five
     seconds (twenty in runs that last hours). While the queue is full, `put` blocks; no data is
     dropped silently. A commit that fails because the disk is full is retried for `patience`
     seconds. Any other error is reported once; all later data is dropped, so that training
@@ -115,7 +115,7 @@ class WriterThread:
                 self._work.notify()
 
     def put_scalars(self, scalars: ScalarBatch) -> None:
-        """Queues logged numbers, under the same limit as `put`."""
+        """Queues logged values, under the same limit as `put`."""
         if os.getpid() != self._pid:
             return
         self._report_death()
@@ -130,7 +130,7 @@ class WriterThread:
             self._bytes += size
 
     def add_scalars(self, scalars: ScalarBatch) -> None:
-        """Adds numbers from `transform`; runs on the thread, which must not wait for space."""
+        """Adds values from `transform`; runs on the thread, which must not wait for space."""
         self._scalars.append(scalars)
         self._release(-scalars.nbytes)
 

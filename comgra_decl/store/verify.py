@@ -48,7 +48,7 @@ _TABLES = {
 """Tables that are not essential for reading a run, and their contents."""
 
 _MOST_LISTED = 200
-"""Maximum number of damages listed individually; a run that lost a folder could have a million."""
+"""Maximum number of damaged parts to list; a run that lost a folder could have a million."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Verdict:
         records: number of records according to `head`.
         checked: number of chunks and keys read.
         damages: unreadable parts, limited to a few hundred.
-        more: whether further damages were found.
+        more: whether further damaged parts were found.
         version: database version that was checked, counted from 1.
         whole_version: newest version without damage; None if every version is damaged.
         whole_records: number of records in it.
@@ -139,7 +139,7 @@ def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
 
 
 def damages_beside(run: Location) -> list[Damage]:
-    """Returns the damages in files next to a run's databases."""
+    """Returns the damaged files next to a run's databases."""
     return [
         Damage(file_of(name), f"the verdict of {name}", why)
         for name, why in noted_checks(run).damaged.items()
@@ -147,7 +147,7 @@ def damages_beside(run: Location) -> list[Damage]:
 
 
 def _joined(one: Damage, next_: Damage) -> Damage | None:
-    """Returns the union of two adjacent damages; None if they are not adjacent."""
+    """Returns the union of two adjacent damaged parts; None if they are not adjacent."""
     if one.records is None or next_.records is None or one.steps is None or next_.steps is None:
         return None
     same = (one.where, one.lost, one.reason) == (next_.where, next_.lost, next_.reason)
@@ -275,7 +275,7 @@ def _scalars(database: Database, count: int, count_read: Callable[[int], None]) 
     try:
         keys += database.keys(scalar_piece_key(edge), scalar_piece_key(count))
     except DamagedRunError as error:
-        yield Damage("scalars", "logged numbers of the newest steps", _reason(error))
+        yield Damage("scalars", "logged values of the newest steps", _reason(error))
     found = 0
     for key in keys:
         count_read(1)
@@ -283,11 +283,11 @@ def _scalars(database: Database, count: int, count_read: Callable[[int], None]) 
             value = database.read_bytes(key, most=MOST_BYTES) or b""
             found += len(unpacked(value, key if database.bound else None))
         except (DamagedRunError, ValueError, zlib.error) as error:
-            yield Damage(key, "logged numbers (losses, KPIs)", _reason(error))
+            yield Damage(key, "logged values (losses, KPIs)", _reason(error))
             return
     if found != count:
         reason = f"the head counts {count}, but {found} exist"
-        yield Damage("scalars", "logged numbers (losses, KPIs)", reason)
+        yield Damage("scalars", "logged values (losses, KPIs)", reason)
 
 
 def _key_in(error: DamagedRunError) -> str:

@@ -113,7 +113,7 @@ class RunWriter:
         return self._contents.block_steps
 
     def commit(self, batches: Sequence[StepBatch], logged: Sequence[ScalarBatch] = ()) -> None:
-        """Stores batches and logged numbers atomically and durably.
+        """Stores batches and logged values atomically and durably.
 
         Raises:
             TransientStoreError: The disk is full or the store unreachable; nothing was stored, and
@@ -193,7 +193,7 @@ class RunWriter:
         self._generation += 1
 
     def _landed(self, head: bytes) -> bool:
-        """Whether a commit that reported an error succeeded anyway (a late fsync failed)."""
+        """Whether a commit succeeded although it reported an error (a late fsync failed)."""
         try:
             return self._db.read_bytes(HEAD_KEY) == head
         except ComgraError:

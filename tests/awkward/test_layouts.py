@@ -248,7 +248,8 @@ def test_a_quantised_tensor_is_recorded_as_what_it_stands_for() -> None:
 
 def test_meta_tensors_have_no_numbers_and_are_refused_by_name() -> None:
     _, traced = wrapped(lambda x: x.detach().to("meta"))
-    assert refused(traced) == {"inner output": "cannot reduce a meta tensor, it has no values"}
+    reason = "cannot reduce a meta tensor, because it has no values"
+    assert refused(traced) == {"inner output": reason}
     assert traced.has("linear")
 
 

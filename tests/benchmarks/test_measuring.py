@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import against
+from benchmarks.machine import machine_facts
 from benchmarks.nets import SCENARIOS, Training, build_mlp
 from benchmarks.results import ScenarioResult, recording_cost, summarise
 from benchmarks.run import measure, selected
@@ -188,6 +190,18 @@ def test_ratios_to_an_older_checkout_are_those_of_adjacent_blocks() -> None:
         " 3000.000 ",
         " 3.000 (1.500 to 2.500) ",
     ]
+
+
+def test_a_comparison_is_stored_for_the_page_on_cost(tmp_path: Path) -> None:
+    found = against.compared("mlp", "debug", [({"step": 1.0, "cpu": 1.0}, {"step": 2.0, "cpu": 3})])
+    facts = machine_facts()
+    path = against.save(tmp_path, [found], rounds=1, older=tmp_path, machine=facts)
+    assert against.to_markdown([found], rounds=1) in path.read_text()
+    document = json.loads(path.with_suffix(".json").read_text())
+    (one,) = document["comparisons"]
+    assert (one["tool"], one["steps"], one["cpu"]["value"]) == ("debug", [1.0, 2.0], 3.0)
+    assert (document["rounds"], document["machine"]["cores"]) == (1, facts["cores"])
+    assert document["older"] == ""  # not a checkout of git
 
 
 @pytest.mark.slow

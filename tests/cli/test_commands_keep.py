@@ -78,7 +78,7 @@ def test_compact_says_what_it_saved(root: Path, capsys: pytest.CaptureFixture[st
     assert told["files_after"] < told["files_before"]
     assert np.array_equal(open_run(root).heat("std"), before, equal_nan=True)
     assert done("compact", str(root)) == 0
-    assert "files are now" in capsys.readouterr().out
+    assert ": reduced from" in capsys.readouterr().out
 
 
 def test_a_live_run_can_be_copied_but_not_compacted(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from comgra_decl.records import RAW_STATISTICS
 from comgra_decl.spec.loading import presets
+from comgra_decl.stats import device, fused, moments
 from docs import cost
+
+MIB = 1 << 20
 
 
 def test_the_page_is_that_of_the_newest_measurement() -> None:
-    if cost.PAGE.read_text() != cost.page(cost.newest()):
+    if cost.PAGE.read_text() != cost.page(cost.newest(), cost.newest_comparison()):
         pytest.fail("docs/cost.md is not what was measured: run `python -m docs.cost`")
 
 
@@ -19,6 +23,51 @@ def test_a_preset_states_the_price_that_was_measured(name: str) -> None:
     price = cost.price(cost.newest(), name)
     assert cost.priced(content, price) == content
     assert content.count("# Cost of a recorded step") == bool(price)
+
+
+def test_the_page_compares_this_version_with_an_earlier_one() -> None:
+    ratio = {"value": 1.017, "low": 0.99, "high": 1.052}
+    comparison = {
+        "date": "2026-01-02",
+        "older": "abc1234",
+        "rounds": 9,
+        "machine": {"load_before": 0.25},
+        "comparisons": [
+            {
+                "net": "mlp",
+                "tool": "debug",
+                "steps": [0.001771, 0.0018],
+                "step": ratio,
+                "cpu": {**ratio, "value": 0.98},
+            }
+        ],
+    }
+    page = cost.page(cost.newest(), comparison)
+    _, _, section = page.partition("## Compared with an earlier version\n")
+    row = "| `debug` | mlp | 1.77 ms | 1.8 ms | 1.02 (0.99 to 1.05) | 0.98 |"
+    assert row in section.partition("\n## ")[0].splitlines()
+    assert "commit abc1234" in section
+    assert "load of 0.25" in section
+
+
+def test_the_memory_that_a_record_takes_on_a_device_is_limited_as_the_page_says() -> None:
+    parts, tables = fused._MOST_LIVE, fused._MOST_TABLES
+    held = copied = device._MOST_BYTES_HELD
+    row = RAW_STATISTICS * 8
+    # one tensor beyond the parts: rows for all its samples, or those computed at a time
+    largest = max(moments.MOST_ROWS, moments.CHUNK_ROWS) * row
+    assert parts + tables + held + copied + largest <= 64 * MIB
+    text = " ".join(cost.PAGE.read_text().split())
+    for said in (
+        f"transferred in parts of {parts // MIB} MiB",
+        f"at most {held // MIB} MiB of small tensors are held",
+        f"the tables of what to read take {tables // MIB} MiB",
+        f"more than {moments.MOST_ROWS:,} samples, only the first {moments.KEPT:,} have",
+        f"computed for {moments.CHUNK_ROWS:,} samples at a time",
+        f"at most {copied // MIB} MiB of copies exist at a time",
+        "Together, this is at most 64 MiB",
+    ):
+        assert said in text
 
 
 def test_every_preset_is_on_the_page() -> None:

@@ -225,7 +225,7 @@ def test_show_says_ranks_sessions_and_losses(
     assert done("show", str(copy)) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "ranks 0, 1" in out
-    assert "no data of rank 2" in out
+    assert "no data from rank 2" in out
     assert "from step 500" in out
     assert "lost rank 1: notes from row 0 on" in out
     (loss,) = open_run(copy).report["damage"]

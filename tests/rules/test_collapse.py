@@ -131,7 +131,7 @@ def test_a_critic_that_is_too_strong(tmp_path: Path) -> None:
             slow.step()
 
     finding = by_rule(found(tmp_path, training))["vanishing_gradient"]
-    assert "One network has won" in finding.message
+    assert "One of the competing models has won" in finding.message
 
 
 def embedded(ratio: float, *, records: int = 12, shape: tuple[int, ...] = (1, 5, 6)) -> Tape:

@@ -74,7 +74,7 @@ def test_green_says_who_looked_at_how_much_and_what_the_numbers_are() -> None:
     reading = Reading("loss 2.27 \u2192 1.6 in 100 steps")
     check = asked(replace(CLEAN, readings={"falling": reading}), "loss fall")
     assert (check.colour, check.numbers) == ("green", reading.text)
-    assert check.evidence.startswith(f"{reading.text}; nothing found in 100 training records by ")
+    assert check.evidence.startswith(f"{reading.text}; no findings in 100 training records by ")
     assert "loss_not_falling" in check.evidence
 
 
@@ -85,7 +85,7 @@ def test_a_tick_needs_all_deciding_rules() -> None:
     check = asked(partly, "loss fall")
     assert (check.colour, check.state) == ("partly", "partly checked (1 of 2)")
     assert f"loss_not_falling not checked: {why}" in check.evidence
-    assert "nothing found in 100 training records by loss_diverges" in check.evidence
+    assert "no findings in 100 training records by loss_diverges" in check.evidence
 
 
 def test_a_rule_that_does_not_decide_ticks_nothing() -> None:
@@ -105,7 +105,7 @@ def test_numbers_that_say_no_are_never_ticked(verdict: Verdict, colour: str) -> 
 
 def test_numbers_that_are_missing_are_no_tick() -> None:
     reading = Reading("first loss 0.9; without classes, the cost of guessing is unknown", "unknown")
-    check = asked(replace(CLEAN, readings={"first_loss": reading}), "first loss")
+    check = asked(replace(CLEAN, readings={"first_loss": reading}), "guessing level")
     assert (check.colour, check.numbers) == ("unchecked", reading.text)
 
 
@@ -131,7 +131,10 @@ def test_what_nobody_could_check_is_not_green() -> None:
     assert (check.colour, check.evidence) == ("unchecked", "no probabilities are recorded")
     assert check.state == "not checked"
     off = asked(replace(CLEAN, checked=[]), "loss fall")
-    assert (off.colour, off.evidence) == ("unchecked", "all of its rules are off")
+    assert (off.colour, off.evidence) == (
+        "unchecked",
+        "all rules for this question are switched off",
+    )
 
 
 def test_rules_of_the_user_have_a_question_of_their_own() -> None:

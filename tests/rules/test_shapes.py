@@ -81,7 +81,7 @@ def test_batch_norm_is_judged_by_each_batch(
     rule = SmallBatchNorm(SmallBatchNorm.Parameters(values=9))
     findings = tape.findings(rule, window=window)
     assert [finding.evidence["values per channel"] for finding in findings] == found
-    assert all("over 8 values only" in finding.message for finding in findings)
+    assert all("over only 8 values" in finding.message for finding in findings)
 
 
 @pytest.mark.parametrize("sizes", [[8] * 6, [8, 3, 8, 3, 8, 3], [64, 8, 8, 8, 8, 8]])

@@ -150,7 +150,7 @@ def test_a_head_replaced_after_the_optimizer_was_made_is_not_trained(tmp_path: P
         "error",
         "2 weight",
     )
-    assert "no optimizer holds it" in best.message
+    assert "belongs to no optimizer" in best.message
 
 
 def test_a_body_left_out_of_the_optimizer_is_a_hint(tmp_path: Path) -> None:

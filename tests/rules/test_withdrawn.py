@@ -88,7 +88,7 @@ def test_it_is_withdrawn_where_it_was_reported(
     with caplog.at_level(logging.DEBUG):
         actions.withdraw(replace(FOUND, severity=severity), 60)
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
-    text = "comgra: dead_units is withdrawn at step 60, because it no longer holds: 0 is dead."
+    text = "comgra: dead_units is withdrawn at step 60 because it no longer holds: 0 is dead."
     assert said == ([] if level is None else [(level, text)])
     noted = [(60, "withdrawn: dead_units no longer holds: 0 is dead.")]
     assert [(note.step, note.text) for note in notes] == ([] if level is None else noted)

@@ -107,7 +107,7 @@ def test_short_names_of_functions_are_completed(written: str, full: str) -> None
     [
         ({"select": {"function": "softmax"}}, r"e\.select\.function: 'softmax' is not the dotted"),
         ({"select": {"function": "torch.soft max"}}, r"is not the dotted name of a function"),
-        ({"select": {"within": "a"}}, r"e\.select: 'within' limits calls of a 'function'"),
+        ({"select": {"within": "a"}}, r"e\.select: 'within' requires 'function'"),
         (
             {"select": {"function": "torch.relu", "path": "a"}},
             r"e\.select: 'function' cannot be combined with 'path'",

@@ -98,7 +98,7 @@ def test_the_key_path_is_the_one_that_was_written(written: Any, place: str) -> N
             entry(batch_dim="first"),
             (
                 "comgra.nodes.attn.batch_dim: 'first' must be 'auto', a dimension such as 0, or "
-                "null for no batch"
+                "null (no batch dim)"
             ),
         ),
         (

@@ -10,7 +10,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from comgra_decl.stats import Reducer, device, sums, trie
+from comgra_decl.stats import Reducer, device, sums, support, trie
 from comgra_decl.stats.device import ASYNCHRONOUS
 
 from .recording import Tensors, check, ready, reduce, reducer
@@ -94,6 +94,101 @@ def test_large_tensors_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sums, "MOST_BLOCK", 1000)
     made = tensors(0)
     check(made, reduce(made, elsewhere()))
+
+
+def scattered(seed: int) -> Tensors:
+    """Tensors whose rows are not one block of memory, or whose numbers must be converted."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(6, 14, 15, generator=generator) * 3 + 20
+    bad = x.clone()
+    bad[1, 4, 5], bad[3, 2, 1] = torch.nan, -torch.inf
+    return [
+        (x[:, ::2], 0),
+        (x[:, :, 1:9], 1),
+        (x.transpose(0, 2)[:, :5], 0),
+        (x.permute(2, 1, 0), 2),
+        (x[:, :, 3:], None),
+        (bad[:, 1:], 2),
+        (x[:1, :7].expand(5, 7, 15), 0),
+        (torch.complex(x, x - 20)[:, 3:], 1),
+        (torch.complex(x, x), None),
+        (torch._neg_view(x), 0),
+        (x[:, :, ::3].bfloat16()[:, 2:], 0),
+        (x[:, ::5].long(), 2),
+        (x.flatten()[::2], 0),
+    ]
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest result that has memory of its own, in elements."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not func.is_view:
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("part", [1, 13, 70, 500])
+def test_what_must_be_copied_is_copied_and_reduced_in_parts(
+    part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "_MOST_COPIED", 0)
+    monkeypatch.setattr(device, "_PART", part)
+    made = scattered(part)
+    check(made, reduce(made, elsewhere()))
+    check(made, reduce(made, elsewhere(None)))
+    monkeypatch.setattr(device, "wide_dtype", lambda _: torch.float32)
+    narrow = [each for each in made if each[0].dtype is not torch.int64]
+    check(narrow, reduce(narrow, elsewhere()))
+
+
+def test_the_histogram_of_what_is_read_in_parts_is_that_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = scattered(0)
+    whole = reduce(made, elsewhere())
+    monkeypatch.setattr(device, "_MOST_COPIED", 0)
+    monkeypatch.setattr(device, "_PART", 17)
+    parts = reduce(made, elsewhere())
+    np.testing.assert_array_equal(parts.histogram_values, whole.histogram_values)
+
+
+def test_very_many_scattered_samples_are_aggregated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trie, "MOST_ROWS", 200)
+    monkeypatch.setattr(trie, "KEPT", 3)
+    monkeypatch.setattr(device, "_MOST_COPIED", 0)
+    monkeypatch.setattr(device, "_PART", 900)
+    x = torch.randn(201, 400, generator=torch.Generator().manual_seed(0))[:, ::2]
+    check([(x, 0)], reduce([(x, 0)], elsewhere()))
+
+
+@pytest.mark.parametrize("kind", ["slice", "complex", "one sample"])
+def test_no_copy_of_a_large_tensor_exceeds_a_part(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensors have 12.6 million numbers."""
+    read: list[int] = []
+
+    def lean(rows: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+        read.append(rows.numel())
+        return sums.lean(rows, wide)
+
+    monkeypatch.setattr(device, "lean", lean)
+    x = torch.zeros(3, 8_400_000)
+    tensor = x[:, ::2] if kind == "slice" else torch.view_as_complex(x.view(3, -1, 2))
+    reduced = reduce([(tensor, None if kind == "one sample" else 0)], elsewhere())
+    assert sum(read) == tensor.numel()
+    assert max(read) <= device._PART
+    assert not reduced.raw.any()
+    with Largest() as noted:
+        for _ in support.parts_of(tensor, 0, device._PART):
+            pass
+    assert noted.elements <= device._PART
 
 
 def test_nothing_is_there_before_it_was_waited_for_and_all_of_it_afterwards() -> None:

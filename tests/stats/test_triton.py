@@ -179,6 +179,25 @@ def test_triton_takes_complex_and_empty_tensors() -> None:
     check(tensors, reduce(tensors, on_gpu()))
 
 
+@pytest.mark.parametrize("part", [1, 7, 100, 5000])
+def test_triton_leaves_tensors_that_need_a_large_copy_to_torch_in_parts(
+    part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "_MOST_COPIED", 0)
+    monkeypatch.setattr(device, "_PART", part)
+    x = numbers((9, 300), torch.float32)
+    plain: Tensors = [(x, 0), (x.t(), 1), (x.bfloat16(), None)]
+    scattered: Tensors = [(x[:, ::3], 0), (x.t(), 0), (torch.complex(x, x), 0)]
+    converted: Tensors = [(numbers((9, 40), dtype), 0) for dtype in OTHERS]
+    by = on_gpu(50)
+    for _ in range(3):
+        found = reduce(plain + scattered + converted, by)
+        check(plain + scattered + converted, found)
+    expected = reduce(scattered + converted, reducer(histogram_elements=50))
+    found = reduce(scattered + converted, on_gpu(50))
+    np.testing.assert_array_equal(found.histogram_values, expected.histogram_values)
+
+
 @given(
     st.lists(
         st.tuples(st.integers(1, 9), st.sampled_from([1, 5, 64, 100, 1500, 4097, 9000])),

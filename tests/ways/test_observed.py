@@ -500,7 +500,7 @@ def test_a_torch_that_lacks_what_observers_need_runs_recorded_steps_eagerly(
     monkeypatch.delattr("comgra_decl.hooks.compiled.variant", raising=False)
     monkeypatch.setitem(sys.modules, "comgra_decl.hooks.compiled.variant", None)
     traced = proven(Training(model), compiled, compile=how)
-    assert f"torch {torch.__version__} lacks what it needs" in only_warning(traced)
+    assert f"torch {torch.__version__} lacks required features" in only_warning(traced)
 
 
 class Refusing:

@@ -65,7 +65,7 @@ class Component(MessagingComponent):
         self._callbacks.append(callback)
 
     def put(self, **changes: Any) -> None:
-        """Sets own parameters that have changed; `param.update` reads all parameters first."""
+        """Sets the component's parameters that have changed, without reading all of them."""
         with pn.io.hold():
             for name, value in changes.items():
                 if getattr(self, name) != value:
@@ -76,10 +76,10 @@ class Component(MessagingComponent):
         raise NotImplementedError
 
     def accept(self, message: Message) -> None:
-        """Copies a checked message into own parameters, before the callbacks run."""
+        """Copies a checked message into the component's parameters before the callbacks run."""
 
     def hand_over(self, name: str, content: bytes, *, kind: str) -> None:
-        """Sends a file to the user; neither the server nor the page keeps it.
+        """Sends a file to the user without storing it on the server or the page.
 
         Requires `handover.js` in the component's source.
 

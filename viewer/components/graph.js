@@ -39,7 +39,7 @@ class Graph {
     });
     const buttons = htmlElement(tools, "div", "buttons");
     this.#button(buttons, "Fit", "Show the whole graph (f)", () => this.camera.fit(true));
-    this.#button(buttons, "Centre", "Go to the selected node (c)", () => this.#centre());
+    this.#button(buttons, "Centre", "Centre the selected node (c)", () => this.#centre());
     this.edgesButton = this.#button(buttons, "Edges", "", () => this.#toggleEdges());
     tools.append(saveMenu("the graph", [
       ["PNG picture", () => this.#save(".png")],

@@ -64,8 +64,8 @@ class StepBar {
   #build() {
     this.root = htmlElement(null, "div", "stepbar");
     const buttons = htmlElement(this.root, "div", "buttons");
-    this.back = this.#button(buttons, "\u25c0\ufe0e", "Previous recorded step ( , )  Shift: ten");
-    this.next = this.#button(buttons, "\u25b6\ufe0e", "Next recorded step ( . )  Shift: ten");
+    this.back = this.#button(buttons, "\u25c0\ufe0e", "Previous recorded step ( , ); with Shift, ten steps back");
+    this.next = this.#button(buttons, "\u25b6\ufe0e", "Next recorded step ( . ); with Shift, ten steps forward");
     const text = htmlElement(this.root, "div", "text");
     htmlElement(text, "span", "word", "step ");
     this.number = htmlElement(text, "b", "number");
@@ -84,7 +84,7 @@ class StepBar {
     this.bubble = htmlElement(this.track, "div", "bubble");
     this.bubble.hidden = true;
     this.follow = this.#button(htmlElement(this.root, "div", "buttons"), "Follow",
-      "Show the newest step as it is recorded");
+      "Always show the newest recorded step");
     htmlElement(this.follow, "span", "lamp");
   }
 

@@ -8,9 +8,9 @@ from comgra_decl.viewer.components.base import Component, Message, source
 
 
 class Takeaway(Component):
-    """Adds a download button to each figure; the browser renders PNG and SVG itself.
+    """Adds a download button to each figure; the browser itself renders PNG and SVG.
 
-    Sends `{"csv": id}` when the user requests a figure's data; reply with `hand_over`.
+    Sends `{"csv": id}` if the user requests the data of a figure; reply with `hand_over`.
 
     Attributes:
         figures: `{"id": id of the Bokeh model, "label": accessible name}`.

@@ -12,10 +12,10 @@ Span = tuple[float, float]
 
 
 def bands(scopes: Iterable[Opened], boxes: Sequence[Box]) -> tuple[Band, ...]:
-    """Returns each scope's bracket, in the first free row below its parent's.
+    """Returns the bracket of each scope, in the first free row below its parent's bracket.
 
-    A bracket spans what its scope computes. It also covers the scope's parameters, one column
-    before their consumer, unless that column belongs to a neighbour.
+    A bracket spans the boxes that its scope computes. It also covers the scope's parameters, which
+    are one column before their consumer, unless that column belongs to a neighbour.
     """
     scopes = list(scopes)
     wanted = {inner.id for scope in scopes for inner in scope.scopes}
@@ -59,6 +59,6 @@ def _spans(scopes: AbstractSet[str], boxes: Iterable[Box]) -> dict[str, Span]:
 
 
 def _union(spans: Iterable[Span]) -> Span:
-    """Returns the smallest span around all."""
+    """Returns the smallest span that contains all spans."""
     lefts, rights = zip(*spans, strict=True)
     return min(lefts), max(rights)

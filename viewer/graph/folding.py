@@ -49,12 +49,12 @@ class Visible:
 
     @property
     def order(self) -> int:
-        """First execution of anything inside."""
+        """Earliest execution of any node inside."""
         return self.scopes[0].order
 
 
 def scope_tree(nodes: Iterable[GraphNode]) -> Scope:
-    """Returns the root of the module tree; of nodes with equal names the first counts."""
+    """Returns the root of the module tree; if names are equal, the first node is used."""
     root = Scope("", "")
     for node in nodes:
         scope, path = root, ""
@@ -183,7 +183,7 @@ def _rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]]:
 def _same(one: Scope, other: Scope, expanded: frozenset[str]) -> bool:
     """Returns whether two neighbours may share a box: numbered blocks with the same structure.
 
-    Query and key projections have the same structure, too, but are not repeated blocks.
+    Query and key projections also have the same structure, but they are not repeated blocks.
     """
     if not one.children or one.shape != other.shape:
         return False

@@ -1,9 +1,9 @@
 """Columns and rows for a directed graph of small integers.
 
-The method is the classical layered one (Sugiyama, Tagawa and Toda 1981): break cycles, give every
-vertex a column, then sort each column by the mean position of the vertices' neighbours. Vertices
-are numbered by first execution; that number settles every tie, so the same graph gives the same
-drawing.
+Uses the classical layered method (Sugiyama, Tagawa and Toda 1981): break cycles, assign a column to
+every vertex, then sort each column by the mean position of the vertices' neighbours. Vertices are
+numbered by first execution. This number decides all ties, so that the same graph always gives the
+same drawing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def acyclic(size: int, edges: Sequence[Edge]) -> Digraph:
 def columns(graph: Digraph, inputs: Sequence[bool], constants: Sequence[bool]) -> list[int]:
     """Returns the column of each vertex: the length of the longest path to it from the left.
 
-    Inputs, constants and what derives from constants alone are placed right before their first
+    Inputs, constants, and vertices computed only from constants are placed right before their first
     consumer instead of far to the left.
 
     Args:

@@ -133,7 +133,7 @@ def _kind(box: Visible) -> str:
 
 
 def _members(box: Visible) -> tuple[str, ...]:
-    """Returns the names in a box, first the module's own node or else the last computed."""
+    """Returns the names in a box, starting with the module's own node or the last computed one."""
     names = [node.name for node in box.nodes]
     if box.scopes[0].own is None:
         first = box.scopes[0].nodes()
@@ -160,7 +160,7 @@ def _short(scope: Scope) -> str:
 
 
 def _badge(box: Visible) -> str:
-    """Returns the number next to a fold's label."""
+    """Returns the number next to the label of a folded box."""
     if len(box.scopes) > 1:
         return f"\u00d7{len(box.scopes)}"
     return str(len(box.nodes)) if box.folded else ""

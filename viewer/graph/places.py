@@ -62,12 +62,13 @@ def place(
     """Returns `(x, y, width, height)` of each box; the drawing starts `MARGIN` from the axes.
 
     Computed boxes are centred on one line, so that a chain of layers is straight. Sources are
-    placed above and below, on their consumers' side.
+    placed above and below, on the side of their consumers.
 
     Args:
         grid: Box numbers of each column, from top to bottom.
         sizes: Width and height of each box.
-        rank: Distance class of each box: a column's lowest rank is on the line.
+        rank: Distance class of each box; the boxes with the lowest rank in a column are on the
+            line.
         after: Consumers of each box.
     """
     middle = [0.0] * len(sizes)  # middle of each box, relative to the centre line

@@ -112,7 +112,7 @@ def _yaml(document: Any) -> str:
 
 
 def _flat(document: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
-    """Flattens nested facts into pairs of `dotted.name` and text."""
+    """Flattens nested facts to pairs of `dotted.name` and text."""
     lines: list[tuple[str, str]] = []
     for key, value in document.items():
         name = f"{above}{key}"

@@ -15,10 +15,11 @@ _ENTRY = 200  # bytes of overhead per entry
 
 
 class Cache:
-    """A least-recently-used cache, bounded by bytes.
+    """A least-recently-used cache with a size limit in bytes.
 
-    Bounding the number of entries would not bound memory: one statistic of all tensors at 100,000
-    steps is as large as ten thousand records. The newest result stays even above the limit.
+    A limit on the number of entries would not limit memory: one statistic of all tensors at 100,000
+    steps is as large as ten thousand records. The newest result is kept even if it exceeds the
+    limit.
 
     Args:
         limit: Maximum size in bytes.

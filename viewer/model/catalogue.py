@@ -1,4 +1,4 @@
-"""Runs below a folder and the opened ones, shared by all sessions of a process."""
+"""The runs below a folder and the open runs, shared by all sessions of a process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPEN_RUNS, HELD = 8, 384 << 20
 
 _BETWEEN_LISTS = 2.0  # seconds
 _BETWEEN_LOOKS = 0.2  # seconds
-_BETWEEN_REQUESTS = 5.0  # seconds; a bucket gets a commit every ten
+_BETWEEN_REQUESTS = 5.0  # seconds; in a bucket, runs commit every ten seconds
 _SHARE = 20  # listing may take at most 1/20 of the time
 _UNREADABLE = ("damaged", "unreadable")
 
@@ -43,7 +43,7 @@ class RunEntry:
 
 
 class Catalogue:
-    """Lists runs and keeps opened ones fresh.
+    """Lists runs and refreshes open ones.
 
     Args:
         root: Folder of runs, a group, a single run, or a location in a bucket. May not exist yet.
@@ -62,7 +62,7 @@ class Catalogue:
         self._due: float | None = None  # None: never listed
 
     def poll(self, *, wait: bool = False) -> None:
-        """Refreshes the list of runs if due, in the background unless `wait`."""
+        """Refreshes the list of runs if it is due, in the background unless `wait` is set."""
         if self._due is None or (wait and time.monotonic() >= self._due):
             self.refresh()
         elif self._listing is not None:
@@ -114,7 +114,7 @@ class Catalogue:
         return self._views[name]
 
     def _let_go(self) -> None:
-        """Closes least recently used runs until the limits hold; keeps the last one."""
+        """Closes the least recently used runs until the limits are met; keeps the last one."""
         held = [view.held for view in self._views.values()]
         while len(held) > 1 and (len(held) > OPEN_RUNS or sum(held) > HELD):
             self._views.popitem(last=False)

@@ -72,7 +72,7 @@ def _ranks(view: RunView) -> tuple[Field, ...]:
     options = [Option("", f"all {len(view.ranks)} combined")]
     options += [Option(str(rank), f"rank {rank} only") for rank in view.ranks]
     missing = view.whole.run.missing_ranks
-    help_ = "Processes of distributed training; combined, their batches are merged"
+    help_ = 'Process of distributed training; "all" merges the batches of all processes'
     help_ += f". Nothing was recorded for rank {', '.join(map(str, missing))}" if missing else ""
     chosen = "" if view.number is None else str(view.number)
     return (Field("rank", "Ranks", chosen, tuple(options), help_),)
@@ -80,22 +80,30 @@ def _ranks(view: RunView) -> tuple[Field, ...]:
 
 def _types(view: RunView, at: Selection) -> Field:
     options = tuple(Option(t, t or "all training steps") for t in view.types())
-    return Field("type", "Step type", at.type, options, "Recorded steps to show: train, eval, ...")
+    return Field(
+        "type", "Step type", at.type, options, "Type of the steps to show: train, eval, ..."
+    )
 
 
 def _tensor(view: RunView, at: Selection) -> tuple[Field, ...]:
     roles = tuple(Option(role, role) for role in view.roles(at.node))
     numbers = tuple(Option(str(i), str(i)) for i in view.iterations(at.node, at.role))
     fields = [
-        Field("role", "Role", at.role, roles, "Tensor of the node: output, weight, ..."),
+        Field("role", "Role", at.role, roles, "Tensor of the node to show: output, weight, ..."),
         Field("iteration", "Iteration", str(at.iteration), numbers,
-              "Call of the node within the step, counting from 0"),
+              "Which of the node's calls within the step to show, from 0"),
     ]  # fmt: skip
     passes = view.gradient_passes()
     if len(passes) > 1:
         options = tuple(Option(p, pass_label(p)) for p in passes)
         fields.append(
-            Field("gradient", "Gradient", at.gradient, options, "Next to the forward pass")
+            Field(
+                "gradient",
+                "Gradient",
+                at.gradient,
+                options,
+                "Gradient shown next to the forward pass",
+            )
         )
     return tuple(fields)
 
@@ -118,7 +126,9 @@ def _batch(view: RunView, at: Selection) -> Field:
 
 def _scale(scale: str) -> Field:
     options = (Option("linear", "linear"), Option("log", "logarithmic"))
-    return Field("scale", "Y axis", scale, options, "Scale of charts over steps", "buttons")
+    return Field(
+        "scale", "Y axis", scale, options, "Scale of the y axis in charts over steps", "buttons"
+    )
 
 
 def _colours(view: RunView, colour: str) -> Field:
@@ -128,5 +138,5 @@ def _colours(view: RunView, colour: str) -> Field:
     rules = [rule for rule in dict.fromkeys([*rules_of(view), painted_rule(view, colour)]) if rule]
     options += [Option(f"{RULE}{rule}", rule_label(rule), "findings of a rule") for rule in rules]
     style = "buttons" if len(options) <= 3 else "menu"
-    help_ = "Colours nodes by kind of tensor, by the statistic, or by findings at this step"
+    help_ = "Colours the nodes by kind, statistic or findings at this step"
     return Field("colour", "Graph colours", colour, tuple(options), help_, style)

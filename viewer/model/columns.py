@@ -30,13 +30,13 @@ def columns(
 
 
 def strongest(numbers: Floats, steps: Steps, x0: float, x1: float, count: int) -> Floats:
-    """Returns each column's number of largest magnitude, [lines, count].
+    """Returns the value of largest magnitude in each column, [lines, count].
 
-    A single outlier among many steps stays visible. A column without a record repeats the previous
-    column.
+    A single outlier among many steps remains visible. A column without a record repeats the
+    previous column.
 
     Args:
-        numbers: Recorded numbers [lines, k]; NaN where missing.
+        numbers: Recorded values [lines, k]; NaN where missing.
         steps: Their steps, ascending [k].
         x0: Start of the first column.
         x1: End of the last column.

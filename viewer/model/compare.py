@@ -29,7 +29,7 @@ _NAN = math.nan
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One number of both sides; `recorded` says for each side whether a NaN was recorded."""
+    """One value of both sides; `recorded` tells for each side whether a NaN was recorded."""
 
     here: float
     there: float
@@ -47,9 +47,9 @@ class Pair:
 
     @property
     def relative(self) -> float:
-        """Difference divided by the mean of both magnitudes: 0 if equal, at most 2 in magnitude.
+        """Difference divided by the mean of the two magnitudes, from -2 to 2; 0 if they are equal.
 
-        NaN if either number is.
+        NaN if either value is NaN.
         """
         total = abs(self.here) + abs(self.there)
         if math.isinf(total):
@@ -68,10 +68,11 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Tensors ranked by difference, largest first; non-finite ones come before them.
+    """Tensors ranked by difference, largest first, after those with non-finite values.
 
-    `compared` counts tensors recorded at both steps. `only_here` and `only_there` list nodes that
-    only one run has. `absent` counts tensors of both runs that one did not record at its step.
+    `compared` counts the tensors recorded at both steps. `only_here` and `only_there` list the
+    nodes that exist in only one run. `absent` counts the tensors of both runs that one of them did
+    not record at its step.
     """
 
     rows: tuple[Ranked, ...] = ()
@@ -208,9 +209,9 @@ def paint_of(
     boxes: Iterable[tuple[str, tuple[str, ...]]],
     pass_: str,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
-    """Returns each box's paint, and the legend: relative differences of the statistic.
+    """Returns the paint of each box and the legend, for relative differences of the statistic.
 
-    A box shows its own node's difference, or else the largest inside it.
+    A box shows the difference of its own node, or else the largest difference inside it.
     """
     if other is None or other.view is None:
         return {}, None
@@ -260,7 +261,7 @@ def _find_pairs(view: RunView, other: Other, at: Selection, pass_: str) -> list[
 
 
 def _by_node(rows: list[Ranked | None], graph: Graph, at: Selection) -> dict[str, Ranked]:
-    """Returns each drawn node's selected tensor, or else its first."""
+    """Returns the selected tensor of each drawn node, or else its first tensor."""
     owners = {(node, role): name for name, (node, role) in graph.parameters.items()}
     values: dict[str, Ranked] = {}
     for row in rows:
@@ -305,7 +306,7 @@ def _legend(at: Selection, pass_: str, limit: float) -> dict[str, Any]:
         "high": percent(limit),
         "colors": [signed_colour(float(place)) for place in places],
         "log": False,
-        "help": "Difference divided by the mean of both magnitudes; orange: larger in this run. "
+        "help": "Difference divided by the mean of the two magnitudes. Orange: larger in this run. "
         "The scale applies to this step only.",
     }
 

@@ -15,7 +15,8 @@ class Other:
     """The other side of a comparison.
 
     `run` is its name, or "" for the displayed run. `view` and `step` are None if there is nothing
-    to compare with; `problem` then holds the reason. `pinned`: the user chose the step.
+    to compare with; `problem` then contains the reason. `pinned` tells whether the user chose the
+    step.
     """
 
     run: str = ""

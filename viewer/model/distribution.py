@@ -24,9 +24,9 @@ Floats = NDArray[np.float64]
 class Distribution:
     """Image [rows, columns] of value densities; each column is scaled to a maximum of 1.
 
-    Holds the square root of the density, so that tails stay visible next to a peak. Spans steps
+    Contains the square root of the density, so that tails stay visible next to a peak. Covers steps
     `x0` to `x1` and values `y0` to `y1`; row 0 is the lowest value. NaN where there is no record. A
-    column shows the newest record at or before it.
+    column shows the newest record up to its position.
     """
 
     image: Floats = field(default_factory=lambda: np.full((1, 1), np.nan))
@@ -76,8 +76,8 @@ def picture(
 def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
     """Returns a value range that contains nearly all values of nearly all records.
 
-    `shares` [k, bins] are cumulative shares. Uses outer quantiles of each record, then over
-    records, so that neither one outlier nor one collapsed record decides.
+    `shares` [k, bins] are cumulative shares. Takes outer quantiles of each record and then over
+    records, so that a single outlier or collapsed record does not determine the range.
     """
     known = ~np.isnan(shares[:, 0])
     lows, highs = (_quantile(shares[known], ranges[known], q) for q in (_TAIL, 1 - _TAIL))
@@ -102,7 +102,8 @@ def _quantile(shares: Floats, ranges: Floats, q: float) -> Floats:
 def _densities(edges: Floats, shares: Floats, spans: Floats) -> Floats:
     """Returns the root of each record's share between consecutive `edges`, scaled to maximum 1.
 
-    Computes all records at once, [k, rows]; one by one dominated the time of a node change.
+    Computes all records together, [k, rows]; a loop over records took most of the time of a node
+    change.
     """
     bins = shares.shape[1]
     low, high = spans[:, :1], spans[:, 1:]

@@ -96,7 +96,7 @@ def severities(
 ) -> dict[tuple[str, str], tuple[str, str]]:
     """Returns the worst (severity, rule) at the selected step, by (node, role).
 
-    Restricted to one rule if it is given.
+    Considers only one rule if it is given.
     """
     worst: dict[tuple[str, str], tuple[str, str]] = {}
     for finding in reversed(findings_of(view)):  # the first finding overwrites others
@@ -116,7 +116,7 @@ def paint_of(
     view: RunView, at: Selection, graph: Graph, *,
     boxes: Iterator[tuple[str, tuple[str, ...]]], rule: str = "",
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:  # fmt: skip
-    """Returns the colour of every box (id, names of the nodes inside), and the legend.
+    """Returns the colour of every box (id, names of its nodes), and the legend.
 
     Combines all rules, or uses the given one.
     """

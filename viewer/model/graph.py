@@ -133,7 +133,7 @@ def _node(view: RunView, name: str, order: int, at: Selection) -> GraphNode:
 
 
 def loose_of(at: Selection, graph: Graph, scene: Scene) -> dict[str, Any]:
-    """Returns boxes connected only to other roles of the selected node.
+    """Returns the boxes connected only to other roles of the selected node.
 
     Returns `{"of": box id of the selected node, "boxes": box ids}` for the browser.
     """
@@ -168,10 +168,10 @@ def info_of(view: RunView, at: Selection, graph: Graph) -> str:
 def heat_of(
     view: RunView, at: Selection, graph: Graph, *, scene: Scene, pass_: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Returns each box's paint, and the legend: the selected statistic of one pass.
+    """Returns the paint of each box and the legend, for the selected statistic of one pass.
 
-    A folded group shows its own module's value, or else the largest magnitude inside. It is hatched
-    if anything inside is NaN or infinite.
+    A folded group shows the value of its own module, or else the largest magnitude inside. It is
+    hatched if any value inside is NaN or infinite.
     """
     whole = scale(view, at, pass_)
     values = node_values(view, at, graph, pass_)
@@ -189,7 +189,7 @@ def _title(view: RunView, name: str, at: Selection) -> str:
 def node_values(
     view: RunView, at: Selection, graph: Graph, pass_: str
 ) -> dict[str, tuple[float, bool]]:
-    """Returns each recorded node's value and whether it holds NaN or infinity."""
+    """Returns the value of each recorded node and whether it contains NaN or infinity."""
     if at.step is None:
         return {}
     row = view.row(at.step, at.type, at.over)
@@ -206,8 +206,8 @@ def node_values(
 def _painted_slots(view: RunView, at: Selection, graph: Graph, pass_: str) -> dict[str, int]:
     """Returns the slot that colours each node.
 
-    Cached: except for the selected node it depends only on pass and iteration, so changing the step
-    or the statistic only selects other numbers.
+    The result is cached: except for the selected node, it depends only on the pass and the
+    iteration. A change of the step or the statistic only selects other values.
     """
     key = ("painted", id(graph), pass_, at.iteration)
     elsewhere = replace(at, node="", role="")
@@ -229,7 +229,7 @@ def _slots_of_all(view: RunView, at: Selection, graph: Graph, pass_: str) -> dic
 def _painted_slot(
     view: RunView, at: Selection, graph: Graph, *, node: str, pass_: str
 ) -> int | None:
-    """Returns the slot that colours a node: the selected tensor, else the node's first role."""
+    """Returns the slot that colours a node: the selected tensor, or else the node's first role."""
     owner, role = graph.parameters.get(node, (node, ""))
     selected = [at.role] if node == graph.name_of(at) else view.roles(node)
     for candidate in [role] if role else selected:
@@ -275,9 +275,9 @@ def _known(view: RunView, at: Selection, pass_: str) -> NDArray[np.float64]:
 def scale_of(values: NDArray[np.float64]) -> Scale:
     """Returns one scale for all values of a run, so that colours are comparable across steps.
 
-    The outermost percent on each side saturates. Signed values get a diverging scale; positive
-    values that span more than two orders of magnitude get a logarithmic one. With many values, an
-    evenly spaced subset determines the quantiles.
+    One percent of the values on each side saturate. Signed values get a diverging scale; positive
+    values that span more than two orders of magnitude get a logarithmic one. If there are many
+    values, the quantiles are computed from an evenly spaced subset.
     """
     if not len(values):
         return Scale(0.0, 1.0)

@@ -37,7 +37,7 @@ class Chart:
 def charts(view: RunView, *, points: int = WIDE, within: Window | None = None) -> tuple[Chart, ...]:
     """Returns one chart per loss and KPI, with a line per step type.
 
-    Lines of more than `points` points are thinned, see `drawn`.
+    Lines with more than `points` points are thinned; see `drawn`.
     """
     if points != WIDE:
         return _charts(view, points, within)
@@ -78,7 +78,7 @@ def _losses(view: RunView) -> list[Slot]:
 
 
 def _title(slot: Slot) -> str:
-    """Returns the chart title of a loss; a number distinguishes several losses of a step."""
+    """Returns the chart title of a loss; numbered if a step has several losses."""
     title = slot.node if slot.role == "output" else f"{slot.node} {slot.role}"
     return f"{title}[{slot.iteration}]" if slot.iteration else title
 

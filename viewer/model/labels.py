@@ -11,18 +11,18 @@ STATISTIC_HELP = {
     "abs_max": "largest absolute value",
     "l2": "Euclidean norm of the values",
     "zero_fraction": "fraction of the values that are exactly 0",
-    "nonfinite": "number of values that are NaN or infinite",
+    "nonfinite": "count of values that are NaN or infinite",
     "rms": "root of the mean of the squared values",
-    "snr": "absolute mean of the values divided by their standard deviation",
+    "snr": "absolute value of the mean divided by the standard deviation",
     "negative_fraction": "fraction of the values that are below 0",
-    "kurtosis": "fourth moment of the values over the squared variance (normal numbers: 3)",
+    "kurtosis": "fourth central moment over the squared variance (3 for a normal distribution)",
     **{
         f"q{q}": f"{q} % quantile of the values" for q in ("01", "05", "25", "50", "75", "95", "99")
     },
     "singular_value": "largest singular value",
-    "stable_rank": "squared Frobenius norm over the squared largest singular value",
-    "effective_rank": "exponential of the entropy of the singular values",
-    "update_ratio": "norm of the update over the norm of the parameter",
+    "stable_rank": "squared Frobenius norm divided by the squared largest singular value",
+    "effective_rank": "exponential of the entropy of the normalized singular values",
+    "update_ratio": "norm of the update divided by the norm of the parameter",
 }
 
 BATCH_HELP = {
@@ -35,7 +35,7 @@ BATCH_LABELS = {"mean": "Mean", "std": "Std", "abs_max": "Abs-max"}
 
 
 def order_of_operations(statistic: str, batch: str) -> str:
-    """Returns how a number was computed: per sample first, then over the batch."""
+    """Returns how a value was computed: per sample, then over the batch."""
     first = STATISTIC_HELP.get(statistic, statistic)
     if batch.isdecimal():
         return f"{first} of sample {batch}"

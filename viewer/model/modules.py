@@ -16,7 +16,7 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter directly in a module; `tied_to` is the node of the parameter it shares."""
+    """One parameter of the module itself; `tied_to` is the node with which it is shared."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class ModuleTree:
-    """All modules, parents before children; `measure` names the quantity that `share` divides."""
+    """All modules, parents before children; `measure` names the quantity behind `share`."""
 
     modules: Mapping[Key, Module]
     measure: str | None
@@ -74,7 +74,7 @@ class ModuleTree:
         return lines
 
     def unfolded(self, most: int) -> frozenset[Key]:
-        """Returns which modules to expand so that about `most` lines are visible."""
+        """Returns the modules to expand so that about `most` lines are visible."""
         opened: set[Key] = set()
         for depth in range(max((m.depth for m in self.modules.values()), default=0)):
             within = sum(module.depth <= depth + 1 for module in self.modules.values())
@@ -121,7 +121,7 @@ def _nested(view: RunView, at: Selection) -> dict[Key, Module]:
 
 
 def _parent(modules: Mapping[Key, Module], top: int, path: str) -> Key | None:
-    """Returns the nearest enclosing module of a path; wrapper containers have no line."""
+    """Returns the innermost displayed module that contains a path; containers are not displayed."""
     while path:
         path = path.rpartition(".")[0]
         if (top, path) in modules:

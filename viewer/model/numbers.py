@@ -11,10 +11,10 @@ _MINUS = "\u2212"
 
 
 def number(value: float, *, digits: int = 4) -> str:
-    """Returns `value` with `digits` significant digits, scientific outside 0.001 .. 10,000.
+    """Returns `value` with `digits` significant digits; outside 0.001 to 10,000 with exponents.
 
-    NaN and infinities become "NaN" and "∞". Only the caller knows whether a NaN means "missing"
-    and should be shown as `MISSING`.
+    NaN and infinity become "NaN" and "∞". Only the caller knows whether a NaN means "missing" and
+    should be shown as `MISSING`.
     """
     if math.isnan(value):
         return "NaN"

@@ -20,12 +20,11 @@ _LONGEST = 30  # maximum characters of a label
 class Overview:
     """Heat map [lines, columns]; line 0 is the first tensor.
 
-    A column shows its recorded number of largest magnitude, or the previous column's if it has
-    none.
-
-    `places` are positions on `scale` from 0 to 1 (about 0.5 for 0 on a diverging scale), NaN for
-    missing and non-finite values; `values` are the numbers. `broken` is 1 where the tensor held NaN
-    or infinities, else NaN. `x0` to `x1` is the range of steps, `all_` that of the run.
+    A column shows its recorded value of largest magnitude, or repeats the previous column if it has
+    none. `places` are positions on `scale` from 0 to 1 (about 0.5 for 0 on a diverging scale), NaN
+    for missing and non-finite values; `values` are the recorded values. `broken` is 1 where the
+    tensor contained NaN or infinity, and NaN elsewhere. `x0` to `x1` is the range of steps, `all_`
+    the range of the run.
     """
 
     slots: tuple[Slot, ...]
@@ -81,7 +80,7 @@ def overview(
 
 
 def places_of(scale: Scale, values: Floats) -> Floats:
-    """Returns positions of values on a scale, 0 to 1, computed as in `Scale.colour`."""
+    """Returns the positions of values on a scale from 0 to 1, as in `Scale.colour`."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if scale.diverging:
             places = 0.5 + 0.5 * values / (scale.high or 1.0)
@@ -95,7 +94,7 @@ def places_of(scale: Scale, values: Floats) -> Floats:
 
 
 def label_of(slot: Slot) -> str:
-    """Returns node and role, shortened at the start, which is less specific than the end."""
+    """Returns node and role, shortened at the start, because the end is more specific."""
     name = slot.node if slot.role == "output" else f"{slot.node}.{slot.role}"
     return name if len(name) <= _LONGEST else f"\u2026{name[-_LONGEST + 1 :]}"
 

@@ -1,4 +1,4 @@
-"""Names of single ranks of a distributed run."""
+"""Names of the individual ranks of a distributed run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _MARK = "//rank-"  # run paths never contain a double slash
 
 
 def with_rank(run: str, rank: int | None) -> str:
-    """Returns the name of one rank of a run; for None, the run's name."""
+    """Returns the name of one rank of a run, or the run's name for None."""
     base = without_rank(run)
     return base if rank is None else f"{base}{_MARK}{rank}"
 

@@ -46,7 +46,7 @@ class Slot:
 
 
 class Rows:
-    """A table of numbers with fast access to single lines.
+    """A table of numbers with fast access to individual lines.
 
     Args:
         found: Statistics of slots or samples.
@@ -110,7 +110,7 @@ class RunView:
         return True
 
     def rank(self, number: int | None) -> RunView:
-        """Returns one rank of a distributed run, or for None all of them together.
+        """Returns one rank of a distributed run; for None, all of them combined.
 
         Raises:
             UnknownNameError: The rank was not recorded.
@@ -124,7 +124,7 @@ class RunView:
 
     @property
     def ranks(self) -> list[int]:
-        """All ranks of the run, even if this view shows one of them."""
+        """All ranks of the run, even if this view shows only one of them."""
         return self.whole.run.ranks
 
     # --- slots -------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def _any_slot(iterations: dict[int, dict[str, Slot]]) -> Slot:
 
 
 def _role_rank(role: str, kind: str) -> tuple[int, list[str | int]]:
-    """Sort key: outputs first, parameters last; digits in names compare as numbers."""
+    """Sort key: outputs first, parameters last; digits in names are compared as numbers."""
     parts = [int(part) if part.isdecimal() else part for part in _NUMBERS.split(role)]
     if kind in ("parameter", "buffer"):
         return 2, parts

@@ -36,7 +36,7 @@ class Selection:
 
     @property
     def over(self) -> str:
-        """Aggregate to use where single samples cannot be shown."""
+        """Aggregate to use where individual samples cannot be shown."""
         return "mean" if self.batch.isdecimal() else self.batch
 
 
@@ -63,7 +63,7 @@ def resolve(view: RunView, wanted: Selection, remembered: Mapping[str, str]) -> 
 
 
 def nearest(steps: Steps, wanted: int | None) -> int | None:
-    """Returns the recorded step nearest to `wanted`; ties go to the earlier, None to the last."""
+    """Returns the recorded step nearest to `wanted`, the earlier in a tie; the last for None."""
     if len(steps) == 0:
         return None
     if wanted is None:

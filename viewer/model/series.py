@@ -39,9 +39,10 @@ def _none() -> Floats:
 class Curve:
     """A line over steps.
 
-    `low` and `high` bound the band of one standard deviation over the batch (empty without one).
-    `context` is the batch mean behind a single sample. NaN leaves a gap; `broken` holds steps with
-    a recorded NaN or infinity. `bounds` is the value range to show.
+    `low` and `high` are the limits of the band of one standard deviation over the batch (empty if
+    there is none). `context` is the batch mean behind the line of a single sample. NaN leaves a
+    gap; `broken` contains the steps with a recorded NaN or infinity. `bounds` is the value range to
+    show.
     """
 
     steps: Steps = field(default_factory=lambda: np.empty(0, np.int64))
@@ -106,7 +107,7 @@ def _curve(
 
 
 def extent(*lines: Steps) -> Window:
-    """Returns a range that holds all steps, with a small margin."""
+    """Returns a range that contains all steps, with a small margin."""
     known = [line for line in lines if len(line)]
     if not known:
         return 0.0, 1.0
@@ -116,7 +117,7 @@ def extent(*lines: Steps) -> Window:
 
 
 def bounds(*lines: Floats) -> tuple[float, float]:
-    """Returns a range that holds all finite values, with a small margin; never empty."""
+    """Returns a range that contains all finite values, with a small margin; never empty."""
     finite = [line[np.isfinite(line)] for line in lines]
     known = np.concatenate([*finite, np.empty(0)])
     if not len(known):
@@ -152,7 +153,7 @@ def drawn(
 
 
 def thin(values: Floats, points: int) -> NDArray[np.int64]:
-    """Returns ascending indices of about `points` values at most: extremes, first and last."""
+    """Returns at most about `points` ascending indices of values: extremes, first and last."""
     size = len(values)
     if size <= points:
         return np.arange(size)

@@ -43,7 +43,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """All recorded values of a tensor at a step, or the reason why there are none.
+    """All recorded values of a tensor at a step, or the reason why they are missing.
 
     `values` [*dims] have the recorded dtype; `fixed` is the selected sample, if any.
     """
@@ -127,7 +127,7 @@ def tensor_of(view: RunView, at: Selection, pass_: str) -> Tensor:
 
 
 def slot_of(view: RunView, at: Selection, pass_: str) -> Slot | None:
-    """Returns the slot of one pass of the selected tensor, else of its first pass."""
+    """Returns the slot of one pass of the selected tensor, or else of its first pass."""
     passes = view.passes(at.node, at.role, at.iteration)
     return passes.get(pass_) or passes.get("forward") or next(iter(passes.values()), None)
 
@@ -141,7 +141,7 @@ def facts_of(tensor: Tensor) -> str:
 
 
 def window_of(tensor: Tensor, slicing: Slicing, wanted: str) -> Window:
-    """Returns the cells of the table window; of colours, the first channel."""
+    """Returns the cells of the table window; for colours, only the first channel."""
     cells = taken(tensor.values, slicing)
     cells = cells[..., 0] if cells.ndim == 3 else cells
     total = cells.shape[0], cells.shape[1]
@@ -230,7 +230,7 @@ def _block(dims: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _blocks(cells: NDArray[Any], block: tuple[int, int]) -> NDArray[Any]:
-    """Returns each block's cell of largest magnitude; for marks, whether any is set."""
+    """Returns the cell of largest magnitude in each block; for marks, whether any is set."""
     if block == (1, 1):
         return cells
     (rows, columns), (h, w) = cells.shape, block
@@ -260,7 +260,7 @@ def _photo(cells: Floats) -> Picture:
 
 
 def _limit(finite: Floats) -> float:
-    """Returns a magnitude that only the outermost half percent of values exceeds."""
+    """Returns a magnitude that only half a percent of the values exceed."""
     if not len(finite):
         return 1.0
     sizes = np.abs(finite)

@@ -37,7 +37,7 @@ def sheet_choices(
     if tensor.missing is not None:
         return (("Values", what),)
     files = Field("file", "Export", "", _FILES, _HELP, "actions")
-    ordered = Field("order", "Order", order, _ORDERS, "NaN and infinity come first in sorted lists")
+    ordered = Field("order", "Order", order, _ORDERS, "Sorted lists start with NaN and infinity")
     return (
         ("Values", what),
         ("Dims", tuple(f for i in range(len(tensor.dims)) for f in _dim(tensor, slicing, i))),
@@ -73,7 +73,9 @@ def _dim(tensor: Tensor, slicing: Slicing, i: int) -> tuple[Field, ...]:
     options += [Option(COLOUR, "red, green, blue")] if dim.size == 3 else []
     label = f"{dim.name} ({dim.size})"
     chosen = place if isinstance(place, str) else "index"
-    fields = [Field(f"place:{i}", label, chosen, tuple(options), "Position in the table")]
+    fields = [
+        Field(f"place:{i}", label, chosen, tuple(options), "Place of this dimension in the table")
+    ]
     if not isinstance(place, str):
         fields.append(Field(f"index:{i}", f"index of {dim.name}", str(place), (),
                             f"0 to {dim.size - 1}", "number", 0, dim.size - 1))  # fmt: skip

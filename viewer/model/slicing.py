@@ -35,7 +35,7 @@ class Slicing:
         return self.places.index(axis) if axis in self.places else None
 
     def put(self, dim: int, place: Place) -> Slicing:
-        """Returns the slicing after placing a dim; the dim that had that axis swaps places."""
+        """Returns the slicing with a dim on an axis; the dim that was there swaps places."""
         places = list(self.places)
         holder = self.dim(place) if isinstance(place, str) else None
         if holder is not None:
@@ -47,11 +47,11 @@ class Slicing:
 def slicing_for(
     text: str, shape: Sequence[int], *, fixed: int | None = None, picture: bool = False
 ) -> Slicing:
-    """Returns the slicing that URL text describes for a shape; drops parts that do not fit.
+    """Returns the slicing described by URL text for a shape; ignores parts that do not fit.
 
     Args:
-        text: See `Slicing.text`; untrusted. If malformed or for another number of dims, the last
-            two dims become rows and columns and the others are fixed at index 0.
+        text: See `Slicing.text`; untrusted. If it is malformed or has another number of dims, the
+            last two dims become rows and columns, and the others are fixed at index 0.
         shape: Sizes of the dims.
         fixed: Index of the first dim; overrides the text.
         picture: Whether three channels default to colours.
@@ -71,7 +71,7 @@ def slicing_for(
 
 
 def taken(values: NDArray[np.generic], slicing: Slicing) -> NDArray[np.generic]:
-    """Returns the cells [rows, columns], or [rows, columns, 3] if a dim holds colours."""
+    """Returns the cells [rows, columns], or [rows, columns, 3] if a dim contains colours."""
     kept = [place for place in slicing.places if isinstance(place, str)]
     index = tuple(slice(None) if isinstance(p, str) else p for p in slicing.places)
     part = np.asarray(values[index])

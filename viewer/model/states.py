@@ -23,7 +23,7 @@ from comgra_decl.viewer.model.runview import RunView
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message in place of the page. `tone` is "wait" or "bad"; `code` is a command."""
+    """A message shown instead of the page. `tone` is "wait" or "bad"; `code` is a command."""
 
     tone: str
     title: str
@@ -34,10 +34,10 @@ class Notice:
 _COMMAND = "python train.py +comgra=debug\n# or, for any script:\npython -m comgra_decl train.py"
 
 STATE_HELP = {
-    "live": "training is running and writes to this run",
-    "waiting": "training has started; nothing is recorded yet",
+    "live": "training is running, and new records are being added",
+    "waiting": "training has started, but nothing has been recorded yet",
     "finished": "training ended normally",
-    "stopped": "the writing process ended without closing the run",
+    "stopped": "the training process ended without closing the run",
 }
 
 
@@ -48,11 +48,11 @@ _TITLES = {
     DamagedRunError: "This run is damaged",
 }
 
-_NOT_HERE = "It was renamed, moved or deleted. If it comes back, it appears here automatically."
+_NOT_HERE = "It was renamed, moved or deleted. If it becomes available again, this page shows it."
 
 
 def notice_for(catalogue: Catalogue, run: str, error: BaseException | None) -> Notice:
-    """Returns a notice with the problem of `run` ("" if there are no runs) and what to do."""
+    """Returns a notice about the problem of `run` ("" if there are no runs), with advice."""
     if error is not None:
         return _unreadable(catalogue, run, error)
     if not run:
@@ -66,7 +66,7 @@ def notice_for(catalogue: Catalogue, run: str, error: BaseException | None) -> N
 
 
 def _no_records(catalogue: Catalogue, run: str, state: str) -> Notice:
-    """Returns a notice that explains why an ended run is empty, as far as known."""
+    """Returns a notice that explains why a run without records ended, if the reason is known."""
     view = catalogue.open(run)
     asked = schedule(view)
     why = "Either training ended before its first step, or no optimizer step was detected"
@@ -85,7 +85,7 @@ BRAND = '<h1 class="brand">comgra<span>_decl</span></h1>'
 def head_of(view: RunView, name: str) -> str:
     """Returns the run's name and state as HTML for the page header."""
     state = view.run.state
-    text = "stopped, process is gone" if state == "stopped" else state
+    text = "stopped unexpectedly" if state == "stopped" else state
     text = f"{text} \u00b7 {count(len(view.run.records))} records"
     return (
         f'{BRAND}<span class="name" title="{_e(view.run.path)}">'
@@ -106,7 +106,7 @@ def _no_run(catalogue: Catalogue) -> Notice:
     missing = " (the folder does not exist yet)" if gone else ""
     return Notice("wait", "No runs yet", (
         f"No runs found in {root.absolute()}{missing}.",
-        "Start a training with tracing; this page updates automatically:",
+        "Start training with tracing enabled; this page updates automatically:",
     ), _COMMAND)  # fmt: skip
 
 
@@ -119,9 +119,9 @@ def _unreadable(catalogue: Catalogue, run: str, error: BaseException) -> Notice:
     if isinstance(error, RunNotFoundError):
         lines.append(_NOT_HERE)
     if any(entry.name != run and entry.readable for entry in catalogue.entries):
-        lines.append("Other runs are not affected: choose one on the left.")
+        lines.append("Other runs are not affected; choose one on the left.")
     path = catalogue.path(run)
     if path is None or title != _TITLES[DamagedRunError]:
         return Notice("bad", title, tuple(lines))
-    lines.append("To see what is lost and what can be recovered, run:")
+    lines.append("To see which data is lost and which can be recovered, run:")
     return Notice("bad", title, tuple(lines), f"comgra-decl verify {shlex.quote(str(path))}")

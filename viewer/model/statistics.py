@@ -38,9 +38,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsTable:
-    """Rows are statistics, columns are passes; `before` is the step compared with.
+    """Rows are statistics, columns are passes; `before` is the step used for comparison.
 
-    The columns are the forward pass, the selected gradient, and a parameter's update.
+    The columns are the forward pass, the selected gradient, and the update of a parameter.
     """
 
     columns: tuple[str, ...]
@@ -122,7 +122,7 @@ def _sample_cell(rows: Rows | None, sample: int, statistic: str) -> Cell:
 
 
 def is_recorded(name: str, line: Numbers) -> bool:
-    """Returns whether a number, NaN or not, was recorded; opt-in ones may not apply to a tensor."""
+    """Returns whether a value, NaN or not, was recorded; some statistics apply to few tensors."""
     broken = line.get("nonfinite", _NAN)
     applies = name in STATISTICS or not math.isnan(line.get(name, _NAN)) or broken > 0
     return applies and not math.isnan(broken)

@@ -32,7 +32,7 @@ Line = list[str]
 
 
 def series_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
-    """Returns a line per record: the statistic, and its band or batch mean if drawn."""
+    """Returns one line per record: the statistic, and its band or batch mean if shown."""
     line = curve(view, slot, at, points=_ALL)
     columns = {at.statistic: line.values, "low": line.low, "high": line.high,
                "batch mean": line.context}  # fmt: skip
@@ -118,7 +118,7 @@ def graph_csv(view: RunView, at: Selection, graph: Graph, colour: str) -> bytes:
 
 
 def statistics_csv(view: RunView, at: Selection) -> bytes:
-    """Returns all statistics of the selected tensor at the step, then one of each sample."""
+    """Returns all statistics of the selected tensor at the step, then those of each sample."""
     table, samples = statistics_table(view, at), sample_table(view, at)
     lines = [["batch", name, *map(_cell, cells)] for name, cells in table.rows]
     lines += [[f"sample {i}", at.statistic, *map(_cell, cells)] for i, cells in samples.rows]
@@ -183,7 +183,7 @@ def _curve_lines(side: str, drawn: Curve) -> Iterable[Line]:
 
 
 def _cells(table: pd.DataFrame, counts: pd.DataFrame, slot: int) -> Line:
-    """Returns a line of a `RunView.heat` table; `counts` is the table of non-finite counts."""
+    """Returns one line of a `RunView.heat` table; `counts` contains the non-finite counts."""
     values, bad = (frame.loc[slot].to_numpy(float) for frame in (table, counts))
     return [_text(float(v), recorded=b > 0) for v, b in zip(values, bad, strict=True)]
 
@@ -201,5 +201,5 @@ def _maybe(value: float | None) -> str:
 
 
 def _text(value: float, *, recorded: bool = False) -> str:
-    """Returns the shortest decimal that identifies a number in its dtype; "" for missing."""
+    """Returns the shortest decimal that identifies a number in its dtype; "" if it is missing."""
     return "" if math.isnan(value) and not recorded else str(value)

@@ -34,9 +34,10 @@ def csv_of(tensor: Tensor, slicing: Slicing, order: str) -> bytes:
 
 
 def npy_of(tensor: Tensor) -> bytes:
-    """Returns the values of the selected sample, or of all, as a `.npy` file.
+    """Returns the values of the selected sample, or of all samples, as a `.npy` file.
 
-    Keeps the dtype; dtypes unknown to numpy (bfloat16, float8) become float32, exactly.
+    Keeps the dtype, except that dtypes unknown to numpy (bfloat16, float8) are converted to float32
+    without loss.
     """
     values = tensor.chosen
     own = values.dtype.kind in "biufc"
@@ -60,7 +61,7 @@ def clean_name(*parts: str, ending: str) -> str:
 
 
 def file_name(at: Selection, tensor: Tensor, ending: str) -> str:
-    """Returns a file name with tensor, step and sample."""
+    """Returns a file name that contains the tensor, the step and the sample."""
     pass_ = "forward" if tensor.slot is None else tensor.slot.pass_
     parts = [at.node, at.role, pass_, f"step{at.step}"]
     parts += [] if tensor.fixed is None else [f"sample{tensor.fixed}"]

@@ -12,9 +12,9 @@ _PARTS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Returns decimal logarithms of round numbers, as many as fit.
+    """Returns decimal logarithms of as many round numbers as fit.
 
-    Decades, or some of them, for a wide range; steps of 1, 2, 5 or finer for a narrow one.
+    Wide ranges get decades, or some of them; narrow ranges get steps of 1, 2, 5 or finer.
 
     Args:
         low: Logarithm of the axis start.
@@ -32,7 +32,7 @@ def _fitting(choices: Iterator[list[float]], most: int) -> list[list[float]]:
 
 
 def _round(low: float, high: float) -> Iterator[list[float]]:
-    """Yields decades, fewer or more of them, then finer subdivisions."""
+    """Yields decades with various spacings, then finer subdivisions."""
     decades = np.arange(np.ceil(low), np.floor(high) + 1)
     for step in _DECADES:
         yield decades[decades % step == 0].tolist()

@@ -1,4 +1,4 @@
-"""Why a tensor has no values at a step, and the spec lines that would record them."""
+"""The reason why a tensor has no values at a step, and spec lines that would record them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from comgra_decl.viewer.model.selection import Selection
 
 @dataclass(frozen=True, slots=True)
 class Unrecorded:
-    """The reason, and the spec lines to add; "" if no addition would help."""
+    """The reason, and the spec lines to add; "" if none would help."""
 
     reason: str
     spec: str = ""
 
 
 def why_unrecorded(view: RunView, slot: Slot | None, at: Selection) -> Unrecorded:
-    """Returns why `slot` has no values at the selected step."""
+    """Returns the reason why `slot` has no values at the selected step."""
     if at.step is None:
         return Unrecorded("No records yet.")
     if slot is None:

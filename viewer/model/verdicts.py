@@ -50,7 +50,7 @@ _turn = threading.Lock()  # one check at a time per process: each takes CPU time
 
 
 def found(view: RunView) -> Found:
-    """Returns the latest check if no records were added since, else the stored results."""
+    """Returns the latest check if no records have been added since, or else the stored results."""
     look = _looks.get(view)
     kept: Diagnosis | None = view.now("stored findings", lambda: stored(view.run))
     if look is None:
@@ -66,7 +66,7 @@ def found(view: RunView) -> Found:
 
 
 def look(view: RunView) -> threading.Event:
-    """Starts a check of the whole run, unless one is running; returns an event set at its end.
+    """Starts a check of the whole run unless one is running; returns an event set at its end.
 
     Opens the run separately on a background thread, so that the page stays responsive. Sessions
     detect the end of the check through `looks`.
@@ -91,7 +91,7 @@ def looks(view: RunView) -> int:
 
 
 def looked_at(view: RunView) -> bool:
-    """Returns whether a check was ever started."""
+    """Returns whether a check has ever been started."""
     return view in _looks
 
 

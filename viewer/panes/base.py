@@ -120,8 +120,8 @@ class Pane(ABC):
 
 
 _FAULT = (
-    "This is a bug in the viewer. The rest of the page still works, and the next change retries. "
-    "Please include the details in a bug report."
+    "This is a bug in the viewer. The rest of the page still works, and this pane is drawn again "
+    "after your next change. Please include the details in a bug report."
 )
 
 

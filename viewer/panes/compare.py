@@ -96,7 +96,7 @@ class ComparePane(Pane):
         return [self.choices, self.table, self.nodes]
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figure; its CSV holds every record of both sides."""
+        """Returns the figure; its CSV contains every record of both sides."""
         return [Exhibit(self.figure.frame.figure, "comparison", self._csv)]
 
     def _csv(self) -> bytes:
@@ -203,7 +203,11 @@ def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
         if len(shown.view.ranks) > 1 and rank != shown.view.number
     ]
     with_ = Field(
-        "other", "Compare with", other.run, (own, *others), "A run, or a step of this run"
+        "other",
+        "Compare with",
+        other.run,
+        (own, *others),
+        "Another run, or another step of this run",
     )
     fields = [with_]
     if other.view is not None and other.step is not None:
@@ -212,10 +216,10 @@ def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
                             "number", int(steps[0]), int(steps[-1])))  # fmt: skip
     free = "first step" if not other.run else "same step"
     pins = (Option("pin", "this step"), Option("free", free))
-    fields.append(Field("pin", "Set to", "", pins, "Pins the other side to this step, or "
-                        "releases it", "actions"))  # fmt: skip
+    fields.append(Field("pin", "Set to", "", pins, "Keeps the other side at this step, or "
+                        "unpins it", "actions"))  # fmt: skip
     axis = Field(
-        "axis", "Series", shown.axis, _AXES, "Divided by the first value, or as recorded", "buttons"
+        "axis", "Series", shown.axis, _AXES, "As recorded, or divided by the first value", "buttons"
     )
     paint = (Option("paint", "Show in graph"),)
     drawn = (

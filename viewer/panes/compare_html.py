@@ -44,11 +44,11 @@ def statistics_html(
 
 
 def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
-    """Returns the tensors that differ most and unmatched nodes as HTML, and its messages."""
+    """Returns the tensors that differ most and the unmatched nodes as HTML, and its messages."""
     lines = "".join(_ranked_line(row, at) for row in ranking.rows)
     content = (
         f"<h2>Largest difference of {_e(at.statistic)} {save_button('all differences')}</h2>"
-        '<p class="note" title="difference divided by the mean of both magnitudes; at most 200 %">'
+        '<p class="note" title="difference divided by the mean of the magnitudes; at most 200 %">'
         f"{_compared(ranking)}</p>"
     )
     if lines:
@@ -63,12 +63,12 @@ def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
 
 
 def _compared(ranking: Ranking) -> str:
-    """Returns a sentence with the number of compared tensors and of those left out."""
+    """Returns a sentence with the numbers of compared and omitted tensors."""
     both, shown = ranking.compared, len(ranking.rows)
     text = f"{count(both) if both else 'No'} {_tensors(both)} recorded at both steps"
     text += f"; showing the {shown} largest differences." if shown < both else "."
     if ranking.absent:
-        text += f" {count(ranking.absent)} more cannot be compared: no value at one "
+        text += f" {count(ranking.absent)} more cannot be compared: no value was recorded at one "
         text += "or both of the steps."
     return text
 

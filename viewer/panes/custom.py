@@ -1,4 +1,4 @@
-"""The user's custom views, each isolated from the others' errors."""
+"""The user's custom views; an error in one does not affect the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GRID = """
 """
 _NONE = (
     '<div class="notice"><h2>No views yet</h2>'
-    "<p>The function <code>views</code> returned none.</p></div>"
+    "<p>The function <code>views</code> returned an empty list.</p></div>"
 )
 
 
@@ -38,13 +38,13 @@ class CustomPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates the place for the cards and for an error of the whole file."""
+        """Creates the container for the cards and for an error in the whole file."""
         self._trouble = html_view(visible=False)
         self._grid = pn.Column(sizing_mode="stretch_width", margin=0, stylesheets=[_GRID])
         return pn.Column(self._trouble, self._grid, sizing_mode="stretch_width", margin=0)
 
     def update(self, shown: Shown) -> None:
-        """Rebuilds the cards if the file was reloaded; updates those that read a change."""
+        """Rebuilds the cards if the file was reloaded; updates those that depend on a change."""
         if self._file.version != self._version:
             self._version = self._file.version
             self._take(self._file)
@@ -90,7 +90,7 @@ class _Card:
         try:
             self._draw(look)
         except Exception as error:  # noqa: BLE001 - user code; the page shows the error
-            _LOG.warning("the view %r failed: %r", self._view.name, error)
+            _LOG.warning("view %r failed: %r", self._view.name, error)
             self._content = None
             self._trouble.html = trouble_card(f"{self._view.name} failed", error)
             self._trouble.visible, self._place.visible = True, False
@@ -116,7 +116,7 @@ def look_of(shown: Shown, act: Act) -> Look:
 
 
 def trouble_card(title: str, error: BaseException) -> str:
-    """Returns an error card for the user's file; the traceback starts at the user's lines."""
+    """Returns an error card for the user's file; the traceback starts in the user's code."""
     text = str(error) or type(error).__name__
     if not isinstance(error, ComgraError):
         trace = error.__traceback__

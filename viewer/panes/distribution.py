@@ -23,7 +23,7 @@ SHADES = 64
 
 
 class DistributionPane(Pane):
-    """Histograms of one pass over steps; place 0 is forward, 1 the selected gradient."""
+    """Histograms of one pass over steps; place 0 is forward, place 1 the gradient."""
 
     reads: ClassVar = TENSOR | {"step", "gradient"}
 
@@ -47,7 +47,7 @@ class DistributionPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figure; its CSV holds the histograms as recorded."""
+        """Returns the figure; its CSV contains the histograms as recorded."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} distribution", self._csv)]
 
     def _csv(self) -> bytes:
@@ -87,9 +87,9 @@ class DistributionPane(Pane):
 
 
 def shades(image: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Returns the shade index of each cell as uint8, an eighth of the bytes; NaN maps to 0.
+    """Returns the shade index of each cell as uint8, an eighth of the size; NaN becomes 0.
 
-    Shade 0 is transparent. `image` [rows, columns] lies between 0 and 1.
+    Shade 0 is transparent. The values of `image` [rows, columns] are between 0 and 1.
     """
     known: NDArray[np.float64] = np.fmax(image, 0)  # fmax ignores NaN
     return np.minimum(known * SHADES, SHADES - 1).astype(np.uint8)

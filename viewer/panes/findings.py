@@ -1,4 +1,4 @@
-"""Findings: what is wrong, where it began, what to do about it, and what correlates."""
+"""Findings: problems, where they began, what to do about them, and correlations."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def page_of(known: Found, shown: Shown) -> str:
     return f'<div class="findings">{"".join(parts)}</div>'
 
 
-_NOTHING = '<p class="calm">The rules found nothing.</p>'
+_NOTHING = '<p class="calm">No findings.</p>'
 
 
 def _bar(known: Found) -> str:
@@ -96,7 +96,7 @@ def _bar(known: Found) -> str:
     elif known.problem:
         text = f'<span class="bad">The last check failed: {_e(known.problem)}</span>'
     elif diagnosis is None:
-        text = "No rules ran while this run was recorded."
+        text = "No rules were checked during recording."
     else:
         when = "during recording" if known.source == "recorded" else "just now"
         text = f"{count(diagnosis.records)} records of training steps checked {when}."
@@ -147,7 +147,7 @@ def _unseen(diagnosis: Diagnosis) -> str:
 
 
 def _list(findings: Sequence[Finding], shown: Shown) -> str:
-    """Returns the findings, each with its consequences folded beneath it."""
+    """Returns the findings, each with its consequences folded below it."""
     parts = ["<h3>Findings, most important first</h3>"]
     for finding in roots_of(findings):
         parts.append(_finding(finding, shown))
@@ -257,7 +257,7 @@ def _unchecked(diagnosis: Diagnosis) -> str:
         f"<tr><td>{_e(rule_label(entry.rule))}</td><td>{_e(entry.reason)}</td></tr>"
         for entry in diagnosis.unchecked
     )
-    head = f"{len(diagnosis.checked)} rules ran; these could not"
+    head = f"{len(diagnosis.checked)} rules were checked; these could not be"
     return f'<h3>{head}</h3><table class="unchecked"><tbody>{rows}</tbody></table>'
 
 

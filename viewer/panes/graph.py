@@ -52,7 +52,7 @@ class GraphPane(Pane):
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Recomputes the layout only if the graph or its folding changed; else updates colours."""
+        """Recomputes the layout if the graph or its folding changed, or else only colours."""
         changes: dict[str, Any] = {}
         graph = shown.view.ever(
             ("graph", _structure_hash(shown), len(shown.view.slots)),
@@ -147,7 +147,10 @@ class GraphPane(Pane):
 
 
 def best_match(names: list[str], text: str) -> str | None:
-    """Returns the best match: an exact name, else the shortest ending with or containing `text`."""
+    """Returns the best match: an exact name, or else the shortest that contains `text`.
+
+    Names that end with the text are preferred.
+    """
     wanted = text.strip().lower()
     if not wanted:
         return None

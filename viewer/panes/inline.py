@@ -18,13 +18,13 @@ _LARGE = 1 << 18
 class Inline(np.ndarray[Any, Any], Serializable):
     """An array that Bokeh serializes as text inside the message.
 
-    Bokeh sends each array as two extra messages, and a browser handles each of these more slowly
+    Bokeh otherwise sends each array as two extra messages, and a browser handles these more slowly
     than a few kilobytes of text: the thirty arrays of a changed tensor took 7 to 11 ms instead of
-    less than 2.
+    less than 2 ms.
     """
 
     def to_serializable(self, serializer: Serializer) -> NDArrayRep:
-        """Returns the representation that Bokeh uses when it sends no buffers."""
+        """Returns the representation that Bokeh uses if it sends no buffers."""
         if self.nbytes > _LARGE:
             rep: NDArrayRep = serializer.encode(self.view(np.ndarray))
             return rep

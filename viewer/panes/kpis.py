@@ -56,7 +56,7 @@ class KpisPane(Pane):
         return pn.Column(self._empty, self._grid, sizing_mode="stretch_both", margin=0)
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figures; their CSV holds every number."""
+        """Returns the figures; their CSV contains every number."""
         return [
             Exhibit(drawn.frame.figure, name, partial(self._csv, name))
             for name, drawn in self._figures.items()
@@ -99,7 +99,7 @@ class KpisPane(Pane):
 
 
 class _KpiFigure:
-    """The figure of one KPI."""
+    """Figure of one KPI."""
 
     def __init__(self, title: str, x_range: Any, jump: Any) -> None:
         tooltips = [("", "@label"), ("step", "@x"), ("value", "@value{0.0000e}")]

@@ -17,7 +17,7 @@ from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_vi
 _MOST_LINES = 60  # maximum lines expanded at first
 _EMPTY = (
     '<div class="notice"><h2>No modules yet</h2>'
-    "<p>Modules are written with the first record.</p></div>"
+    "<p>The modules appear with the first record.</p></div>"
 )
 
 
@@ -114,7 +114,7 @@ class ModulesPane(Pane):
             self.again()
 
 
-_HOW = "Shares need the statistic l2 of <code>update</code> or <code>parameter_grad</code>."
+_HOW = "The shares require the statistic l2 of <code>update</code> or <code>parameter_grad</code>."
 
 
 def _fold(line: Module) -> str:

@@ -33,7 +33,7 @@ _NAME = "return names[Math.floor(value)] ?? ''"
 
 
 class OverviewPane(Pane):
-    """The selected statistic of one pass; place 0 is forward, 1 the selected gradient."""
+    """The selected statistic of one pass; place 0 is forward, place 1 the gradient."""
 
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "gradient", "batch",
@@ -79,7 +79,7 @@ class OverviewPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figure; its CSV holds every record."""
+        """Returns the figure; its CSV contains every record."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} overview", self._csv)]
 
     def _csv(self) -> bytes:
@@ -88,7 +88,7 @@ class OverviewPane(Pane):
         return overview_csv(self._shown.view, at, at.gradient if self._place else "forward")
 
     def update(self, shown: Shown) -> None:
-        """Redraws if the statistic or the records changed; else moves the markers."""
+        """Redraws if the statistic or the records changed; otherwise only moves the markers."""
         at = shown.at
         pass_ = at.gradient if self._place else "forward"
         within = self.frame.window
@@ -137,7 +137,7 @@ class OverviewPane(Pane):
         self.frame.show(x=picture.all_, y=(float(lines), 0.0))
 
     def _label(self, labels: list[str]) -> None:
-        """Labels the lines; evenly spaced ones if there are many."""
+        """Labels the lines, or evenly spaced ones if there are many."""
         every = -(-len(labels) // _MOST_LABELS)
         ticks = range(0, len(labels), every)
         self._ticker.ticks = [line + 0.5 for line in ticks]

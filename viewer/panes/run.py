@@ -60,7 +60,7 @@ def _found(shown: Shown) -> str:
     """Returns the number of findings as a sentence."""
     diagnosis = found(shown.view).diagnosis
     if diagnosis is None:
-        return "No rules have run on this run yet."
+        return "This run has not been checked yet."
     counts = Counter(finding.severity for finding in diagnosis.findings)
     parts = [f"{number} {severity}{'s' * (number > 1)}" for severity, number in counts.items()]
     return f"Findings: {', '.join(parts) or 'none'}."
@@ -92,7 +92,7 @@ def _table(facts: Facts) -> str:
 
 def _entries(entries: tuple[Entry, ...]) -> str:
     if not entries:
-        return '<p class="note">Written with the first record.</p>'
+        return '<p class="note">Available after the first record.</p>'
     lines = "".join(_entry(entry) for entry in entries)
     heads = (
         '<th>entry</th><th title="modules that match the patterns">matched</th>'

@@ -42,7 +42,7 @@ class SelectorsPane(Pane):
         offer(self.view, choices(shown.view, shown.at, shown.colour, shown.scale, self._runs()))
 
     def only_runs(self) -> None:
-        """Offers only the runs, while no run can be shown."""
+        """Offers only the run selector while no run can be shown."""
         offer(self.view, (("Run", (self._runs(),)),))
 
     def _choose(self, message: Message) -> None:

@@ -16,14 +16,17 @@ from comgra_decl.viewer.panes.figures import FEW, Frame, plainly, put
 from comgra_decl.viewer.panes.inline import Inline, inline, inline_steps
 
 _FEW = 60
-"""Maximum number of points with markers, which would hide longer lines. A lone point has one."""
+"""Maximum number of points with markers, which would hide longer lines.
+
+A single point is always marked.
+"""
 
 _LINE, _BAND = ("x", "y", "value"), ("x", "low", "high")
 _CONTEXT = _DOTS = ("x", "y")
 
 
 class SeriesPane(Pane):
-    """The series of one pass; place 0 is forward, 1 the selected gradient."""
+    """The series of one pass; place 0 is forward, place 1 the gradient."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic", "scale"}
 
@@ -56,7 +59,7 @@ class SeriesPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figure; its CSV holds every record."""
+        """Returns the figure; its CSV contains every record."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} series", self._csv)]
 
     def _csv(self) -> bytes:
@@ -103,7 +106,7 @@ def _source(names: tuple[str, ...]) -> ColumnDataSource:
 
 
 def _columns(names: tuple[str, ...], x: Inline, *others: Inline) -> dict[str, Any]:
-    """Returns the columns of a source; empty if there is no data besides the steps."""
+    """Returns the columns of a source; empty if there is no data except the steps."""
     columns = (x, *others) if len(others[0]) else ([] for _ in names)
     return dict(zip(names, columns, strict=True))
 

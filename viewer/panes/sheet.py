@@ -70,7 +70,7 @@ class SheetPane(Pane):
         return [self.choices, self.view]
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the image; its CSV holds the slice."""
+        """Returns the image; its CSV contains the slice."""
         return [Exhibit(self.picture.frame.figure, "raw values", self._csv)]
 
     def _csv(self) -> bytes:

@@ -60,7 +60,7 @@ def listing_html(listing: Listing, dims: tuple[Dim, ...]) -> tuple[str, list[str
 
 
 def missing_html(missing: Unrecorded) -> str:
-    """Returns why there are no values, and the spec lines that would record them, as HTML."""
+    """Returns the reason why there are no values, and the spec lines to add, as HTML."""
     spec = ""
     if missing.spec:
         spec = f"<p>To record them, add to the spec:</p><pre>{_e(missing.spec)}</pre>"
@@ -68,12 +68,12 @@ def missing_html(missing: Unrecorded) -> str:
 
 
 def text_html(text: str) -> str:
-    """Returns text decoded from the values as HTML; "" for none."""
+    """Returns the text decoded from the values as HTML; "" if there is none."""
     return f'<pre class="spelled" aria-label="as text">{_e(text)}</pre>' if text else ""
 
 
 def value_text(value: Any) -> str:
-    """Returns one recorded value: integers exactly, others with six digits."""
+    """Returns one recorded value: integers exactly, other values with six digits."""
     if value.dtype.kind in "biu":
         return str(value)
     if value.dtype.kind == "c":

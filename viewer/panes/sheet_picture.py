@@ -1,4 +1,4 @@
-"""Image of a slice of raw values; a click moves the table there."""
+"""Image of a slice of raw values; a click moves the table to that position."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SheetPicture:
         self.frame.show_message("No values at this step.")
 
     def show(self, picture: Picture, *, key: object) -> None:
-        """Draws a slice, unless `key` equals that of the displayed one."""
+        """Draws a slice unless `key` equals the key of the displayed slice."""
         if key == self._drawn:
             return
         self._drawn = key
@@ -83,7 +83,7 @@ class SheetPicture:
         self.frame.label_left(down)
 
     def frame_window(self, window: Window, visible: bool) -> None:
-        """Outlines the cells shown in the table, unless it shows all."""
+        """Outlines the cells shown in the table unless it shows all cells."""
         height, width = window.cells.shape
         self._box.update(
             left=window.column - 0.5, right=window.column + width - 0.5,

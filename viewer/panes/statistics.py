@@ -103,7 +103,7 @@ def _statistics(table: StatisticsTable, shown: Shown) -> str:
 
 
 def _order(shown: Shown) -> str:
-    """Returns how the selected number was computed: per sample, then over the batch."""
+    """Returns how the selected value was computed: per sample, then over the batch."""
     at = shown.at
     batched = any(s is not None and s.batch_dim is not None for s in slots_of(shown.view, at))
     alone = STATISTIC_HELP.get(at.statistic, "defined in the run's spec")
@@ -163,9 +163,10 @@ def _sample_line(table: SampleTable, i: int, largest: list[float], shown: Shown)
 
 
 def cell_html(cell: Cell, *, alarm: bool = False) -> str:
-    """Returns a number as HTML; missing and non-finite values get different marks.
+    """Returns a number as HTML, with different marks for missing and non-finite values.
 
-    With `alarm`, every value except 0 is marked: it counts non-finite values.
+    If `alarm` is set, the value is a count of non-finite values, and every value except 0 is
+    marked.
     """
     if not cell.recorded:
         return f'<span class="missing" title="not recorded at this step">{MISSING}</span>'

@@ -27,7 +27,7 @@ _BOXES: dict[str, list[Any]] = {"x": [], "y": [], "width": [], "height": []}
 
 
 class ValuesPane(Pane):
-    """Values of one pass; place 0 is forward, 1 the selected gradient."""
+    """Values of one pass; place 0 is forward, place 1 the gradient."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch"}
 
@@ -76,7 +76,7 @@ class ValuesPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figure; its CSV holds every recorded value."""
+        """Returns the figure; its CSV contains every recorded value."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} values", self._csv)]
 
     def _csv(self) -> bytes:

@@ -3,15 +3,15 @@
 A file `name.py` defines the command `comgra-decl name` (`_` becomes `-`) and contains either
 
     def command(...) -> None: ...
-        A Typer command: its annotations are the arguments, its docstring is the help. Imports heavy
-        modules when called. Raises a `ComgraError` if the request cannot be carried out, and
-        `typer.Exit` with a code from `comgra_decl.errors` if it was carried out with a negative
-        result.
+        A Typer command: its annotations define the arguments, and its docstring is the help. It
+        imports heavy modules only when called. It raises a `ComgraError` if the request cannot be
+        carried out, and `typer.Exit` with a code from `comgra_decl.errors` if the result is
+        negative.
 
     def passed_on(arguments: Sequence[str]) -> None: ...
-        Takes everything after the command's name, unparsed. Its docstring is the help.
+        Receives everything after the command's name, unparsed. Its docstring is the help.
 
-and, optionally, `PANEL`: the heading under which the help lists it.
+and, optionally, `PANEL`: the heading under which the help lists the command.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> dict[str, PassedOn]:
 
 
 def _add_placeholder(app: typer.Typer, name: str, module: ModuleType) -> None:
-    """Make the help list a command that `app` never runs."""
+    """Add a command to the help that `app` never runs."""
 
     def command() -> None:
         raise AssertionError(f"{name} must be handled before the command line is parsed")

@@ -8,10 +8,11 @@ PANEL = "Keep"
 
 
 def command(run: RunPath, as_json: AsJson = False) -> None:
-    """Reduce the size of a finished run without changing any number.
+    """Reduce the size of a finished run without changing its data.
 
-    Removes the duplicates that made records available immediately while the run was live, and old
-    versions of the index. Reads all data before changing anything; safe to kill at any moment.
+    Removes old versions of the index, and the duplicates that made records available immediately
+    while the run was live. Reads all data before changing anything and can be killed safely at any
+    moment.
     """
     from comgra_decl.cli.printing import bar
     from comgra_decl.store.compaction import compact
@@ -34,6 +35,6 @@ def command(run: RunPath, as_json: AsJson = False) -> None:
         )
     else:
         print_line(
-            f"{folder}: {bytes_text(before)} in {files[0]} files are now "
+            f"{folder}: reduced from {bytes_text(before)} in {files[0]} files to "
             f"{bytes_text(after)} in {files[1]} files"
         )

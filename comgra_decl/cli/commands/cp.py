@@ -18,17 +18,19 @@ def command(
     run: RunPath,
     target: Annotated[
         Path,
-        typer.Argument(help="Target folder or URL; in an existing folder, the run keeps its name."),
+        typer.Argument(
+            help="Folder or URL of the copy; in an existing folder, the copy keeps the run's name."
+        ),
     ],
     compact: Annotated[bool, typer.Option("--compact", help="Leave out duplicate data.")] = False,
     version: Annotated[
-        int | None, typer.Option(help="Copy the run as of this version; see `verify`.")
+        int | None, typer.Option(help="Copy this version of the run, as reported by `verify`.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a whole run in its current state, even while it is being recorded.
+    """Copy an entire run in its current state, even while it is being recorded.
 
-    The copy appears only when complete. A copy of a live run has the state "stopped", with a
+    The copy appears only when it is complete. The copy of a live run is marked as stopped, with the
     reason.
     """
     from comgra_decl.cli.printing import bar

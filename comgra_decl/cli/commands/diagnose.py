@@ -17,7 +17,7 @@ PANEL = "Look"
 
 
 class FailOn(StrEnum):
-    """The lowest severity of a finding that makes the command exit with code 3."""
+    """Lowest severity that causes exit code 3."""
 
     warning = "warning"
     error = "error"
@@ -33,22 +33,25 @@ _FAILS = {
 _FailOn = Annotated[FailOn, typer.Option(help="Lowest severity that causes exit code 3.")]
 _Spec = Annotated[
     str | None,
-    typer.Option("--rules", help="Rules that replace the run's own: a YAML file, or `default`."),
+    typer.Option(
+        "--rules", help="Rules to use instead of the run's own: a YAML file, or `default`."
+    ),
 ]
 _All = Annotated[
-    bool, typer.Option("--all", help="Also show findings explained by others, and all advice.")
+    bool,
+    typer.Option("--all", help="Also show the findings that others explain, and their advice."),
 ]
 
 
 _Together = Annotated[
     bool,
-    typer.Option("--together/--no-together", help="Look for correlations, which takes longer."),
+    typer.Option("--together/--no-together", help="Look for correlations; this takes longer."),
 ]
 
 
 _Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Import and run the custom rules that the run names."),
+    typer.Option("--trust", help="Import and run the custom rules that the run refers to."),
 ]
 
 
@@ -61,9 +64,9 @@ def command(
     fail_on: _FailOn = FailOn.error,
     as_json: AsJson = False,
 ) -> None:
-    """Report the problems of a run, where they began, and what to do about them.
+    """Report problems in a run, where they began, and what to do about them.
 
-    Exit code 3: an error was found; with `--fail-on warning`, an error or a warning.
+    Exits with code 3 if an error is found; with `--fail-on warning`, also for a warning.
     """
     from comgra_decl.cli.diagnosis import described, rules_of
     from comgra_decl.query import open_run

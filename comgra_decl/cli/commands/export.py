@@ -14,12 +14,12 @@ PANEL = "Keep"
 
 def command(
     run: RunPath,
-    target: Annotated[Path, typer.Argument(help="The file or folder to create.")],
+    target: Annotated[Path, typer.Argument(help="File or folder to create.")],
     format_: Annotated[
-        str, typer.Option("--format", "-f", help="parquet, csv, zarr or npz.")
+        str, typer.Option("--format", "-f", help="Format: parquet, csv, zarr or npz.")
     ] = "parquet",
     nodes: Annotated[
-        str | None, typer.Option(help="Only these nodes, as in a spec: 'blocks.*'.")
+        str | None, typer.Option(help="Nodes to export, as a pattern of a spec: 'blocks.*'.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -13,24 +13,24 @@ USAGE = f"""\
 usage: comgra-decl overfit-one-batch [--json] [--for RUN] [--steps N] [--] SCRIPT [ARGS ...]
        comgra-decl overfit-one-batch [--json] [--for RUN] [--steps N] [--] -m MODULE [ARGS ...]
 
-Trains a script, unchanged, on a single batch and reports whether its network can fit that batch. If
-it cannot, there is a bug: in the code, the loss, or the optimizer.
+Runs a training script, unchanged, on a single batch and reports whether its model can fit that
+batch. If it cannot, there is a bug in the code, the loss or the optimizer.
 
 Each DataLoader yields its first batch repeatedly; random data from the global generators is
-identical in each step. What the script prints goes to standard error; files that it writes are
-written as usual. Nothing is recorded.
+identical in each step. Nothing is recorded. The script can write files as usual; its output goes to
+standard error.
 
-  --for RUN   store the verdict with a run of this script; `comgra-decl diagnose` shows it
-  --steps N   optimizer steps; default: {STEPS}
+  --for RUN   store the verdict with this run of the script; `comgra-decl diagnose` shows it
+  --steps N   number of optimizer steps; default: {STEPS}
   --json      print JSON
 
-Exit codes: 0 the batch can be fitted (the loss fell to a tenth or less); 3 it cannot; 4
+Exit codes: 0 the model can fit the batch (the loss fell to a tenth or less); 3 it cannot; 4
 inconclusive, with the reason; 2 invalid command line; otherwise the script's own.
 """
 
 
 def passed_on(arguments: Sequence[str]) -> None:
-    """Train on a single batch and report whether the network can fit it."""
+    """Train on a single batch and report whether the model can fit it."""
     from comgra_decl.cli.experiments import Meaning, NumberOption, experiment
 
     steps = NumberOption("--steps", default=STEPS)

@@ -23,14 +23,14 @@ USAGE = """\
 usage: comgra-decl plan [--json] [--spec NAME|FILE] [KEY=VALUE ...] SCRIPT [ARGS ...]
        comgra-decl plan [--json] [--spec NAME|FILE] [KEY=VALUE ...] -m MODULE [ARGS ...]
 
-Runs a training script for at most seven steps, prints what the spec records and what that costs on
-this machine, and ends the script. No run is stored. Files that the script writes before that are
-written as usual; what it prints goes to standard error.
+Runs a training script for at most seven steps, prints what the spec would record and what that
+would cost on this machine, and ends the script. No run is stored. The script can write files as
+usual; its output goes to standard error.
 
   --json            print JSON
   --spec NAME|FILE  a preset or a YAML file; default: debug
   KEY=VALUE         an override, such as schedule.every=10
-  -m MODULE         run a module instead of a file, like python -m
+  -m MODULE         run a module instead of a file, like `python -m`
 
 For a Hydra application: python train.py +comgra=debug +comgra.dry_run=true
 
@@ -40,7 +40,7 @@ spec or command line; otherwise the script's own.
 
 
 def passed_on(arguments: Sequence[str]) -> None:
-    """Show what a spec would record for a script, and at what cost, without training."""
+    """Show what a spec would record for a script, and at what cost."""
     rest = [*arguments]
     if rest and rest[0] in ("-h", "--help"):
         sys.stdout.write(USAGE)
@@ -63,7 +63,7 @@ def _taken(rest: list[str], option: str) -> bool:
 
 
 def _plan(call: Call, *, as_json: bool) -> None:
-    """Run the dry run; standard output receives only the plan, whatever the program prints."""
+    """Perform the dry run; print only the plan to standard output, not the script's output."""
     from comgra_decl.experiments.dry_run import Rehearsal
 
     out, made = sys.stdout, []

@@ -8,8 +8,8 @@ PANEL = "Record"
 
 
 def passed_on(arguments: Sequence[str]) -> None:
-    """Run a training script and record it; same as `python -m comgra_decl`."""
-    # Does not raise ComgraError like other commands: exceptions of the script must reach the
+    """Run and record a training script, like `python -m comgra_decl`."""
+    # Unlike other commands, does not raise ComgraError: the script's exceptions must reach the
     # caller.
     from comgra_decl.doors.script import main
 

@@ -19,16 +19,17 @@ usage: comgra-decl thermometer [--] SCRIPT [ARGS ...]
        comgra-decl thermometer [--] -m MODULE [ARGS ...]
        comgra-decl thermometer RUN [STEP]
 
-Prints mean and standard deviation of the input and output of each layer in the first step of a
+Prints the mean and standard deviation of the input and output of each layer in the first step of a
 training script, or in a recorded step. The script runs unchanged until its first optimizer step and
-is then ended; what it prints goes to standard error.
+is then ended; its output goes to standard error.
 
-Colours: green, std between 0.5 and 2; yellow and red, larger; cyan and blue, smaller.
+Colours: green for a std between 0.5 and 2; yellow and red for larger values; cyan and blue for
+smaller ones.
 """
 
 
 def passed_on(arguments: Sequence[str]) -> None:
-    """Print mean and std of the input and output of every layer in one step, in colour."""
+    """Print the mean and std of every layer's input and output in one step, in colour."""
     from comgra_decl.cli.experiments import print_readings
     from comgra_decl.cli.watched_script import refuse
     from comgra_decl.doors.script import UsageError
@@ -56,7 +57,7 @@ def _of_run(arguments: Sequence[str]) -> list[Reading]:
 
     run, *rest = arguments
     if len(rest) > 1 or not all(step.isdecimal() for step in rest):
-        raise UsageError(f"RUN [STEP] takes a run and a step number, got {' '.join(arguments)!r}")
+        raise UsageError(f"expected a run and, optionally, a step, got {' '.join(arguments)!r}")
     return readings_of(open_run(run), int(rest[0]) if rest else None)
 
 

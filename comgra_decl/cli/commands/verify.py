@@ -17,9 +17,9 @@ PANEL = "Keep"
 
 
 def command(run: RunPath, as_json: AsJson = False) -> None:
-    """Read an entire run; report damage, lost data, and what can be rescued.
+    """Read an entire run and report damage, lost data, and which data can be rescued.
 
-    The run is not modified and may be live. Exit code 3: the run is damaged.
+    Does not modify the run, which may be live. Exits with code 3 if the run is damaged.
     """
     from comgra_decl.cli.printing import bar
     from comgra_decl.store.copying import databases
@@ -57,7 +57,7 @@ def command(run: RunPath, as_json: AsJson = False) -> None:
 
 
 def _not_joined(folder: Location) -> str | None:
-    """Return why intact databases cannot be read as ranks of one run; None if they can."""
+    """Return the reason why intact databases are not ranks of one run; None if they are."""
     from comgra_decl.errors import DamagedRunError
     from comgra_decl.query.ranks.reader import open_reader
 

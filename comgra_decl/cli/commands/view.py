@@ -16,40 +16,45 @@ from comgra_decl.errors import ComgraError, RunNotFoundError
 PANEL = "Look"
 
 _CANNOT_LISTEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
-"""Port in use, address not of this machine, or port that requires privileges."""
+"""The port is in use, the address is not local, or the port requires privileges."""
 
 
 def command(
     root: Root = Path("runs"),
     port: Annotated[
-        int, typer.Option(help="Port of the server; 0 picks a free one.", min=0, max=65535)
+        int, typer.Option(help="Port to listen on; 0 selects a free port.", min=0, max=65535)
     ] = 5006,
     address: Annotated[str, typer.Option(help="Network address to listen on.")] = "127.0.0.1",
-    show: Annotated[bool, typer.Option(help="Open a browser.")] = True,
-    prefix: Annotated[str, typer.Option(help="URL path set by a reverse proxy.")] = "",
+    show: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    prefix: Annotated[
+        str, typer.Option(help="URL path under which a reverse proxy serves the viewer.")
+    ] = "",
     allow_websocket_origin: Annotated[
         list[str] | None,
-        typer.Option(help="host:port allowed in a browser's address bar; repeatable."),
+        typer.Option(help="Additional host:port of the page in the browser; can be repeated."),
     ] = None,
     basic_auth: Annotated[
         str | None,
         typer.Option(
-            help='Require a password: the password, or a JSON file {"name": "password"}.',
+            help='Password to require, or a JSON file such as {"name": "password"}.',
             envvar="COMGRA_VIEW_AUTH",
         ),
     ] = None,
     use_xheaders: Annotated[
         bool,
-        typer.Option("--use-xheaders", help="Trust a proxy's X-Forwarded-For and -Proto."),
+        typer.Option(
+            "--use-xheaders",
+            help="Trust the headers X-Forwarded-For and X-Forwarded-Proto of a proxy.",
+        ),
     ] = False,
     views: Annotated[
         Path | None,
         typer.Option(
-            help="Python file with custom views; it is executed.", exists=True, dir_okay=False
+            help="Python file with custom views, which is executed.", exists=True, dir_okay=False
         ),
     ] = None,
 ) -> None:
-    """View runs in the browser, even while they are being recorded."""
+    """View runs in a browser, even while they are being recorded."""
     from comgra_decl.viewer.serve import Access, clean_prefix, serve
 
     origins = tuple(allow_websocket_origin or ())
@@ -73,7 +78,7 @@ def command(
 
 
 def _check(root: Path) -> None:
-    """Reject a root that can never hold runs; only warn about a folder that does not exist yet."""
+    """Reject a root that cannot contain runs; warn if the folder does not exist yet."""
     from comgra_decl.query import location, require_folder
 
     place = location(root)
@@ -82,4 +87,4 @@ def _check(root: Path) -> None:
     except RunNotFoundError as error:
         if root.exists() or any(parent.is_file() for parent in root.parents):
             raise
-        sys.stderr.write(f"comgra-decl: {error} The page will show runs as they appear there.\n")
+        sys.stderr.write(f"comgra-decl: {error} The page will show runs when they appear there.\n")

@@ -173,7 +173,7 @@ class InnerGradients:
             self._known[id(tensor)] = weakref.ref(tensor), tensor._version, arrivals
 
     def take(self, tensor: torch.Tensor, arrival: Arrival) -> bool:
-        """Takes over an arrival; returns False if autograd outside has the whole gradient."""
+        """Takes over an arrival; returns False if the whole gradient is available outside."""
         if not self._known:
             return False
         ref, version, arrivals = self._known.get(id(tensor), (None, None, None))

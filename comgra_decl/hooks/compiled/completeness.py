@@ -1,4 +1,4 @@
-"""Finds what a record of compiled code lacks compared with the previous eager record."""
+"""Finds tensors that a record of compiled code lacks compared with the previous eager record."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Completeness:
         return not doubted.isdisjoint(self._expected)
 
     def lacking(self, slots: Iterable[Slot], tops: Iterable[TopPlan]) -> str:
-        """Describes what a record of compiled code lacks; returns "" if nothing new is missing."""
+        """Describes the tensors that compiled code newly lacks; returns "" if there are none."""
         found = {slot.id for slot in slots}
         expected = self._expected or {}
         missing = {id_: slot for id_, slot in expected.items() if id_ not in found}

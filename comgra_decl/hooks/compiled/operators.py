@@ -41,9 +41,9 @@ class Shown(NamedTuple):
         position: the index of the tensor among those of the value; 0 begins a call.
         entering: whether it is an input of the module.
         watched: whether its gradient will also be shown.
-        place: which argument of the piece of compiled code it is; -1 if it is not an argument.
-        outside: whether its gradient arrives outside and will not be shown.
-        result: which result of the piece it is; -1 if it is not a result.
+        place: its index among the arguments of the compiled code; -1 if it is not an argument.
+        outside: whether its gradient arrives outside and will not be shown. result: its index among
+        the results of the compiled code; -1 if it is not a result.
         reached: the results that depend on it; None if this does not matter.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +17,7 @@ from comgra_decl.hooks.limits import compiles_with
 if TYPE_CHECKING:
     from comgra_decl.hooks.compiled.observers import Observers
     from comgra_decl.hooks.compiled.variant import Variant
-    from comgra_decl.hooks.tensors.slots import Slot
+    from comgra_decl.hooks.tensors.capture import StepCapture
     from comgra_decl.hooks.tracer import ModuleTracer
     from comgra_decl.spec import Spec
 
@@ -116,11 +116,11 @@ class CompiledSteps:
         """Returns the seconds spent compiling since the last call."""
         return 0.0 if self._variant is None else self._variant.take_seconds()
 
-    def recorded(self, slots: Iterable[Slot], step: int) -> None:
-        """Checks the finished record of a step for what compiled code did not show."""
+    def recorded(self, capture: StepCapture, step: int) -> None:
+        """Checks the finished record of a step for tensors that compiled code did not show."""
         if self._given_up:
             return
-        tops = [*self._tracer.tops.values()]
+        slots, tops = capture.slots, [*self._tracer.tops.values()]
         if self.observed:
             lacking = self._completeness.lacking(slots, tops)
             if lacking:
@@ -133,9 +133,9 @@ class CompiledSteps:
         try:
             from comgra_decl.hooks.compiled import variant
         except ImportError as error:  # private parts of torch's compiler
-            return f"torch {torch.__version__} lacks what it needs ({error})"
+            return f"torch {torch.__version__} lacks required features ({error})"
         if self._selects_functions:
-            return "the spec selects function calls, which compiled code does not make"
+            return "the spec selects function calls, which do not exist in compiled code"
         if self._named():
             return f"the program names tensors with comgra.node, {self._named()[0]!r} for example"
         if self._functions.call_forward:

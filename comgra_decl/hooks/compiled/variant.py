@@ -57,7 +57,7 @@ def unsupported() -> str | None:
     parts = ("graph_compile", "effectful_operator", "EffectType")
     if all(map(available, parts)) and all(hasattr(owner, name) for owner, name in needed):
         return None
-    return f"torch {torch.__version__} cannot keep observed and plain code apart (2.13 can)"
+    return f"torch {torch.__version__} cannot separate observed code from plain code (2.13 can)"
 
 
 class Variant:
@@ -104,7 +104,7 @@ class Variant:
         return seconds
 
     def compiled_since(self, began: float) -> None:
-        """Adds to the compile time, which is a one-time cost and not a cost of recording."""
+        """Adds to the compile time, which is a one-time cost rather than a cost of recording."""
         self._seconds += time.perf_counter() - began
 
     def _may_show(self, caller: FrameType) -> bool:
@@ -149,8 +149,8 @@ class _Backend:
     It does not capture CUDA graphs, because the operators would not run during a replay; only
     recorded steps run without CUDA graphs. Forward and backward of the variant belong together, so
     nothing passed between them is in memory that a replay writes to. Results of an unrecorded step
-    in that memory are overwritten only by the next replay, which belongs to an unrecorded step
-    again.
+    in that memory are overwritten only by the next replay, which also belongs to an unrecorded
+    step.
     """
 
     def __init__(self, backend: Callable[..., Any], observers: Observers) -> None:

@@ -128,7 +128,7 @@ class AnnotatedNodes:
         return list(self._captures)
 
     def written(self, entry: str) -> tuple[int, int, int]:
-        """Returns how many names an entry selects, how many fired, and their series."""
+        """Returns how many names an entry selects, how many were used, and their series."""
         names = [n for n, how in self._captures.items() if how and entry in how.entries]
         slots = [slot for (name, _, _), slot in self._slots.items() if name in names]
         fired = {slot.key.node for slot in slots if slot.id >= 0 or slot.passes}

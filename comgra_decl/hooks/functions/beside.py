@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Beside:
-    """Holds the recorders that a spec needs. Most specs select no functions, so none are watched.
+    """Creates the recorders that a spec needs; functions are watched only if the spec selects any.
 
     Args:
         spec: selects what to capture.
@@ -110,7 +110,7 @@ class Beside:
         return self._annotated.names
 
     def written(self, entry: str) -> tuple[int, int, int]:
-        """Returns how many nodes an entry matches here, how many fired, and their series."""
+        """Returns how many nodes an entry matches here, how many were called, and their series."""
         counts = [self._annotated.written(entry)]
         if self._functions is not None:
             counts.append(self._functions.written(entry))

@@ -27,6 +27,7 @@ from comgra_decl.records import SlotKey, Structure
 from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
+    from comgra_decl.hooks.graph.attended import Attended
     from comgra_decl.hooks.tensors.slots import Slot
 
 
@@ -68,6 +69,7 @@ class Provenance(modes.OwnMode):
         self._outside: set[int] = set()  # storages that entered the step from outside
         self._named: dict[tuple[str, str], None] = {}  # edges declared by node names
         self._cuts: dict[tuple[int, str], None] = {}
+        self.attended: Attended | None = None  # collects facts about attention, in a few steps
         self.overflown = False  # whether the graph was discarded because it had too many edges
 
     def handle(
@@ -82,6 +84,8 @@ class Provenance(modes.OwnMode):
             if call is not Call.IGNORED and not is_traced():
                 with without_functions():
                     self._follower.follow(name, call, args, kwargs, result)
+                    if self.attended is not None:
+                        self.attended.see(name, args, kwargs, result)
         except Exception as error:
             self._on_fault(error)
         return result

@@ -1,4 +1,4 @@
-"""Decides when to capture the dependency graph of a step, and which graph each step has."""
+"""Decides when to capture the dependency graph of a step, and assigns a graph to each step."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Detects whether the program has passed the code position at which it ends its steps.
 
-A loop logs many values of a step after `optimizer.step()`. According to the step count, the next
-step has then started, but the values still belong to the previous one. The position in the code
-resolves this ambiguity: values logged after the end of a step, in the code of the same loop, belong
-to the step that ended there.
+Many training loops log the values of a step after `optimizer.step()`. By then, the next step has
+started, but the values belong to the previous one. The position in the code resolves this
+ambiguity: values logged below the optimizer step in the code of the same loop belong to the step
+that ended there.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _is_compiling = torch.compiler.is_dynamo_compiling
 
 
 class LossWatch:
-    """Reports every tensor that the program calls `backward()` on, before it runs.
+    """Reports every tensor on which the program calls `backward()`, before it runs.
 
     `Tensor.backward` looks `torch.autograd.backward` up at each call, so one wrapper covers both.
     Under mixed precision, that tensor is the loss times the gradient scale; the loss itself is the
@@ -91,8 +91,8 @@ class LossWatch:
         Args:
             on_loss: called with (loss, the tensor `backward` was called on) while a step is
                 recorded.
-            on_done: called after that `backward`, with whether it computed the gradients of
-                everything it reached.
+            on_done: called after `backward` with True if it computed the gradients of all tensors
+            that it reached.
             on_thread: called with the argument of `backward`; returns whether this thread's step is
                 the one that may be recorded.
         """

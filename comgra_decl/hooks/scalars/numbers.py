@@ -39,6 +39,9 @@ def read_number(tensor: Tensor) -> Number | None:
 
 def _item(tensor: Tensor) -> float | None:
     try:
+        if not tensor.dim():
+            only: Any = tensor.tolist()  # unlike `item`, skips the dispatcher and keeps the GIL
+            return float(only)
         return float(tensor.item())
     except (RuntimeError, TypeError, ValueError):  # several elements, complex, in a transform
         return None

@@ -1,6 +1,6 @@
-"""The numbers of every step, recorded or not: its losses, and what the program logs.
+"""The metrics of every step, recorded or not: its losses, and values that the program logs.
 
-Reading a loss takes about a microsecond (`losses.py` finds it). A number on a device is copied on
+Reading a loss takes about a microsecond (`losses.py` finds it). A value on a device is copied on
 the device and transferred later together with others, so nothing waits for it. A step without other
 events adds two entries to a list, which is processed together with the entries of other steps.
 """
@@ -62,18 +62,19 @@ class Saying:
 
 
 class Scalars:
-    """Collects the numbers and notes of the current step and delivers them at intervals.
+    """Collects the metrics and notes of the current step and delivers them at intervals.
 
-    `events` receives the events of a step: its losses in the order of their `backward` calls, each
-    a number or a number in nested lists of one element (any other value if the loss has no number),
-    and `END` for the end of a step of type `train` that is not reported to `end_step`.
+    `events` receives the events of a step: its losses in the order of their `backward` calls, and
+    `END` for the end of a step of type `train` that is not reported to `end_step`. A loss is a
+    number, a number in nested lists of one element, or any other value if the loss could not be
+    read.
 
     Args:
         sink: receives the logged values in the training thread; must be fast. None to discard them.
         on_fault: called with an error in tracing itself.
 
     Attributes:
-        alarm: detects sudden losses; None if the spec does not ask for it.
+        alarm: detects sudden losses; None if the spec does not request this.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Scalars:
         self._closed_notes: list[Note] = []
 
     def watch_losses(self, wanted: bool) -> None:
-        """Notices sudden losses from now on, or no longer."""
+        """Starts or stops detecting sudden losses."""
         if wanted != (self.alarm is not None):
             self.alarm = LossAlarm() if wanted else None
 
@@ -115,11 +116,11 @@ class Scalars:
 
     @property
     def surplus(self) -> int:
-        """How many more losses the current step has than any completed step."""
+        """The number of losses by which the current step exceeds all completed steps."""
         return self.losses - self.saying.most
 
     def resume(self, step: int, text: str = "") -> None:
-        """Continues a resumed training at `step`, which becomes the current step."""
+        """Continues a resumed run at `step`, which becomes the current step."""
         self.saying.step = self.saying.first = step
         if text:
             self._closed_notes.append(Note(step, RESUMED, time.time(), text))
@@ -132,7 +133,7 @@ class Scalars:
     # -- logging -------------------------------------------------------------------------------
 
     def kpi(self, name: str, value: Any) -> None:
-        """Logs a number of a step: a float, or a tensor of one element."""
+        """Logs a value for a step: a float, or a tensor of one element."""
         number = read_number(value) if isinstance(value, torch.Tensor) else float(value)
         if number is None:
             return
@@ -147,12 +148,12 @@ class Scalars:
             self._hand_over()
 
     def measured(self, name: str, number: Number) -> None:
-        """Adds a number of the current step that was observed, not logged by the program."""
+        """Adds a value of the current step that was observed, not logged by the program."""
         self._look()
         self.saying.numbers.append((name, number))
 
     def note(self, text: str) -> None:
-        """Adds a text to a step."""
+        """Adds a note to a step."""
         now, saying = time.time(), self.saying
         if self._is_about_the_last_step():
             self._closed_notes.append(Note(saying.step - 1, saying.type, now, text))
@@ -268,7 +269,7 @@ def _said(closed: list[_Step], notes: list[Note], alarm: LossAlarm | None) -> Sc
 def _settle(
     late: LateNumbers, values: NDArray[np.float64], names: list[str], alarm: LossAlarm | None
 ) -> None:
-    """Waits for numbers on devices, on the writer thread; only now their losses are known."""
+    """Waits, on the writer thread, for values on devices, and completes the losses."""
     unknown = np.isnan(values)
     late.settle(values)
     if alarm is not None:

@@ -1,1 +1,1 @@
-"""When a step begins and ends, which type it has, and whether it is recorded."""
+"""Determines when a step begins and ends, which type it has, and whether it is recorded."""

@@ -20,11 +20,11 @@ TRAIN = "train"
 
 _OTHERS = "*"
 _MAX_TYPES = 256
-"""Types recorded on first sight; a program may use a new label in every step."""
+"""Maximum number of types whose first step is recorded, since each step may have a new label."""
 
 
 class Plan(Enum):
-    """What to do about a step before it begins."""
+    """How to treat a step that has not begun."""
 
     WAIT = "nothing"
     WATCH = "decide when the model is called"
@@ -99,10 +99,10 @@ class Agenda:
         return bool(self._labelled or self._cadences or self._missed or self.labels)
 
     def alarm(self, step: int) -> tuple[int, int] | None:
-        """The loss was sudden: records the steps from `step` on, whatever else the schedule says.
+        """Records the steps from `step` on after a sudden loss, regardless of the schedule.
 
         Returns:
-            The first and the last of these steps; None if the spec asks for none.
+            The first and the last of these steps; None if the spec requests none.
         """
         if not self._sudden:
             return None
@@ -200,7 +200,7 @@ class Agenda:
         return named in self._cadences and self._cadences[named] is None
 
     def _own_of(self, label: str) -> Countdown | None:
-        """Returns the countdown for steps of this type alone, if the spec gives it a cadence."""
+        """Returns the countdown for steps of this type, if the spec sets a cadence for it."""
         if label not in self._own:
             cadence = self._cadences.get(label, self._cadences.get(_OTHERS))
             self._own[label] = None

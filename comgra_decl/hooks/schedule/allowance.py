@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec.budget import BudgetSpec
 
 _REPORT_AGAIN = 2.0
-"""A choice is reported again when it has changed by more than this factor."""
+"""Factor by which a choice must change before it is reported again."""
 
 _RECENT = 5
 """Number of newest records whose median cost is reported."""
@@ -29,8 +29,8 @@ class Allowance:
         the start of a step, so it may begin up to a step late; that time is not lost.
 
     Disk: whenever half of the remaining space is used, gaps become four times longer. Each half of
-        the remainder thus lasts twice as long as the previous one, and a training of unknown length
-        is recorded increasingly rarely, but until its end.
+        the remaining space therefore lasts twice as long as the previous one, so that a training
+        run of unknown length is recorded until its end, at increasing intervals.
 
     Args:
         spec: the limits; None in it means no limit.
@@ -106,12 +106,12 @@ class Allowance:
     # -- disk ----------------------------------------------------------------------------------
 
     def measured(self, size: float) -> None:
-        """Updates the number of bytes that these records take."""
+        """Sets the measured size of these records."""
         self.bytes = size
         self.before, self.then = self.then, self.records
 
     def per_record(self) -> float:
-        """Bytes that a record takes on average, 0 if none has been measured."""
+        """Average size of a record in bytes; 0 if none has been measured."""
         return self.bytes / self.then if self.then else 0.0
 
     def exhausted(self, per_record: float) -> bool:

@@ -1,4 +1,4 @@
-"""Measures the cost of recording, and how rare records must be to stay within the budget."""
+"""Measures the cost of recording, and computes the gaps that keep it within the budget."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OTHERS = "*"
 
 
 class Meter:
-    """Values measured by another thread; only the latest ones are kept.
+    """The latest values measured by another thread.
 
     Attributes:
         disk_bytes: size of the run's folder.
@@ -47,7 +47,7 @@ class _Record:
     Attributes:
         cost: seconds of the training thread measured by its capture.
         to: the allowances it is charged to.
-        once: seconds of its step spent compiling, which no other record will take.
+        once: seconds of its step spent on compiling, which occurs only once.
         charged: the amount charged initially.
         took: duration of its step by the host's clock, None if its start is unknown.
         host: extra duration of its step by the host's clock, once known.
@@ -183,7 +183,7 @@ class Budget:
 
     @property
     def steps_in_debt(self) -> int:
-        """Half the steps until past records are paid off, since steps may become longer."""
+        """Half the number of steps until past records are paid off; steps may become longer."""
         if not self.timed or self.attentive:
             return 0
         plain = self._plain.medians()
@@ -239,8 +239,8 @@ class Budget:
             cost: the known cost of its record, in seconds; None without a record.
             labels: its types of execution.
             steps: how many steps have ended since the last call; 1 if there is a record.
-            once: seconds of this step spent compiling for records, which no other record will take.
-                Not part of `cost`, nor of what records cost.
+            once: seconds of this step spent on compiling for records, which occurs only once. Not
+                included in `cost` or in the cost of records.
         """
         now = self._clock()
         self._once += once

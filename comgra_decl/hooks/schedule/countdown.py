@@ -9,7 +9,7 @@ from comgra_decl.spec.schedule import CadenceSpec
 
 
 class Countdown:
-    """Tracks one cadence through a training.
+    """Tracks one cadence throughout training.
 
     Args:
         cadence: the cadence in the spec.
@@ -39,7 +39,7 @@ class Countdown:
         return (self.next is not None and number >= self.next) or self.overdue
 
     def explicit(self, number: int) -> bool:
-        """Whether `number` is to be recorded regardless of cost."""
+        """Whether to record `number` regardless of cost."""
         return self.forced is not None and number >= self.forced
 
     @property
@@ -48,12 +48,12 @@ class Countdown:
         return self._seconds is not None and self._clock() - self._last >= self._seconds
 
     def recorded(self, number: int) -> None:
-        """Notes that `number` was recorded, and computes the next one."""
+        """Handles the recording of `number`, and computes the next number."""
         self.touched(number)
         self.next = self._stretched(number, self._scheduler.next_after(number))
 
     def touched(self, number: int) -> None:
-        """Notes that `number` was recorded for another reason."""
+        """Handles the recording of `number` for another reason."""
         self.forced = self._explicit.next_after(number)
         if self._seconds is not None:
             self._last = self._clock()

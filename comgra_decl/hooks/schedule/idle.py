@@ -1,4 +1,4 @@
-"""Steps that are only counted, which are almost all steps of a training."""
+"""Steps that are only counted, which are almost all steps of a training run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _is_compiling = torch.compiler.is_dynamo_compiling
 class IdleSteps:
     """An optimizer hook that counts a known number of steps and does nothing else.
 
-    It runs so rarely that its data is no longer in the CPU's caches, so its cost depends on the
-    number of objects it accesses. It therefore uses only closure variables, and an iterator instead
-    of a number that is read, compared, incremented and written.
+    When the hook runs, its data is no longer in the CPU's caches, so its cost depends on the number
+    of objects that it accesses. It therefore uses only closure variables and, instead of a counter,
+    an iterator.
 
     Args:
         beat: called with `END` at each counted step.

@@ -31,8 +31,8 @@ def watch_skips(
     `before` is called with the scaler before each such step.
 
     A step is skipped if a gradient is infinite or NaN after unscaling, as in the first steps of
-    most float16 trainings. This can be detected only by a hook on that optimizer for the duration
-    of the call.
+    most training runs in float16. Only a hook on that optimizer, for the duration of the call, can
+    detect this.
     """
 
     def step(

@@ -20,12 +20,12 @@ _LOOKED_AT = 64
 """Number of parameters whose changes are counted; all parameters of a model change together."""
 
 _PATIENCE = 3
-"""Checks, about a second apart, that must find changes within one step before a warning."""
+"""Number of checks, a second apart, that must detect changes within one step before a warning."""
 
 UNENDED = (
     "the parameters keep changing, but no step has ended since step {} began: a compiled optimizer "
     "step runs no hooks. From now on, a step ends when the parameters have changed since the last "
-    "backward(); the steps until now cannot be separated. To record every step, call comgra.step() "
+    "backward(); the earlier steps cannot be separated. To record every step, call comgra.step() "
     "where a step ends, outside compiled code"
 )
 
@@ -41,13 +41,14 @@ class UnendedSteps:
         self._seen = 0
 
     def look(self, step: int, parameters: Iterable[torch.Tensor], *, signs: int = 0) -> bool:
-        """Checks once; returns whether this check shows that the ends of steps are not reported.
+        """Checks once; returns whether this check proves that the ends of steps are not observed.
 
         Args:
             step: the number of the current step.
             parameters: the parameters of the models being trained.
-            signs: how many parameter changes were observed that did not end this step: an optimizer
-                that is followed by another one in the same step, or a step of another thread.
+            signs: the number of observed parameter changes that did not end this step, such as
+                steps of an optimizer that is followed by another one in the same step, or steps of
+                another thread.
         """
         changes = _changes(parameters)
         if (step, signs) != self._at or changes is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from comgra_decl.hooks.graph.attended import Attended
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.hooks.tensors.gradients import loss_node
 from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
@@ -43,17 +45,21 @@ class Ends:
         self._inputs: dict[tuple[str, int], Slot] = {}
         self._losses: dict[tuple[str, int], Slot] = {}
         self._scans = _SCANS
+        self._attended = Attended()
         self.targets = Targets(on_fault=on_fault)
 
     def read_inputs(
         self, capture: StepCapture, args: Any, kwargs: dict[str, Any], graph: Provenance | None
     ) -> None:
         """Reads the inputs of a model, which cannot be targets."""
-        self.targets.know((args, kwargs))
+        given = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else tensors_in(args)
+        self.targets.know_all(given)
+        if graph is not None and self._scans:
+            self._attend(graph, args, kwargs)
         iteration = capture.iteration("input", "input")
         if iteration is None:
             return
-        for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
+        for path, tensor in given:
             if gradient_function(tensor) is not None:  # computed by another part of the model
                 continue
             slot = capture.in_pass(self._input(input_role(path), iteration))
@@ -96,6 +102,7 @@ class Ends:
         if self._scans and capture.batch_size and number == 0:
             self._scans -= 1
             capture.batch_softmaxes = batch_softmaxes(backwarded, capture.batch_size)
+            capture.attentions = self._attended.take()
         if iteration is None:
             return
         slot = self._loss(node, iteration)
@@ -104,6 +111,14 @@ class Ends:
             capture.kpi_tensors["loss" if number == 0 else f"loss[{number}]"] = index
         if graph is not None:
             graph.trace(slot, backwarded)
+
+    def _attend(self, graph: Provenance, args: Any, kwargs: dict[str, Any]) -> None:
+        """Lets the graph collect facts about the attention of the model that is called."""
+        graph.attended = self._attended
+        for _, tensor in (*tensors_in(args), *tensors_in(kwargs)):
+            whole = not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool
+            if whole and tensor.dim() == 2 and self._attended.tokens is None:
+                self._attended.tokens = weakref.ref(tensor)
 
     def _input(self, role: str, iteration: int) -> Slot:
         slot = self._inputs.get((role, iteration))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Container, Hashable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from comgra_decl.records import Layout, RawStep, StepInfo
 from comgra_decl.stats import OVERWRITTEN, CannotReduceError, Reducer, ordinary
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     import torch
     from numpy.typing import NDArray
     from torch import nn
@@ -60,7 +62,8 @@ class StepCapture:
         self._sample_count = sample_count
         # One list of pairs: autograd may call from several threads, and one append is atomic.
         self._entries: list[tuple[Slot, int]] = []
-        self._layouts: dict[Hashable, Layout] = {}
+        self._layouts: dict[Hashable, tuple[Layout, int]] = {}  # each with its signature
+        self._signature = 0
         self.batch_size: int | None = None
         self.open = False
         self.epoch = 0  # counts steps, so that a hook of an earlier step can detect it is late
@@ -68,7 +71,7 @@ class StepCapture:
         self.root_calls = 0
         self.aside = False  # whether the current call runs without gradients
         self.backwards = Backwards()
-        self._together = False
+        self.reads_together = False  # whether the clock is read once for several tensors
         self.cost = 0.0  # seconds of the training thread spent on this record so far
         self.once = 0.0  # seconds spent compiling kernels for the last record; not in `cost`
         self.kpi_tensors: dict[str, int] = {}
@@ -76,6 +79,7 @@ class StepCapture:
         self.loss_calls: list[dict[str, Any]] = []  # facts of the calls that got a target
         self.modes: dict[str, bool] = {}  # whether each model was called in training mode
         self.batch_softmaxes: list[list[int]] = []  # shapes of those over the batch
+        self.attentions: list[dict[str, Any]] = []  # facts of attention calls
         self.optimizers: list[dict[str, Any]] = []  # facts of those that have stepped
         self.said: dict[str, Any] = {}  # what the program said of the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
@@ -106,6 +110,7 @@ class StepCapture:
         self.loss_calls = []
         self.modes = {}
         self.batch_softmaxes = []
+        self.attentions = []
         self.optimizers = []
         self.batch_size = None
         self.cost = 0.0
@@ -117,7 +122,7 @@ class StepCapture:
         self.open = False
 
     def count(self, what: object) -> int:
-        """Counts `what` in this step; returns its count so far, which is its iteration.
+        """Counts `what` in this step; returns its previous count, which is its iteration.
 
         Calls without gradients are counted separately, so that the first iteration of a node is the
         one that is trained, regardless of earlier calls.
@@ -128,7 +133,7 @@ class StepCapture:
         return number
 
     def note_mode(self, model: str, called: nn.Module, *, of_model: bool) -> None:
-        """Notes whether a model is called in training mode, if it is called with gradients."""
+        """Stores whether a model is in training mode, if it is called with gradients."""
         if of_model and self.followed and not self.aside:
             self.modes[model] = self.modes.get(model, False) or in_training(called)
 
@@ -170,7 +175,7 @@ class StepCapture:
 
         `batch_dim` is a dimension of the tensor, as returned by the method `batch_dim`.
         """
-        alone = not self._together  # otherwise the clock is read once for all tensors
+        alone = not self.reads_together
         started = time.perf_counter() if alone else 0.0
         try:
             keep = (values or self._spare_values) and self._small_enough(tensor, batch_dim)
@@ -190,17 +195,9 @@ class StepCapture:
             self.cost += time.perf_counter() - started
         return index
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[None]:
         """Reads all tensors added within it in few GPU launches; must not run user code."""
-        started = time.perf_counter()
-        self._together = True
-        try:
-            with self._reducer.together():
-                yield
-        finally:
-            self._together = False
-            self.cost += time.perf_counter() - started
+        return _Together(self, self._reducer)
 
     def _add_written_out(
         self, slot: Slot, tensor: torch.Tensor, dim: int | None, values: bool, why: str
@@ -244,21 +241,28 @@ class StepCapture:
         return [slot for slot, _ in self._entries]
 
     def signature(self) -> int:
-        """Hash of the sequence of forward slots; equal for steps that ran the same way."""
-        return hash(tuple([slot.id for slot, _ in self._entries if slot.pass_ == "forward"]))
+        """Returns a hash of the sequence of forward slots of the step that was closed last.
+
+        It is equal for steps that ran the same way.
+        """
+        return self._signature
 
     def close(self, info: StepInfo, table: SlotTable) -> RawStep:
         """Ends the step: assigns ids to new slots, reduces pending tensors, returns the record."""
         started = time.perf_counter()
-        new_slots = table.settle([slot for slot, _ in self._entries if slot.id < 0])
         reduced = self._reducer.finish()
-        if reduced.lost:
-            self._leave_out(reduced.lost)
+        known, new_slots = self._layouts.get((*self._entries, reduced.signature)), []
+        if known is None or reduced.lost:
+            new_slots = table.settle([slot for slot, _ in self._entries if slot.id < 0])
+            if reduced.lost:
+                self._leave_out(reduced.lost)
+            known = self._new_layout(reduced)
+        layout, self._signature = known
         info.batch_size = self.batch_size
         info.samples = list(range(min(self._sample_count, self.batch_size or 1)))
         step = RawStep(
             info=info,
-            layout=self._layout(reduced),
+            layout=layout,
             raw=reduced.raw,
             aggregates=reduced.aggregates,
             new_slots=new_slots,
@@ -290,29 +294,27 @@ class StepCapture:
         self._entries = [(slot, index) for slot, index in self._entries if index not in lost]
         self.kpi_tensors = {n: index for n, index in self.kpi_tensors.items() if index not in lost}
 
-    def _layout(self, reduced: Reduced) -> Layout:
-        ids = tuple([slot.id for slot, _ in self._entries])
-        tensors = tuple([index for _, index in self._entries])
-        key = (ids, tensors, reduced.signature)
-        layout = self._layouts.get(key)
-        if layout is None:
-            if len(self._layouts) >= _MAX_LAYOUTS:
-                self._layouts.clear()
-            layout = self._layouts[key] = Layout(
-                slots=np.asarray(ids, np.int32),
-                tensors=np.asarray(tensors, np.int64),
-                starts=reduced.starts,
-                rows=reduced.rows,
-                samples=reduced.samples,
-                elements=reduced.elements,
-                batched=reduced.batched,
-                shapes=tuple(
-                    # only the local part of a shard is reduced; only its first full shape is known
-                    None if slot.piece is not None else reduced.shapes[index]
-                    for slot, index in self._entries
-                ),
-            )
-        return layout
+    def _new_layout(self, reduced: Reduced) -> tuple[Layout, int]:
+        """Returns the layout and the signature of a step whose slots all have ids."""
+        if len(self._layouts) >= _MAX_LAYOUTS:
+            self._layouts.clear()
+        layout = Layout(
+            slots=np.array([slot.id for slot, _ in self._entries], np.int32),
+            tensors=np.array([index for _, index in self._entries], np.int64),
+            starts=reduced.starts,
+            rows=reduced.rows,
+            samples=reduced.samples,
+            elements=reduced.elements,
+            batched=reduced.batched,
+            shapes=tuple(
+                # only the local part of a shard is reduced; only its first full shape is known
+                None if slot.piece is not None else reduced.shapes[index]
+                for slot, index in self._entries
+            ),
+        )
+        forward = [slot.id for slot, _ in self._entries if slot.pass_ == "forward"]
+        known = self._layouts[(*self._entries, reduced.signature)] = layout, hash(tuple(forward))
+        return known
 
     def _values(self, reduced: Reduced, *, spare: bool) -> dict[int, NDArray[np.generic]]:
         kept = reduced.values
@@ -320,6 +322,34 @@ class StepCapture:
             return {}
         chosen = [(s.id, i) for s, i in self._entries if i in kept and (s in self._spare) == spare]
         return {slot: kept[index] for slot, index in chosen}
+
+
+class _Together:
+    """The context of `StepCapture.together`; a generator would take three times as long."""
+
+    __slots__ = ("_capture", "_reading", "_reducer", "_started")
+
+    def __init__(self, capture: StepCapture, reducer: Reducer) -> None:
+        self._capture = capture
+        self._reducer = reducer
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+        self._reading = self._reducer.together()
+        self._reading.__enter__()
+        self._capture.reads_together = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._capture.reads_together = False
+        try:
+            self._reading.__exit__(kind, error, trace)
+        finally:
+            self._capture.cost += time.perf_counter() - self._started
 
 
 def new_capture(spec: Spec, *, training: bool, warn: Callable[[str], None]) -> StepCapture:

@@ -23,7 +23,7 @@ _MOST_NODES = 64
 """The number of autograd nodes to search from the loss for the function that saved the targets."""
 
 Labels = Callable[[], Sequence[Any]]
-"""Returns one label per sample; called on the writer thread, which may wait for a device."""
+"""Returns one label per sample. Called on the writer thread, so it may wait for a device."""
 
 
 class Categories:

@@ -95,7 +95,7 @@ class Backwards:
         self.current = None
 
     def share(self, pass_: str) -> str:
-        """Returns the pass of one of several backwards; `grad` alone stands for all of them."""
+        """Returns the pass of one of several backward passes; `grad` represents all of them."""
         if pass_ != "grad" or self._first is None:
             return pass_
         return f"grad:{loss_name(self._first) or 1}"
@@ -109,8 +109,8 @@ def loss_node(pass_: str) -> str:
 def gradient_slot(capture: StepCapture, slot: Slot) -> Slot:
     """Returns the slot of the gradient that has just arrived at the tensor of `slot`.
 
-    A tensor hook receives the gradient of a single backward, before accumulation. If a backward
-    pass reaches a tensor twice in a step, the later gradient is numbered.
+    A tensor hook receives the gradient of a single backward pass, before accumulation. If a
+    backward pass reaches a tensor twice in a step, the later gradient is numbered.
     """
     return unused(capture, slot, capture.backwards.current or WITHOUT_BACKWARD)
 

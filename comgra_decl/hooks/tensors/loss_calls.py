@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,45 @@ _RESHAPING = (
 _MOST_HOPS = 16
 _MOST_NODES = 20_000
 _SOFTMAXES = ("Softmax", "LogSoftmax")
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+
+
+def likeness(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    prediction: torch.Tensor,
+    target: torch.Tensor,
+) -> Hashable:
+    """Returns what the facts of a call depend on: calls with equal values have the same facts.
+
+    Reading the value takes a fraction of the time of computing the facts, which are the same in
+    nearly every record.
+
+    Returns:
+        None if the facts depend on more: the prediction was moved after it was computed, say.
+    """
+    made_by = type(gradient_function(prediction))
+    if not _is_settled(made_by.__name__) or prediction.is_nested or target.is_nested:
+        return None
+    given: list[Any] = []
+    for name, value in (*enumerate(args), *kwargs.items()):
+        kind = type(value)
+        if kind in _PLAIN:
+            given.append((name, kind, value))
+        elif issubclass(kind, (int, float, str)):
+            return None
+        else:
+            given.append((name, kind))
+    forms = prediction.shape, prediction.dtype, target.shape, target.dtype
+    return (func, made_by, *forms, *given)
+
+
+@lru_cache(maxsize=512)
+def _is_settled(kind: str) -> bool:
+    """Whether the name of an autograd node tells the origin of a tensor."""
+    name, backward, _ = kind.partition("Backward")
+    return bool(backward) and name not in _RESHAPING and name not in _SOFTMAXES
 
 
 def form_of(tensor: torch.Tensor) -> dict[str, Any]:

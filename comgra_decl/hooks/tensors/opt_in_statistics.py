@@ -1,4 +1,4 @@
-"""Computes the opt-in statistics of the spec, for the slots that they apply to."""
+"""Computes the opt-in statistics of the spec, for the slots to which they apply."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from comgra_decl.stats import Reduced
 
 Refuse = Callable[[str, str], object]
-"""Called with the name of something that is not recorded, and the reason."""
+"""Called with the name of a statistic that is not recorded, and the reason."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -135,7 +135,7 @@ class Measured:
 
 
 def _rules(statistics: list[OptIn], refuse: Refuse) -> list[_Rule]:
-    """Groups the statistics into rules; those that share their work and place form one rule."""
+    """Groups the statistics into rules, one for each combination of computation and slots."""
     groups: dict[Any, list[OptIn]] = {}
     for statistic in statistics:
         place = (tuple(statistic.nodes), _on(statistic))

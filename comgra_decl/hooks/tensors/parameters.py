@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 _UNINITIALIZED = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
 _NARROW = (torch.float16, torch.bfloat16)
 _MOST_COPIED = 32 << 20
-"""Bytes of updates in another dtype than their parameters that are held to be read together."""
+"""Maximum bytes of updates read together, if their dtype is not that of their parameters."""
 
 
 def takes_lists(tensor: torch.Tensor) -> bool:
-    """Whether one launch covers many such tensors; elsewhere torch loops over a list."""
+    """Whether a single launch covers many such tensors; otherwise, torch loops over them."""
     return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.is_cuda
 
 
 class Parameters:
-    """Reads the tensors that outlive a step, each at the time when its value is meaningful.
+    """Reads the tensors that outlive a step, each at the time at which its value is meaningful.
 
     Parameters and buffers are read when the forward pass begins; gradients, optimizer states and
     updates around the optimizer step. A manual update (`p -= lr * p.grad`) is not signalled by any
@@ -65,7 +65,7 @@ class Parameters:
         self._shares: dict[TensorPlan, dict[str, torch.Tensor]] = {}
         self._read_gradients = False  # whether the gradients of the running step were read
         self._is_clean = True  # whether no data of any step is held
-        self._read_of: set[TensorPlan] = set()  # plans whose gradients were read in this step
+        self._read_of: dict[TensorPlan, torch.Tensor | None] = {}  # gradients read in this step
         # at the forward pass: the gradient and its version
         self._found: dict[TensorPlan, tuple[torch.Tensor | None, int]] = {}
         self._held = held
@@ -108,24 +108,23 @@ class Parameters:
             if type(tensor) is torch.Tensor and tensor_plan.slot.kind == "parameter":
                 self._lent.append(tensor_plan)
             wanted = tensor_plan.capture
-            if wanted.parameter_grad and tensor_plan.slot.kind == "parameter":
-                self._find(tensor_plan, tensor)
+            if (
+                wanted.parameter_grad
+                and tensor_plan.slot.kind == "parameter"
+                and tensor_plan not in self._found
+                and not tensor.is_inference()
+            ):
+                # the state before the step, to determine what the step changes
+                gradient = tensor.grad
+                self._found[tensor_plan] = gradient, 0 if gradient is None else gradient._version
+                if tensor_plan.look is None:
+                    tensor_plan.moved = False
+                else:
+                    _look_again(tensor_plan, tensor)
             if wanted.buffer if tensor_plan.slot.kind == "buffer" else wanted.parameter:
                 capture.add(tensor_plan.slot, tensor, batch_dim=None, values=wanted.values)
             if wanted.parameter_grad_raw and capture.followed:
                 self._watch(tensor_plan, tensor, capture)
-
-    def _find(self, plan: TensorPlan, parameter: torch.Tensor) -> None:
-        """Stores the state before the step, to determine what the step changes."""
-        if plan in self._found or parameter.is_inference():
-            return
-        gradient, look = parameter.grad, plan.look
-        self._found[plan] = gradient, 0 if gradient is None else gradient._version
-        if look is None:
-            plan.moved = False
-        else:
-            plan.moved = look.parameter() is parameter and look.is_written()
-            plan.look = Written.at(parameter) if is_there(parameter) else None
 
     def _watch(self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture) -> None:
         """Registers hooks that receive a parameter's gradients before clipping or clearing."""
@@ -195,7 +194,7 @@ class Parameters:
             used = copy if cleared else gradient
             slot = unused(capture, plan.slot, "grad")
             capture.add(slot, used, batch_dim=None, values=plan.capture.values)
-            self._read_of.add(plan)
+            self._read_of[plan] = parameter
         self._left.clear()
 
     # -- the optimizer's step ------------------------------------------------------------------
@@ -213,7 +212,8 @@ class Parameters:
         self._optimizer = optimizer
         capture.optimizers.append(_facts(optimizer))
         self._stepping = self._stepped_by(optimizer)
-        self._remember(self._stepping)
+        if any(plan.capture.update for plan, _ in self._stepping):
+            self._remember(self._stepping)
         self._read_gradients = not closure and getattr(optimizer, "grad_scale", None) is None
         if self._read_gradients and capture.open:
             with capture.together():
@@ -240,7 +240,7 @@ class Parameters:
         if gradient is not None and plan.capture.parameter_grad:
             slot = unused(capture, plan.slot, "grad")
             capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
-            self._read_of.add(plan)
+            self._read_of[plan] = parameter
 
     def _remember(self, stepping: Iterable[tuple[TensorPlan, torch.Tensor]]) -> None:
         wanted = [p for plan, p in stepping if plan.capture.update and p.requires_grad]
@@ -341,9 +341,16 @@ class Parameters:
                 capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
 
     def _fresh(self) -> list[TensorPlan]:
-        """Returns the parameters whose gradients were created or changed in this step."""
+        """Returns the parameters whose gradients were created or changed in this step.
+
+        Without those that were read at an optimizer step, if they still require gradients.
+        """
         fresh = []
         for plan, (before, version) in self._found.items():
+            parameter = self._read_of.get(plan)
+            if parameter is not None and parameter.requires_grad:  # nearly all
+                plan.trainable = True
+                continue
             parameter = plan.tensor
             gradient = None if parameter is None else parameter.grad
             changed = gradient is not None and (
@@ -393,7 +400,7 @@ def _read_updates(
 ) -> None:
     """Reads the updates of parameters from their values before and after the step.
 
-    The values before are overwritten: their memory is warm, and none is added.
+    Overwrites the values before the step, because their memory is still in the caches.
     """
     several = [(b, a) for _, b, a in pairs if takes_lists(a) and a.dtype is b.dtype]
     if several:  # a few launches for all; the same as a subtraction, bit for bit
@@ -408,17 +415,27 @@ def _read_updates(
             capture.add(slot, update, batch_dim=None, values=plan.capture.values)
 
 
-_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "maximize")
-"""Options of parameter groups that are facts of a record."""
+def _look_again(plan: TensorPlan, parameter: torch.Tensor) -> None:
+    """Compares a parameter that no optimizer holds with the last snapshot, and takes another."""
+    look = plan.look
+    plan.moved = look is not None and look.parameter() is parameter and look.is_written()
+    plan.look = Written.at(parameter) if is_there(parameter) else None
+
+
+_OPTIONS = ("lr", "initial_lr", "weight_decay", "momentum", "betas", "maximize")
+"""Options of parameter groups that are stored as facts of a record."""
 
 
 def _facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Returns what `records.OPTIMIZERS` describes; reads nothing from a device."""
+    """Returns the fact described in `records.OPTIMIZERS`; reads no data from a device."""
     groups = []
     for group in optimizer.param_groups:
         facts: dict[str, Any] = {"parameters": len(group["params"])}
         for name in _OPTIONS:
             value = group.get(name)
+            if type(value) is float:  # before `isinstance` of a tensor, which is slow
+                facts[name] = value
+                continue
             if isinstance(value, torch.Tensor):
                 value = float(value) if value.device.type == "cpu" else None
             if isinstance(value, (bool, int, float)):

@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.tensors.slots import Slot
     from comgra_decl.spec import Capture
 
+
+class _Hook(partial[None]):
+    """A tensor hook that torch does not warn programs about when they save the tensor.
+
+    A class attribute, because `unserializable_hook` would allocate a dict for each hook.
+    """
+
+    __torch_unserializable__ = True
+
+
 SlotOf = Callable[[str], "Slot"]
 """Returns the slot of a role, for one node and iteration."""
 
@@ -90,7 +100,7 @@ class TensorRecorder:
             # same as `watch`, without the extra call for each output
             self.hook(
                 tensor,
-                partial(self._on_gradient, capture, capture.epoch, slot, how.values, dim),
+                _Hook(self._on_gradient, capture, capture.epoch, slot, how.values, dim),
             )
         if how.split is not None:
             self.read_parts(
@@ -107,7 +117,7 @@ class TensorRecorder:
         values: bool,
     ) -> None:
         """Records every gradient that reaches `tensor` in this step, each as a separate pass."""
-        hook = partial(self._on_gradient, capture, capture.epoch, slot, values, batch_dim)
+        hook = _Hook(self._on_gradient, capture, capture.epoch, slot, values, batch_dim)
         self.hook(tensor, hook)
 
     def read_parts(
@@ -155,7 +165,8 @@ class TensorRecorder:
         """Calls `hook` with each gradient that reaches a tensor."""
         if self.inner is not None and self.inner.take(tensor, hook):
             return
-        hook = unserializable_hook(hook)  # else torch warns programs that save the tensor
+        if type(hook) is not _Hook:
+            hook = unserializable_hook(hook)  # else torch warns programs that save the tensor
         if not tensor.is_leaf:
             tensor.register_hook(hook)
             return

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from comgra_decl.records import Piece
 
 _WHOLE = (torch.Tensor, torch.nn.Parameter)
-"""Tensor types that have no further structure, such as shards."""
+"""Tensor types without further structure, such as shards."""
 
 
 class Slot:
     """One series of one tensor; its id and node name are fixed when its first record closes.
 
-    The name is determined late: only after the first step are all root modules known, and thus
-    whether names need the root's class as a prefix.
+    The name is determined late, because names may need the class of the root module as a prefix,
+    and all root modules are known only after the first step.
     """
 
     __slots__ = (

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec.functions import SplitSpec
 
 MOST_PARTS = 64
-"""The maximum number of parts; more are not useful, and each part costs as much as a tensor."""
+"""The maximum number of parts; each part costs as much as a separate tensor."""
 
 
 class Part(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import lru_cache
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from comgra_decl.hooks.graph.lineage import storage_id
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.hooks.tensors.loss_calls import (
     form_of,
+    likeness,
     origin_of,
     plain_arguments,
     target_argument,
@@ -32,9 +33,13 @@ _SHAPE_ONLY = ("_like", "new_", "_as")
 """Calls that use only the shape or dtype of a tensor."""
 _NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_")
 _MOST_CALLS = 16
-"""Calls per record whose facts are kept; a step rarely has more losses."""
+"""Maximum number of calls per record whose facts are stored; a step rarely has more losses."""
+_MOST_CLASSES = 64
+"""Maximum number of classes whose weights are facts of a loss call."""
+_MOST_KNOWN = 256
+"""Calls whose facts are kept for later records; sizes may keep changing."""
 _WITHOUT_RESULT = frozenset({"backward", "register_hook", "_record_function_enter_new"})
-"""Calls in almost every step whose results contain no tensors, so they need no check."""
+"""Frequent calls whose results contain no tensors, so that no check is needed."""
 
 
 class Targets(modes.OwnMode):
@@ -57,8 +62,11 @@ class Targets(modes.OwnMode):
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # from the model, or already targets
         self._named: dict[int, weakref.ref[torch.Tensor]] = {}  # by the program
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}  # constants and noise of this step
-        self._returned: dict[int, weakref.ref[torch.Tensor]] = {}  # by the model, by storage
+        # by the model, or passed to it: not looked up yet, and by storage
+        self._shown: list[weakref.ref[torch.Tensor]] = []
+        self._returned: dict[int, weakref.ref[torch.Tensor]] = {}
         self._taken: dict[int, int] = {}  # number of each target of this step, by id
+        self._facts: dict[Hashable, dict[str, Any]] = {}  # of earlier calls, by their likeness
         self._slots: list[Slot] = []
         self._predictions: list[Slot] = []
         self._capture: StepCapture | None = None
@@ -104,10 +112,14 @@ class Targets(modes.OwnMode):
             self._take(self._waiting, tensor)
 
     def know(self, value: Any) -> None:
-        """Excludes the inputs and outputs of a model."""
-        for _, tensor in tensors_in(value):
-            reference = weakref.ref(tensor)
-            self._known[id(tensor)] = self._returned[storage_id(tensor)] = reference
+        """Excludes the inputs or outputs of a model."""
+        self.know_all(tensors_in(value))
+
+    def know_all(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Excludes tensors, each with its path, as `know` does."""
+        for _, tensor in tensors:
+            reference = self._known[id(tensor)] = weakref.ref(tensor)
+            self._shown.append(reference)
 
     def know_named(self, value: Any) -> None:
         """Excludes tensors that the program has named, possibly before any model call."""
@@ -130,6 +142,7 @@ class Targets(modes.OwnMode):
         """Resets the state when the first model of a step is called."""
         self.rest()
         self._known.clear()
+        self._shown.clear()
         self._returned.clear()
         self._taken.clear()
         self._made.clear()
@@ -237,24 +250,27 @@ class Targets(modes.OwnMode):
         if prediction is None or (number is None and declared is None):
             return
         at = len(capture.loss_calls)
-        read = self._read_prediction(capture, prediction, at)
-        capture.loss_calls.append(
-            {
+        read = at if self._read_prediction(capture, prediction, at) else None
+        like = likeness(func, args, kwargs, prediction, target)
+        key = None if like is None else (like, read, number)
+        facts = self._facts.get(key)
+        if facts is None:
+            weights = _class_weights(args, kwargs)
+            facts = {
+                **({"weights": weights} if weights else {}),
                 "function": getattr(func, "__name__", type(func).__name__),
                 "arguments": plain_arguments(func, args, kwargs),
-                "prediction": {
-                    **form_of(prediction),
-                    **origin_of(prediction),
-                    "slot": at if read else None,
-                },
+                "prediction": {**form_of(prediction), **origin_of(prediction), "slot": read},
                 "target": {**form_of(target), "slot": number},
             }
-        )
+            if key is not None:
+                if len(self._facts) >= _MOST_KNOWN:
+                    self._facts.clear()
+                self._facts[key] = facts
+        capture.loss_calls.append(facts)
 
     def _read_prediction(self, capture: StepCapture, prediction: torch.Tensor, number: int) -> bool:
-        known = self._returned.get(storage_id(prediction))
-        whole = None if known is None else known()
-        if whole is not None and whole.numel() == prediction.numel():
+        if self._is_returned(prediction):
             return False
         slot = _numbered(self._predictions, number, PREDICTION, "output", "computed")
         dim = capture.batch_dim(prediction, "auto", slot)
@@ -263,6 +279,19 @@ class Targets(modes.OwnMode):
         if self._graph is not None:
             self._graph.trace(slot, prediction)
         return True
+
+    def _is_returned(self, tensor: torch.Tensor) -> bool:
+        """Whether a model returned the tensor, possibly in another shape."""
+        if any(known() is tensor for known in self._shown):  # the usual case
+            return True
+        for reference in self._shown:
+            shown = reference()
+            if shown is not None:
+                self._returned[storage_id(shown)] = reference
+        self._shown.clear()
+        known = self._returned.get(storage_id(tensor))
+        whole = None if known is None else known()
+        return whole is not None and whole.numel() == tensor.numel()
 
     def _take(self, capture: StepCapture, tensor: torch.Tensor) -> int | None:
         """Records a target and returns its number, or None if the tensor is not a target.
@@ -281,6 +310,15 @@ class Targets(modes.OwnMode):
         if self._graph is not None:
             self._graph.trace(slot, tensor)
         return number
+
+
+def _class_weights(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
+    """Returns the class weights passed to a loss, if they are in the memory of the host."""
+    given = kwargs.get("pos_weight")
+    given = kwargs.get("weight", args[2] if len(args) > 2 else None) if given is None else given
+    if not isinstance(given, torch.Tensor) or given.device.type != "cpu" or given.requires_grad:
+        return []
+    return given.tolist() if given.dim() == 1 and given.numel() <= _MOST_CLASSES else []
 
 
 def _numbered(slots: list[Slot], number: int, node: str, role: str, kind: str) -> Slot:

@@ -18,7 +18,7 @@ from .readings import Lost, Reading
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A rank's view, and its slot ids (-1: none) and record numbers for each of the joint ones."""
+    """A rank's view, with its slot ids (-1: none) and record numbers by joint slot and record."""
 
     view: View
     ids: NDArray[np.int64]

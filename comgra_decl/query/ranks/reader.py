@@ -23,7 +23,7 @@ from .view import JoinedView
 
 RANKS = "ranks"
 PATIENCE = 60.0
-"""Seconds after a run's start during which missing ranks are waited for."""
+"""Seconds after the start of a run during which the reader waits for missing ranks."""
 
 
 def is_rank(name: str) -> bool:
@@ -71,10 +71,10 @@ def ranks_of(reader: Reader) -> dict[str, Any] | None:
 
 
 def _refuse_strangers(readers: Mapping[int, Reader]) -> None:
-    """Rejects a database in a rank's folder of another rank or another training.
+    """Rejects a database of another rank or another training job in a rank's folder.
 
     Raises:
-        DamagedRunError: data of two trainings would be joined.
+        DamagedRunError: data of two training jobs would be joined.
     """
     known: tuple[Any, Any] | None = None
     for rank, reader in readers.items() if len(readers) > 1 else ():
@@ -90,7 +90,7 @@ def _refuse_strangers(readers: Mapping[int, Reader]) -> None:
             known = known or training
             if training == known:
                 continue
-            why = f"is from another training ({training[0]}, of {training[1]} processes)"
+            why = f"is from another training job ({training[0]}, of {training[1]} processes)"
         raise DamagedRunError(
             f"{str(reader.path)!r} is in the folder of rank {rank} but {why}, so it is not joined "
             "with the other ranks. Move it out of the run's folder; it can be opened separately."

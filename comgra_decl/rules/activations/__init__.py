@@ -1,1 +1,1 @@
-"""Rules about activation functions and the size of activations."""
+"""Rules about activations: dead, saturated or badly scaled units and layers."""

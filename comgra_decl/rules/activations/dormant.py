@@ -1,4 +1,4 @@
-"""Units that are nearly inactive compared with the rest of their layer."""
+"""Units that are hardly active compared with the rest of their layer."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from comgra_decl.rules.api import (
 )
 
 _ACTIVATIONS = (*RECTIFIERS, "LeakyReLU", "ELU", "GELU", "SiLU", "Mish", "Softplus")
-_FEWEST = 4  # units
+_FEWEST = 4  # minimum number of units
 
 
 class DormantParameters(SampledParameters):
-    """The options of `dormant_units`."""
+    """Options of `dormant_units`."""
 
     every: Count = 20
-    """Check every n-th record, because values have to be read from the store."""
+    """Interval in records between two checks, because values must be read from the store."""
 
     patience: Count = 1
-    """How many times in a row, over `looks` of these records each, must meet the condition."""
+    """Number of consecutive groups of `looks` checked records that must meet the condition."""
 
     looks: Count = 10
-    """The number of these records to average a unit's activity over."""
+    """Number of checked records over which a unit's activity is averaged."""
 
     activity: Fraction = 0.025
-    """The smallest activity of a unit that is not dormant, relative to the mean of its layer."""
+    """Smallest activity of a unit that is not dormant, relative to the mean of its layer."""
 
     share: Fraction = 0.5
-    """The largest allowed share of dormant units in a layer."""
+    """Largest allowed share of dormant units in a layer."""
 
 
 class DormantUnits(SampledRule):
-    """Units that are nearly inactive compared with the rest of their layer."""
+    """Units that are hardly active compared with the rest of their layer."""
 
     name = "dormant_units"
     severity = "hint"
@@ -52,13 +52,14 @@ class DormantUnits(SampledRule):
     definition = (
         "In the output of an activation function, the mean magnitude of more than `share` of the "
         "units is below `activity` times the mean over all units of the layer. Magnitudes are "
-        "averaged over the recorded samples of `looks` records, taken from every n-th record "
-        "(`every`). A unit is a channel of an image, or else an index of the last dimension."
+        "averaged over the recorded samples of `looks` records; only every n-th record (`every`) "
+        "is used. A unit is a channel of an image, or an index of the last dimension for other "
+        "tensors."
     )
-    source = "Sokar et al., The Dormant Neuron Phenomenon (2023), whose threshold is 0.025."
+    source = "Sokar et al., The Dormant Neuron Phenomenon (2023), who use a threshold of 0.025."
     advice = (
-        "A layer with mostly dormant units has lost capacity. Lower the learning rate, add "
-        "normalization or weight decay, reinitialize such units, or make the layer smaller."
+        "A layer with many dormant units has lost capacity. Lower the learning rate, add "
+        "normalization or weight decay, reinitialize these units, or make the layer smaller."
     )
     explained_by = ("nonfinite", "dead_units", "all_zero")
     Parameters = DormantParameters
@@ -74,7 +75,7 @@ class DormantUnits(SampledRule):
         return table.outputs & table.where(lambda i: i.module_class in _ACTIVATIONS)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Adds up activities, and compares them when there are enough."""
+        """Adds up activities and checks them once there are enough."""
         share = np.full((len(window), len(at)), np.nan)
         for row, column, values in self.measured(window, at):
             slot = int(at[column])
@@ -89,26 +90,26 @@ class DormantUnits(SampledRule):
 
     def _add(self, slot: int, activity: NDArray[np.float64]) -> None:
         known = self._sums.get(slot)
-        if known is None or known.shape != activity.shape:  # another length has other units
+        if known is None or known.shape != activity.shape:  # another length means other units
             known, self._looks[slot] = np.zeros(activity.shape), 0
         self._sums[slot] = known + activity
         self._looks[slot] += 1
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         needed = self.parameters.every * (self.parameters.looks - 1) + 1
         few = f"it needs {needed} training records; the run has {scene.records}"
         return super().missing(scene) or (few if scene.records < needed else None)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{self.streak.worst[slot]:.0%} of the units of {scene.table.place(slot)} are dormant: "
-            "nearly inactive compared with the others."
+            "they are hardly active compared with the others."
         )
 
 
 def _activity(size: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the mean magnitude of each unit, such as a channel of [N, C, H, W]."""
+    """Returns the mean magnitude of each unit, for example of each channel of [N, C, H, W]."""
     unit = 1 if size.ndim == 4 else size.ndim - 1
     return np.asarray(size.mean(axis=tuple(d for d in range(size.ndim) if d != unit)))

@@ -1,4 +1,4 @@
-"""Dropout that drops nearly everything."""
+"""Dropout that drops nearly all elements."""
 
 from __future__ import annotations
 
@@ -20,26 +20,30 @@ from comgra_decl.rules.api import (
 
 
 class DropoutParameters(Patient):
-    """The options of `heavy_dropout`."""
+    """Options of `heavy_dropout`."""
 
     kept: Fraction = 0.15
-    """The smallest share of the input that must be kept."""
+    """Smallest allowed share of input elements that are kept."""
 
 
 class HeavyDropout(SlotRule):
-    """Dropout that drops nearly everything."""
+    """Dropout that drops nearly all elements."""
 
     name = "heavy_dropout"
     certainty = 0.7
     definition = (
-        "For `patience` records in a row, the share of non-zero elements after a Dropout module is "
-        "less than `kept` times that before it."
+        "For `patience` records in a row, the share of nonzero elements in the output of a Dropout "
+        "module is less than `kept` times the share in its input."
     )
     source = (
-        "Srivastava et al. (2014) keep at least half. The argument is the share to drop in PyTorch "
-        "and the share to keep in some other libraries."
+        "Srivastava et al. (2014) keep at least half of the elements. The argument is the "
+        "probability of dropping an element in PyTorch, but that of keeping it in some other "
+        "libraries."
     )
-    advice = "The argument of PyTorch's Dropout is the share to drop; 0.1 to 0.5 are usual."
+    advice = (
+        "Reduce the argument of Dropout, the probability of dropping an element. Values from 0.1 "
+        "to 0.5 are common."
+    )
     Parameters = DropoutParameters
     statistics = ("zero_fraction",)
     lowest, evidence, of_graph = True, "share that is left", True
@@ -48,21 +52,21 @@ class HeavyDropout(SlotRule):
     _sources = NO_SLOTS
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of Dropout modules that have a single input."""
+        """Returns outputs of Dropout modules with a single input."""
         self._sources = single_sources(self.scene)
         dropout = table.where(lambda i: "Dropout" in i.module_class and i.key.role == "output")
         return table.outputs & dropout & (self._sources >= 0)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the zeros before and after."""
+        """Returns the share of nonzero elements that is kept."""
         left = 1 - window.read("zero_fraction", at).astype(np.float64)
         before = 1 - window.read("zero_fraction", self._sources[at]).astype(np.float64)
         share = np.where(before > 0, left / before, np.nan)
         return share < self.parameters.kept, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} keeps {self.streak.worst[slot]:.0%} of its input; "
-            "the argument of Dropout is the probability of dropping an element."
+            f"{scene.table.place(slot)} keeps {self.streak.worst[slot]:.0%} of its input; the "
+            "argument of Dropout is the probability of dropping an element."
         )

@@ -21,14 +21,14 @@ from comgra_decl.rules.api import (
 RANKS = ("effective_rank", "stable_rank")
 
 
-_FIRST = 5  # records; their median is the initial value
+_FIRST = 5  # records whose median is the initial value
 
 
 class RankParameters(Patient):
-    """The options of `rank_collapse`."""
+    """Options of `rank_collapse`."""
 
     fall: Fraction = 0.2
-    """How far the rank may fall, relative to its first value."""
+    """Smallest allowed rank, relative to its initial value."""
 
 
 class RankCollapse(SlotRule):
@@ -37,13 +37,16 @@ class RankCollapse(SlotRule):
     name = "rank_collapse"
     certainty = 0.55
     definition = (
-        "The effective rank (or else the stable rank) of a matrix is below `fall` times its first "
-        f"value (median of {_FIRST} records) for `patience` records in a row."
+        "The effective rank of a matrix (the stable rank if the effective rank is not recorded) "
+        f"is below `fall` times its initial value (the median of {_FIRST} records) for `patience` "
+        "records in a row."
     )
-    source = "Roy and Vetterli (2007) for the effective rank; msprobe monitors the stable rank."
+    source = (
+        "Roy and Vetterli (2007) for the effective rank; msprobe for monitoring the stable rank."
+    )
     advice = (
-        "Look for a learning rate that is too high, too much weight decay, missing normalization, "
-        "or an objective with a collapsed solution."
+        "Check whether the learning rate or the weight decay is too high, whether normalization is "
+        "missing, and whether the objective has a collapsed solution."
     )
     explained_by = ("nonfinite", "exploding_gradient", "input_independence")
     explained_by_earlier = ("shrinking_weight",)
@@ -56,11 +59,11 @@ class RankCollapse(SlotRule):
     _early = per_run(Early, _FIRST)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns weights and outputs; where a tensor has no rank, it is NaN."""
+        """Returns weights and outputs; the statistic is NaN for tensors without a rank."""
         return table.parameters | table.outputs
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the rank with its first value."""
+        """Returns the rank divided by its initial value."""
         name = next((name for name in RANKS if window.has(name)), None)
         if name is None:
             nothing = np.full((len(window), len(at)), np.nan)
@@ -70,8 +73,8 @@ class RankCollapse(SlotRule):
         return share < self.parameters.fall, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} has lost rank: it has fallen to "
-            f"{self.streak.worst[slot]:.1%} of its first value."
+            f"{scene.table.place(slot)} has lost rank: its rank has fallen to "
+            f"{self.streak.worst[slot]:.1%} of the initial value."
         )

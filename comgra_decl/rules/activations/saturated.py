@@ -1,4 +1,4 @@
-"""Saturated sigmoids and tanhs."""
+"""Saturated sigmoid and tanh units."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from comgra_decl.rules.api import (
 
 
 class SaturatedParameters(Patient):
-    """The options of `saturated`."""
+    """Options of `saturated`."""
 
     slope: Fraction = 0.06
-    """The smallest mean slope allowed, relative to the steepest one."""
+    """Smallest allowed mean slope, relative to the maximum slope."""
 
 
 class Saturated(SlotRule):
-    """Saturated sigmoids and tanhs, which stop learning."""
+    """Saturated sigmoid and tanh units, which hardly learn."""
 
     name = "saturated"
     certainty = 0.75
     definition = (
-        "The mean slope of a Tanh or Sigmoid module, relative to its steepest slope, is below "
-        "`slope` for `patience` records in a row. The slope follows from the output y as 1 - "
-        "E[y^2] or 4 (E[y] - E[y^2]). The network's predictions are left out; they may saturate."
+        "The mean slope of a Tanh or Sigmoid module, relative to its maximum slope, is below "
+        "`slope` for `patience` records in a row. The slope is computed from the output y as 1 - "
+        "E[y^2] or 4 (E[y] - E[y^2]). The model's predictions are ignored because they are allowed "
+        "to saturate."
     )
-    source = "|tanh| > 0.97 (Karpathy), where its slope is 0.06."
+    source = "Karpathy, who counts units with |tanh| > 0.97, where the slope is 0.06."
     advice = (
-        "Make the inputs smaller: smaller initial weights, normalization before it, inputs of unit "
-        "variance, or a lower learning rate. Or use another activation function."
+        "Reduce the magnitude of the inputs: use smaller initial weights, a normalization layer "
+        "before the activation, inputs with unit variance, or a lower learning rate. Or use "
+        "another activation function."
     )
     explained_by = ("nonfinite", "large_update", "input_scale")
     Parameters = SaturatedParameters
@@ -52,7 +54,7 @@ class Saturated(SlotRule):
         return table.outputs & table.where(lambda i: i.module_class in ("Tanh", "Sigmoid"))
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Computes the mean slope from the output."""
+        """Returns the mean slope, computed from the output."""
         square = window.read("l2", at).astype(np.float64) ** 2 / window.elements(at)
         mean = window.read("mean", at).astype(np.float64)
         tanh = window.table.remembered(Saturated, _tanh)[at]
@@ -60,14 +62,14 @@ class Saturated(SlotRule):
         return slope < self.parameters.slope, slope
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out the network's predictions."""
+        """Leaves out the model's predictions."""
         return fired[~np.isin(fired, list(predictions(scene)))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is saturated: its mean slope is "
-            f"{max(0.0, self.streak.worst[slot]):.2%} of the steepest slope."
+            f"{max(0.0, self.streak.worst[slot]):.2%} of the maximum slope."
         )
 
 

@@ -1,4 +1,4 @@
-"""Activations whose size is wrong from the start, or drifts during training."""
+"""Activations whose scale is wrong from the start or drifts during training."""
 
 from __future__ import annotations
 
@@ -25,43 +25,44 @@ from comgra_decl.rules.api import (
     sources_of,
 )
 
-_FIRST = 5  # records; their median is the initial value
+_FIRST = 5  # records whose median is the initial value
 
 
 class InitialisationParameters(Patient):
-    """The options of `poor_initialisation`."""
+    """Options of `poor_initialisation`."""
 
     patience: Count = 3
 
     within: Count = 10
-    """The number of first records to check."""
+    """Number of records to check at the beginning."""
 
     ratio: Factor = 30.0
-    """How many times larger than the median of all layers a layer's spread may be."""
+    """Largest allowed spread of a layer, as a multiple of the median over all layers."""
 
     small: Positive = 0.01
-    """The smallest median spread allowed over all layers."""
+    """Smallest allowed median spread over all layers."""
 
 
 class PoorInitialisation(SlotRule):
-    """Layers whose first outputs are far too large or too small."""
+    """Layers whose first outputs are much too large or too small."""
 
     name = "poor_initialisation"
     certainty = 0.65
     definition = (
-        "In the first `within` records, and for `patience` of them in a row, one of these holds. "
-        "The standard deviation of the output of a layer with weights is above `ratio` times the "
-        "median over the network's layers, or below 1 / `ratio`^2 of it. Or it is above `ratio` "
-        "itself and above a third of `ratio` times the smallest standard deviation among the "
-        "preceding layers. Or that median is below `small`."
+        "In the first `within` records, and for `patience` of them in a row, one of the following "
+        "is true. The standard deviation of the output of a layer with weights is above `ratio` "
+        "times the median over the model's layers, or below 1 / `ratio`^2 times that median. The "
+        "standard deviation is above `ratio`, and above a third of `ratio` times the smallest "
+        "standard deviation among the preceding layers. Alternatively, the median is below `small`."
     )
     source = (
-        "SageMaker Debugger (ratio of largest to smallest variance of layers above 10), "
-        "TheDeepChecker (deviation outside 0.5 .. 2); wider here, because heads often start small."
+        "SageMaker Debugger, which reports a ratio of more than 10 between the largest and "
+        "smallest variance of layers; TheDeepChecker, which reports standard deviations outside "
+        "0.5 to 2. This rule is more tolerant because heads often start small."
     )
     advice = (
-        "Initialize by He (ReLU) or Glorot (tanh), scale residual branches by 1 / sqrt(depth), and "
-        "normalize inputs."
+        "Use He initialization (ReLU) or Glorot initialization (tanh), scale residual branches by "
+        "1 / sqrt(depth), and normalize the inputs."
     )
     explained_by = ("nonfinite", "input_scale")
     Parameters = InitialisationParameters
@@ -73,7 +74,7 @@ class PoorInitialisation(SlotRule):
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs of modules whose weights have at least two dimensions.
 
-        Not those that only normalization layers take: their size has no effect.
+        Outputs used only by normalization layers are excluded, because their scale has no effect.
         """
         normalized = _normalized(self.scene)
         nodes = {i.key.node for i in table.infos if i.kind == "parameter" and len(i.shape) > 1}
@@ -87,7 +88,7 @@ class PoorInitialisation(SlotRule):
         )
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the layers of a step with each other."""
+        """Compares the layers of each step with each other."""
         limit = self.parameters.ratio
         spread = window.read("std", at).astype(np.float64)
         elements = window.elements(at) > 1
@@ -101,43 +102,44 @@ class PoorInitialisation(SlotRule):
         return (excess > 1) & early[:, None], excess * limit
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} starts {self.streak.worst[slot]:.3g} times too large or "
-            "too small for its network."
+            "too small for its model."
         )
 
 
 class DriftParameters(Patient):
-    """The options of `activation_drift`."""
+    """Options of `activation_drift`."""
 
     patience: Count = 3
 
     growth: Factor = 100.0
-    """How much the spread may grow from its first value."""
+    """Largest allowed spread, as a multiple of its initial value."""
 
     fall: Factor = 1000.0
-    """How many times smaller than its first value the spread may become."""
+    """Factor by which the spread may fall below its initial value."""
 
 
 class ActivationDrift(SlotRule):
-    """Activations that keep growing, or fade away, during training."""
+    """Activations that keep growing or shrinking during training."""
 
     name = "activation_drift"
     certainty = 0.5
     definition = (
         "For `patience` records in a row, the standard deviation of a tensor (over its elements, "
-        "or across the batch if larger) is above `growth` times its initial value (median of the "
-        f"first {_FIRST} records), or below 1 / `fall` of it. Tensors that start below the median "
-        "of all outputs may grow to `growth` times that median, because some branches start at "
-        "zero. Predictions, their logits and losses are ignored."
+        "or across the batch if that is larger) is above `growth` times its initial value (the "
+        f"median of the first {_FIRST} records), or below 1 / `fall` of it. Tensors that start "
+        "below the median of all outputs may grow to `growth` times that median, because some "
+        "branches start at zero. Predictions, their logits and losses are ignored."
     )
     source = (
-        "comgra's README (planned: unbounded growth of variance); TheDeepChecker's growth rates."
+        "A plan in comgra's README (report an unbounded growth of the variance); TheDeepChecker's "
+        "growth rates."
     )
     advice = (
-        "Normalize (LayerNorm, RMSNorm), add weight decay, or lower the learning rate. A tensor "
-        "that fades may be cut off by regularization or by a closed gate."
+        "Add normalization (LayerNorm, RMSNorm) or weight decay, or lower the learning rate. If a "
+        "tensor shrinks, check for strong regularization or a closed gate."
     )
     explained_by = ("nonfinite", "growing_weight", "large_update", "loss_diverges", "dead_units")
     explained_by_earlier = ("shrinking_weight",)
@@ -154,7 +156,7 @@ class ActivationDrift(SlotRule):
         return table.outputs
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the spread with its first value."""
+        """Returns the spread divided by its initial value."""
         spread = window.read("std", at).astype(np.float64)
         if window.has("mean"):
             spread = np.fmax(spread, window.read("mean", at, "std"))
@@ -171,15 +173,15 @@ class ActivationDrift(SlotRule):
         return fired[~np.isin(fired, list(free))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"The spread of {scene.table.place(slot)} differs from its first value by a factor of "
-            f"{self.streak.worst[slot]:.3g} at step {self.streak.worst_step[slot]}."
+            f"The spread of {scene.table.place(slot)} differs from its initial value by a factor "
+            f"of {self.streak.worst[slot]:.3g} at step {self.streak.worst_step[slot]}."
         )
 
 
 def _before(spread: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns the smallest spread of all layers that ran before each one; NaN for the first."""
+    """Returns the smallest spread of all preceding layers for each layer; NaN for the first."""
     rank = np.argsort(order, kind="stable")
     smallest = np.fmin.accumulate(spread[:, rank], axis=1)
     found = np.full(spread.shape, np.nan)
@@ -192,12 +194,29 @@ def _embeds(module_class: str) -> bool:
 
 
 def _normalized(scene: Scene) -> set[int]:
-    """Returns the slots that enter only normalization layers, by the graphs so far."""
-    infos = scene.table.infos
-    sinks: dict[int, list[int]] = {}
-    for sink, sources in sources_of(scene).items():
-        for source in sources:
-            sinks.setdefault(source, []).append(sink)
-    return {
-        source for source, its in sinks.items() if all("Norm" in infos[s].module_class for s in its)
-    }
+    """Returns the slots that enter only normalization layers, by the graphs so far.
+
+    They may do so through modules that only pass on or reshape one tensor, such as the patch
+    embedding that contains the layer.
+    """
+    infos, sources = scene.table.infos, sources_of(scene)
+    weighted = {node for node, _ in scene.parameters}
+    sinks: dict[int, set[int]] = {}
+    for sink, its in sources.items():
+        for source in its:
+            sinks.setdefault(source, set()).add(sink)
+    found: set[int] = set()
+    grew = True
+    while grew:
+        passed = {s for s in found if infos[s].key.node not in weighted and _single(sources, s)}
+        more = {
+            source
+            for source, its in sinks.items()
+            if all("Norm" in infos[s].module_class or s in passed for s in its)
+        }
+        grew, found = bool(more - found), found | more
+    return found
+
+
+def _single(sources: dict[int, list[int]], slot: int) -> bool:
+    return len(set(sources.get(slot, ()))) == 1

@@ -1,4 +1,4 @@
-"""Attention without a useful pattern: all on a single token, or each token on itself."""
+"""Attention without a useful pattern: all on one token, or every token on itself."""
 
 from __future__ import annotations
 
@@ -26,46 +26,47 @@ from comgra_decl.rules.api import (
 )
 
 FEWEST_TOKENS = 4
-"""Attention over fewer tokens has no pattern."""
+"""Number of tokens below which attention is not checked."""
 
 
 def could_be_attention(info: SlotInfo) -> bool:
-    """Whether the shape of a tensor could be that of attention [..., queries, tokens]."""
+    """Returns whether a tensor may be attention [..., queries, tokens], by its shape."""
     return len(info.shape) >= 3
 
 
 def tokens_of(info: SlotInfo) -> float:
-    """Returns the number of tokens that a query can attend to; NaN if this cannot be attention."""
+    """Returns the number of tokens that a query can attend to; NaN if this is not attention."""
     *_, queries, tokens = (0, 0, *info.shape)
     return tokens if len(info.shape) >= 3 and tokens >= FEWEST_TOKENS and queries > 1 else nan
 
 
 class AttentionParameters(Patient):
-    """The options of `attention_collapse`."""
+    """Options of `attention_collapse`."""
 
     tokens: Factor = 1.1
-    """The smallest number of tokens that attention must be spread over, on average."""
+    """Smallest number of tokens over which attention must be spread on average."""
 
 
 class AttentionCollapse(SlotRule):
-    """Attention on a single token per query."""
+    """Attention that is concentrated on one token per query."""
 
     name = "attention_collapse"
     certainty = 0.7
     definition = (
-        "Attention is spread over fewer than `tokens` tokens for `patience` records in a row. This "
-        "number is 1 / E[sum p^2], with the expectation over all rows of probabilities p. A tensor "
-        f"counts as attention if it has at least three dimensions and at least {FEWEST_TOKENS} "
-        "tokens, all elements lie in [0, 1], and its mean is that of rows that sum to 1."
+        "Attention is spread over fewer than `tokens` tokens for `patience` records in a row. The "
+        "number of tokens is computed as 1 / E[sum p^2], where the expectation is over all rows "
+        "of probabilities p. A tensor is treated as attention if it has at least three dimensions "
+        f"and {FEWEST_TOKENS} tokens, all its elements are in [0, 1], and its mean is consistent "
+        "with rows that sum to 1."
     )
     source = (
-        "Entropy collapse: Zhai et al., Stabilizing Transformer Training (2023). The inverse "
-        "participation ratio is used in place of the entropy because it follows from the l2 norm; "
-        "msprobe monitors the largest probability."
+        "Entropy collapse: Zhai et al., Stabilizing Transformer Training (2023). The rule uses the "
+        "inverse participation ratio instead of the entropy because it can be computed from the l2 "
+        "norm. msprobe monitors the largest probability."
     )
     advice = (
-        "The logits have grown too large: scale them by 1 / sqrt(d), normalize queries and keys "
-        "(QK norm), lower the learning rate or warm it up, and check the mask."
+        "The logits are too large. Scale them by 1 / sqrt(d), normalize queries and keys (QK "
+        "norm), lower the learning rate or use a warmup, and check the mask."
     )
     explained_by = ("nonfinite", "large_update")
     Parameters = AttentionParameters
@@ -77,11 +78,11 @@ class AttentionCollapse(SlotRule):
     _seen = False
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns tensors whose shape could be that of attention."""
+        """Returns tensors that may contain attention, judging by their shape."""
         return table.outputs & table.where(could_be_attention)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Counts the tokens that rows are spread over."""
+        """Returns the number of tokens over which rows are spread."""
         tokens = window.of_shape(tokens_of, at)
         rows = window.elements(at) / tokens
         valid = (window.read("min", at) >= -1e-6) & (window.read("max", at) <= 1 + 1e-3)
@@ -92,12 +93,12 @@ class AttentionCollapse(SlotRule):
         return spread < self.parameters.tokens, spread
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         nothing = None if self._seen else f"no attention is recorded; it needs {self.needs}"
         return super().missing(scene) or nothing
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is spread over {self.streak.worst[slot]:.2f} tokens: "
             "attention has collapsed."
@@ -105,14 +106,14 @@ class AttentionCollapse(SlotRule):
 
 
 class PatternParameters(SampledParameters):
-    """The options of the rules about patterns of attention."""
+    """Options of the rules about attention patterns."""
 
     share: Fraction = 0.9
-    """The largest allowed share of all attention."""
+    """Largest allowed share of all attention."""
 
 
 class _Pattern(SampledRule):
-    """Checks the values of attention."""
+    """A rule that reads attention values and measures the share of a pattern."""
 
     severity = "hint"
     certainty = 0.5
@@ -123,18 +124,18 @@ class _Pattern(SampledRule):
     needs = "attention with `values: true`, as in the preset `attention`"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns tensors whose shape could be that of attention."""
+        """Returns tensors that may contain attention, judging by their shape."""
         return table.outputs & table.where(could_be_attention)
 
     def is_meant(self, values: NDArray[Any]) -> bool:
-        """Whether the rows of values [samples, ..., queries, tokens] are shares that sum to 1."""
+        """Returns whether all rows of the values [samples, ..., queries, tokens] sum to 1."""
         if values.ndim < 3 or values.shape[-1] < FEWEST_TOKENS or values.shape[-2] < 2:
             return False
         sums = np.asarray(values, np.float64).sum(-1)
         return bool((values >= 0).all() and np.abs(sums - 1).max() < 1e-2)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Reads the values of each record."""
+        """Returns the share of attention with the pattern in each record."""
         share = np.full((len(window), len(at)), np.nan)
         for row, column, values in self.measured(window, at):
             share[row, column] = self.share_of(values)
@@ -143,7 +144,7 @@ class _Pattern(SampledRule):
     @staticmethod
     @abstractmethod
     def share_of(attention: NDArray[np.float64]) -> float:
-        """Returns the share of attention [samples, ..., queries, tokens] with the pattern."""
+        """Returns the share of the attention [samples, ..., queries, tokens] with the pattern."""
 
 
 class AttentionSink(_Pattern):
@@ -152,54 +153,55 @@ class AttentionSink(_Pattern):
     name = "attention_sink"
     definition = (
         "More than `share` of the attention of all queries, heads and recorded samples goes to the "
-        "same token, the first or another one, for `patience` of the checked records in a row."
+        "same token for `patience` checked records in a row. This can be the first token or any "
+        "other."
     )
     source = (
         "Attention sinks: Xiao et al., Efficient Streaming Language Models (2024), who find more "
-        "than half of the attention on the first token in most heads; the vertical stripe in the "
+        "than half of the attention on the first token in most heads. The vertical stripe in the "
         "book chapter 'Debugging: Visualizing Activation Maps & Gradients'."
     )
     advice = (
-        "Some heads do this when they have nothing to contribute; if all do, every token receives "
-        "the same value. Check whether the mask lets anything else through, and look for growing "
-        "logits: normalize queries and keys, or lower the learning rate."
+        "Individual heads do this when they have nothing to contribute. If all heads do, every "
+        "token receives the same value. Check whether the mask allows attention to other tokens. "
+        "If the logits grow, normalize queries and keys, or lower the learning rate."
     )
 
     @staticmethod
     def share_of(attention: NDArray[np.float64]) -> float:
-        """Returns the share of the token that receives most."""
+        """Returns the share of the token that receives the most attention."""
         by_token = attention.reshape(-1, attention.shape[-1]).mean(0)
         return float(by_token.max())
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} goes to a single token, "
-            "whatever the query."
+            "regardless of the query."
         )
 
 
 class AttentionDiagonal(_Pattern):
-    """Each token attends only to itself."""
+    """Attention of every token to itself."""
 
     name = "attention_diagonal"
     definition = (
-        "More than `share` of the attention of all queries, heads and recorded samples lies on the "
-        "diagonal, for `patience` of the checked records in a row. Applies where there are as many "
-        "queries as tokens."
+        "More than `share` of the attention of all queries, heads and recorded samples is on the "
+        "diagonal for `patience` checked records in a row. The rule applies only if there are as "
+        "many queries as tokens."
     )
     source = (
         "The diagonal pattern in the book chapter 'Debugging: Visualizing Activation Maps & "
         "Gradients'; own default."
     )
     advice = (
-        "Attention of tokens to themselves passes its input on unchanged. Check the mask (is it "
-        "inverted?), the dimension of the softmax, and queries and keys, which may be the same "
-        "projection."
+        "A layer in which tokens attend only to themselves passes its input on unchanged. Check "
+        "whether the mask is inverted, whether the softmax uses the right dimension, and whether "
+        "queries and keys use the same projection."
     )
 
     def is_meant(self, values: NDArray[Any]) -> bool:
-        """Whether the values are self-attention."""
+        """Returns whether the values are self-attention."""
         return values.shape[-2:-1] == values.shape[-1:] and super().is_meant(values)
 
     @staticmethod
@@ -208,8 +210,8 @@ class AttentionDiagonal(_Pattern):
         return float(np.diagonal(attention, axis1=-2, axis2=-1).mean())
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} goes from tokens to "
-            "themselves: it passes its input on unchanged."
+            f"In {scene.table.place(slot)}, {self.streak.worst[slot]:.0%} of the attention goes "
+            "from tokens to themselves: the layer passes its input on unchanged."
         )

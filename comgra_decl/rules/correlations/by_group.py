@@ -1,4 +1,4 @@
-"""Metrics that differ between the records with a tag, or of a type, and nearby records."""
+"""Metrics whose values for a tag or type differ from those in nearby records."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def differences(
 ) -> list[Candidate]:
     """Returns the statistically significant differences between groups.
 
-    Compares ranks, so that a single large value counts no more than any other.
+    Compares ranks, so that individual large values have no additional influence.
 
     Args:
         member: whether each case belongs to each group, [cases, groups].

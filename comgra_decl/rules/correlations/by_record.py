@@ -13,7 +13,7 @@ from comgra_decl.rules.correlations.series import Series, is_group
 from comgra_decl.rules.memory import Bools
 
 LEAST_RECORDS = 40
-"""Minimum number of records; with fewer, chance correlations are too large."""
+"""Minimum number of records; with fewer, correlations by chance are too large."""
 
 LEAST_STRENGTH = 0.3
 """Minimum correlation to report; weaker ones explain less than a tenth of the changes."""
@@ -36,7 +36,7 @@ def lags_of(steps: NDArray[np.int64]) -> NDArray[np.int64]:
 def moving(series: Series) -> list[Candidate]:
     """Returns the series that move with each metric, with their changes.
 
-    Omits the gradients of a loss that move with the loss at the same record, because they are
+    Omits the gradients of a loss that move with the loss in the same record, because they are
     computed from it.
     """
     if len(series.steps) < LEAST_RECORDS or not series.numbers:
@@ -78,7 +78,7 @@ def _clear(
 
 
 def _results_first(name: str) -> tuple[bool, bool]:
-    """Returns a sort key for metrics, by which the cause in a pair is compared with the result."""
+    """Returns a sort key for metrics: in a pair, the cause is compared with the result."""
     return not is_loss_name(name), of_metric(name) != Origin.OUTCOME
 
 
@@ -86,7 +86,7 @@ def _known(
     sides: list[Side], names: list[str], *, origins: list[Origin], lags: NDArray[np.int64],
     same: n.Doubles,
 ) -> Bools:  # fmt: skip
-    """Returns a mask of shape [sides, names] of the pairs that are related trivially.
+    """Returns a mask of shape [sides, names] of the pairs that are trivially related.
 
     These are a metric with itself or an earlier one, two names of one quantity, a loss with its
     parts, and a loss with its gradients.
@@ -138,7 +138,7 @@ def _clearest(steps: NDArray[np.int64], ours: n.Floats, theirs: n.Floats, lag: i
 
 
 LEAST_EPISODES = 5
-"""Minimum number of occurrences of an event to be explained."""
+"""Minimum number of occurrences for an event to be explained."""
 
 LEAST_DIFFERENCE = 0.3
 """Minimum ratio of the other event's frequency in episodes to that in all records."""
@@ -149,9 +149,9 @@ _EVENT_LAGS = 5
 
 
 def happening(series: Series) -> list[Candidate]:
-    """Returns the events that coincide with abnormal metrics and with rules that fire.
+    """Returns the events that coincide with abnormal metrics and with findings of rules.
 
-    Omits the gradients of a loss that are abnormal at the same records as the loss.
+    Omits the gradients of a loss that are abnormal in the same records as the loss.
     """
     if len(series.steps) < LEAST_RECORDS:
         return []
@@ -187,7 +187,7 @@ def happening(series: Series) -> list[Candidate]:
 
 
 def _is_own(side: Side, origin: Origin, lag: int) -> bool:
-    """Whether an event is a gradient at a record at which its own loss is abnormal."""
+    """Returns whether an event is a gradient in a record at which its own loss is abnormal."""
     return (
         lag == 0
         and origin == Origin.BACKWARD

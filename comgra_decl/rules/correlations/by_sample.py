@@ -67,7 +67,7 @@ def sampling(run: Run, scene: Scene) -> list[Candidate]:
 def _known(
     flat: n.Floats, goals: n.Floats, *, losses: int, graded: bool, origins: list[Origin]
 ) -> n.Bools:
-    """Returns a mask of shape [candidates, targets] of the pairs that are related trivially.
+    """Returns a mask of shape [candidates, targets] of the pairs that are trivially related.
 
     Gradients follow from the loss and contain no more information about a category than the losses,
     or the gradients used instead of losses. A tensor that is the same for all samples of a category
@@ -113,7 +113,7 @@ def _clear(
 def _differing(
     losses: dict[Side, n.Floats], categories: dict[Side, n.Floats], steps: NDArray[np.int64]
 ) -> list[Candidate]:
-    """Returns the categories whose samples differ in loss from other samples of their records."""
+    """Returns the categories whose samples have unusually high or low losses."""
     if not losses or not categories:
         return []
     loss = np.stack(list(losses.values()), axis=2)
@@ -193,7 +193,7 @@ def _losses(
 def _graded(
     cube: n.Floats, infos: list[SlotInfo], *, names: list[str], scene: Scene
 ) -> dict[Side, n.Floats]:
-    """Returns the magnitude of the gradient at the prediction, used instead of a loss per sample.
+    """Returns the gradient magnitude at the prediction, used if there is no loss per sample.
 
     It grows with the loss of a sample if the loss is a squared error or a cross-entropy.
     """
@@ -231,7 +231,8 @@ def _categories(run: Run, steps: NDArray[np.int64]) -> dict[Side, n.Floats]:
 def _within(cube: n.Floats) -> n.Floats:
     """Returns [records x samples, columns]: the deviation of each sample from its record's mean.
 
-    The unit is the usual deviation in that record, so that trends over the run cancel out.
+    The deviations are divided by the typical deviation in that record, so that trends over the run
+    cancel out.
     """
     known = np.where(np.isfinite(cube), cube, np.nan)
     there = np.isfinite(known)

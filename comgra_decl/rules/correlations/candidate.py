@@ -1,4 +1,4 @@
-"""A candidate for the report, with the data that decide which of several are named."""
+"""A candidate for the report, with the data for the choice between equivalent candidates."""
 
 from __future__ import annotations
 

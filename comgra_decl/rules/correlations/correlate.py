@@ -29,14 +29,14 @@ MOST = 10
 def correlate(
     run: Run, rules: Rules | None = None, *, trust: bool = False, most: int = MOST
 ) -> list[Correlation]:
-    """Returns the correlations in a stored run; those with the loss, and the most upstream, first.
+    """Returns the correlations in a stored run: first those with the loss, and the most upstream.
 
-    Compares losses and other metrics, the records at which rules fire, types of execution and
-    tags, and statistics of tensors, record by record. If individual samples are recorded, compares
-    their statistics with their losses and categories, and their categories with their losses. The
-    correction for multiple comparisons counts every comparison with all its lags; at most 5% of the
-    result is expected to be due to chance. A loss is not compared with its own target and
-    gradients.
+    Compares losses and other metrics, the records at which rules report, types of execution and
+    tags, and statistics of tensors, record by record. If individual samples are recorded, also
+    compares their statistics with their losses and categories, and their categories with their
+    losses. The correction for multiple comparisons includes every comparison with all its lags; at
+    most 5% of the result is expected to be due to chance. A loss is not compared with its own
+    target and gradients.
 
     Args:
         run: as of its last `refresh`.
@@ -133,7 +133,7 @@ def _rank(candidate: Candidate) -> tuple[bool, int, float, bool]:
 
 
 def _stands_for(leader: Candidate, candidate: Candidate) -> bool:
-    """Whether the report of the leading candidate covers another candidate."""
+    """Returns whether the report of the leading candidate covers another candidate."""
     ours, theirs = candidate.correlation, leader.correlation
     if ours.first.text == theirs.first.text and ours.second.text == theirs.second.text:
         return True  # an event and a difference of the same tag
@@ -153,7 +153,7 @@ def _node(correlation: Correlation) -> str:
 
 
 def _alike(one: Floats, other: Floats) -> bool:
-    """Whether two courses are practically identical."""
+    """Returns whether two courses are practically identical."""
     if one.shape != other.shape:
         return False
     length = float(np.linalg.norm(one) * np.linalg.norm(other))

@@ -42,10 +42,10 @@ class Correlation:
     Attributes:
         kind: see `Kind`.
         first: the candidate, such as a statistic of a tensor.
-        second: the quantity that it is compared with, such as a loss.
-        effect: a correlation from -1 to 1; for events, the share of `second` that come with
-            `first`; for groups, Cliff's delta: the share of pairs in which the member has more,
-            minus the share in which it has less.
+        second: the quantity with which it is compared, such as a loss.
+        effect: a correlation from -1 to 1; for events, the share of `second` that coincide with
+            `first`; for groups, Cliff's delta: the share of pairs in which the member has the
+            larger value, minus the share in which it has the smaller one.
         low: lower end of the 95% interval of the effect.
         high: upper end of this interval.
         base: for events, the share of all records with `first`; otherwise None.
@@ -58,8 +58,8 @@ class Correlation:
         total: for groups, the number of members and others; otherwise 0.
         medians: for groups, the median of `second` among members and among the others; None if a
             trend reverses their difference.
-        q: the false discovery rate among all results at least as significant (Benjamini and
-            Hochberg).
+        q: the false discovery rate among all results that are at least as significant (Benjamini
+            and Hochberg).
         first_step: a step that shows the correlation.
         also: other sides that practically coincide with `first`.
     """
@@ -83,14 +83,14 @@ class Correlation:
 
     @property
     def strength(self) -> float:
-        """The strength from 0 to 1: the end of the interval nearer to no effect."""
+        """Strength from 0 to 1: the end of the interval that is closer to no effect."""
         if self.base is not None:
             return max(0.0, self.low - self.base)
         return max(0.0, min(abs(self.low), abs(self.high)) if self.low * self.high > 0 else 0.0)
 
     @property
     def sentence(self) -> str:
-        """The correlation in one sentence, with its evidence."""
+        """Correlation in one sentence, with its evidence."""
         words = {
             "moves": self._moves,
             "happens": self._happens,
@@ -99,7 +99,7 @@ class Correlation:
         }
         text = words[self.kind]()
         return (
-            f"{text} The same holds for {len(self.also)} more that move with it."
+            f"{text} The same applies to {len(self.also)} more that move with it."
             if self.also
             else text
         )

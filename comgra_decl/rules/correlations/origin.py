@@ -12,10 +12,10 @@ from comgra_decl.rules.table import is_gradient
 
 
 class Origin(IntEnum):
-    """The part of a step in which a quantity originates, upstream first."""
+    """Part of a step in which a quantity originates, upstream first."""
 
     DATA = 0
-    """Inputs of the model, tags, types of execution, categories of samples."""
+    """Inputs of the model, tags, types of execution, and categories of samples."""
 
     METRIC = 1
     """Metrics logged by the program, such as a learning rate or a temperature."""
@@ -24,7 +24,7 @@ class Origin(IntEnum):
     """Activations, parameters and buffers."""
 
     OUTCOME = 3
-    """Measures of the result: losses, accuracies, rules that fire."""
+    """Measures of the result: losses, accuracies, rules that report."""
 
     BACKWARD = 4
     """Gradients and updates."""
@@ -37,12 +37,12 @@ _OUTCOMES = (
 
 
 def is_loss_name(name: str) -> bool:
-    """Whether a metric is a loss, by its name."""
+    """Returns whether a metric is a loss, judging by its name."""
     return "loss" in name.lower()
 
 
 def of_metric(name: str) -> Origin:
-    """Returns the origin of a metric, by its name."""
+    """Returns the origin of a metric, judging by its name."""
     lower = name.lower()
     if "grad" in lower:
         return Origin.BACKWARD
@@ -51,7 +51,7 @@ def of_metric(name: str) -> Origin:
 
 
 def is_loss(info: SlotInfo) -> bool:
-    """Whether a tensor is a loss, by its kind or by the class of its module."""
+    """Returns whether a tensor is a loss, judging by its kind or the class of its module."""
     return info.kind == "loss" or info.module_class.endswith("Loss")
 
 
@@ -73,7 +73,7 @@ class Origins:
             self._own |= {structure.keys[at] for at in reached if structure.keys[at] in by_key}
 
     def belongs_to_loss(self, key: SlotKey) -> bool:
-        """Whether the values of this tensor in the forward pass belong to the loss."""
+        """Returns whether the values of this tensor in the forward pass belong to the loss."""
         return key._replace(pass_="forward") in self._own
 
     def of(self, info: SlotInfo) -> Origin:

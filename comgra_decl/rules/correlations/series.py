@@ -1,4 +1,4 @@
-"""The quantities of a run with a value at each training record, as columns."""
+"""Quantities with a value at each training record of a run, as columns."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Series:
 
     @property
     def groups(self) -> dict[Side, NDArray[np.bool_]]:
-        """The marks set by the program: types of execution and tags."""
+        """Marks set by the program: types of execution and tags."""
         return {side: mark for side, mark in self.marks.items() if is_group(side)}
 
 
 def is_group(side: Side) -> bool:
-    """Whether a mark is a type of execution or a tag."""
+    """Returns whether a mark is a type of execution or a tag."""
     return side.text.startswith(("type ", "tag "))
 
 
@@ -100,7 +100,7 @@ def series_of(
 
 
 def _every(parts: list[NDArray[np.bool_]], reader: _Reader) -> NDArray[np.bool_]:
-    """Returns a rule's column for the selected records; empty if the rule did not check all."""
+    """Returns a rule's column for the selected records; empty if it skipped any record."""
     column = np.concatenate(parts)
     return column[:: reader.every] if len(column) == reader.seen else column[:0]
 
@@ -201,7 +201,7 @@ def _labelled(table: pd.DataFrame, trained: set[str]) -> list[str]:
 
 
 def _fired(columns: dict[str, NDArray[np.bool_]], records: int) -> dict[Side, NDArray[np.bool_]]:
-    """Returns the records at which each rule fired; omits rules that did not check every record."""
+    """Returns the records that each rule reports; omits rules that did not check every record."""
     return {
         Side(f"rule {name}"): column
         for name, column in columns.items()

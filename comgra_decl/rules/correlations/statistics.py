@@ -15,7 +15,7 @@ WINDOW = 31
 """Number of records that define the usual magnitude of a series."""
 
 _CLIP = 3.0
-_EVEN = 0.02  # squared bend over squared change: adjacent changes correlate by 99%
+_EVEN = 0.02  # squared curvature divided by squared change: adjacent changes correlate by 99%
 _MEMORY = 20  # records over which autocorrelation is considered
 
 
@@ -58,7 +58,7 @@ def changes(columns: Floats) -> Floats:
     """
     found = np.diff(levelled(columns), axis=0)
     smooth = _is_smooth(found)
-    for _ in range(2):  # the second pass removes the rest of a bend
+    for _ in range(2):  # the second pass removes the remaining curvature
         found -= smoothed(found)
     scale = smoothed(np.abs(found))
     scale[:, smooth] = np.nan

@@ -24,12 +24,13 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
-_MOST_WAITING = 64  # evaluations in a row; a run may do nothing else after its training
+_CATCHES_UP = 0.7  # share of the logarithm of the factor that remains by the next evaluation
+_MOST_WAITING = 64  # number of pending evaluations; a run may only evaluate after its training
 
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """An evaluation record: the spread of slots, and its ratio to the training step before it."""
+    """Spreads of slots in an evaluation record, and their ratios to the last training step."""
 
     step: int
     at: Slots
@@ -39,13 +40,13 @@ class _Evaluation:
 
 
 class EvaluationParameters(Patient):
-    """The options of `evaluation_gap`."""
+    """Options of `evaluation_gap`."""
 
     patience: Count = 2
-    """How many evaluation records in a row must meet the condition."""
+    """Number of consecutive evaluation records that must meet the condition."""
 
     factor: Factor = 3.0
-    """The largest allowed ratio between the two spreads."""
+    """Largest allowed ratio between the two spreads."""
 
 
 class EvaluationGap(SlotRule):
@@ -55,22 +56,30 @@ class EvaluationGap(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` evaluation records in a row, the standard deviation of a tensor is more "
-        "than `factor` times that in both the preceding and the following recorded training step, "
-        "or less than 1 / `factor` of both. A value between those of the two training steps "
-        "reflects the progress of training."
+        "than `factor` times its value in both the preceding and the following recorded training "
+        "step, or less than 1 / `factor` of both. A value between those of the two training steps "
+        "is caused by the progress of training. An evaluation is ignored if the logarithm of the "
+        f"factor has fallen by {1 - _CATCHES_UP:.0%} since the previous one, because the running "
+        "statistics of BatchNorm start at 0 and 1 and then catch up."
     )
-    source = "TheDeepChecker compares activations in both modes (similarity below 0.75)."
+    source = (
+        "TheDeepChecker, which compares activations in both modes and requires a similarity of "
+        "0.75."
+    )
     advice = (
-        "BatchNorm is the usual cause: its running statistics lag behind (raise the momentum, "
-        "train longer, or recompute them). Otherwise the data are preprocessed differently."
+        "The usual cause is BatchNorm, whose running statistics lag behind: raise the momentum, "
+        "train longer, or recompute them. Otherwise check whether training and evaluation use "
+        "different preprocessing."
     )
     explained_by = ("nonfinite", "loss_diverges", "large_update", "repeated_batch")
     Parameters = EvaluationParameters
+    of_state = True
     statistics = ("std",)
     evidence = "factor"
     needs = "outputs, and evaluations (`schedule.eval`)"
 
     _train = per_run(Previous)
+    _factor = per_run(Previous)
     _waiting: list[_Evaluation] = per_run(list)
     _judged = 0
 
@@ -79,7 +88,7 @@ class EvaluationGap(SlotRule):
         return table.outputs | table.where(lambda i: i.kind == "input" and "float" in i.dtype)
 
     def look(self, window: Window) -> None:
-        """Judges the evaluations before these steps, and notes the spread of the training."""
+        """Checks the evaluations before these steps, and stores the spreads in training."""
         at = self.columns(window.table)
         if not window.has("std") or not len(at):
             return
@@ -93,7 +102,7 @@ class EvaluationGap(SlotRule):
         self._train.look(at, spread)
 
     def look_at_evaluation(self, window: Window) -> None:
-        """Keeps evaluations until the next training step."""
+        """Stores evaluations until the next training step."""
         at = self.columns(window.table)
         if not window.has("std") or not len(at):
             return
@@ -106,12 +115,14 @@ class EvaluationGap(SlotRule):
             )
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Divides the spread by that of the previous training step."""
+        """Returns the spread divided by its value in the previous training step."""
         ratio = _divided(window.read("std", at).astype(np.float64), self._train.known(at))
         return self._off(ratio, ratio)[0], ratio
 
     def _judge(self, evaluation: _Evaluation, after: NDArray[np.float64]) -> None:
         hit, factor = self._off(evaluation.ratio, _divided(evaluation.spread, after))
+        before = self._factor.look(evaluation.at, factor[None])[0]
+        hit &= ~(np.log(factor) < _CATCHES_UP * np.log(before))
         self._judged += 1
         self.streak.look(
             np.array([evaluation.step]),
@@ -124,7 +135,7 @@ class EvaluationGap(SlotRule):
     def _off(
         self, before: NDArray[np.float64], after: NDArray[np.float64]
     ) -> tuple[Bools, NDArray[np.float64]]:
-        """Returns whether both ratios are too large, or both too small, and the one nearer to 1."""
+        """Returns where both ratios are too large or too small, and the one closer to 1."""
         factor = np.fmax(np.fmin(before, after), 1 / np.fmax(before, after))
         return factor > self.parameters.factor, factor
 
@@ -133,16 +144,16 @@ class EvaluationGap(SlotRule):
         return fired[~np.isin(fired, list(computed_from_targets(scene)))]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if self._judged < self.patience:
             return (
-                f"it needs {self.patience} evaluation records with training records before and "
-                f"after; the run has {self._judged} (see `model.eval()` and `schedule.eval`)"
+                f"it needs {self.patience} evaluation records between training records; the run "
+                f"has {self._judged} (see `model.eval()` and `schedule.eval`)"
             )
         return super().missing(scene)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} differs between evaluation and training: its spread "
             f"changes by a factor of {self.streak.worst[slot]:.3g}."
@@ -150,5 +161,5 @@ class EvaluationGap(SlotRule):
 
 
 def _divided(spread: NDArray[np.float64], train: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the ratio of the spread to that in training; NaN where either is zero."""
+    """Returns the ratio of the spread to its value in training; NaN where either is zero."""
     return np.where((spread > 0) & (train > 0), spread / train, np.nan)

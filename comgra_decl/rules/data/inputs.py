@@ -28,19 +28,21 @@ from comgra_decl.rules.api import (
 
 
 class TargetParameters(Patient):
-    """The options of `target_scale`."""
+    """Options of `target_scale`."""
 
     patience: Count = 3
 
     largest: Factor = 100.0
-    """The largest mean magnitude allowed."""
+    """Largest allowed mean magnitude."""
 
     reached: Fraction = 0.1
-    """Predictions below this share of the targets' size have not reached their scale."""
+    """Magnitude, as a share of the targets' magnitude, below which predictions are far from the
+    targets.
+    """
 
 
 class TargetScale(SlotRule):
-    """Targets of a regression that are not normalized."""
+    """Regression targets that are not normalized."""
 
     name = "target_scale"
     severity = "hint"
@@ -48,22 +50,22 @@ class TargetScale(SlotRule):
     definition = (
         "A floating-point target that a loss compares element by element (`mse_loss`, `l1_loss`, "
         "...) has a mean magnitude above `largest` for `patience` records in a row. The finding is "
-        "a warning if, in the newest record, the predictions' magnitude is below `reached` times "
-        "that of the targets: at usual learning rates, a network takes very long to reach this "
-        "scale."
+        "a warning if, in the latest record, the magnitude of the predictions is below `reached` "
+        "times the magnitude of the targets: with common learning rates, a model takes very long "
+        "to reach this scale."
     )
-    source = "Own definition; networks are initialized for outputs of unit size."
+    source = "Own definition; models are initialized for outputs of about unit magnitude."
     advice = (
         "Subtract the mean of the training targets and divide by their standard deviation, or "
-        "predict a logarithm; undo it when predicting."
+        "predict the logarithm. Apply the inverse transformation to predictions."
     )
     explained_by = ("nonfinite",)
     Parameters = TargetParameters
     statistics = ("abs_mean",)
     evidence, of_calls, of_graph = "mean magnitude", True, True
-    needs = "targets of a regression, recorded where a loss compares a prediction with one"
+    needs = "regression targets, recorded where a loss compares them with predictions"
 
-    _latest: dict[int, float] = per_run(dict)  # newest size by slot
+    _latest: dict[int, float] = per_run(dict)  # latest magnitude by slot
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the targets of element-wise losses."""
@@ -75,7 +77,7 @@ class TargetScale(SlotRule):
         return mask
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the size with the limit, and notes the newest sizes of all tensors."""
+        """Returns where targets exceed the limit; stores the latest magnitudes of all tensors."""
         size = window.read("abs_mean", at).astype(np.float64)
         every = np.arange(len(window.table))
         known = window.read("abs_mean", every)
@@ -85,7 +87,7 @@ class TargetScale(SlotRule):
         return size > self.parameters.largest, size
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding, more severe if predictions are far from the targets' scale."""
+        """Returns a finding, which is a warning if predictions are far from the targets' scale."""
         found = super().findings(scene)
         for call in scene.calls if found else ():
             target, prediction = target_of(scene, call), prediction_of(scene, call)
@@ -97,7 +99,7 @@ class TargetScale(SlotRule):
         return found
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is not normalized: the mean magnitude of the targets is "
             f"{self.streak.worst[slot]:.3g}."
@@ -105,18 +107,18 @@ class TargetScale(SlotRule):
 
 
 class InputParameters(Patient):
-    """The options of `input_scale`."""
+    """Options of `input_scale`."""
 
     patience: Count = 3
 
     largest: Factor = 30.0
-    """The largest mean magnitude allowed."""
+    """Largest allowed mean magnitude."""
 
     smallest: Fraction = 1e-3
-    """The smallest mean magnitude allowed."""
+    """Smallest allowed mean magnitude."""
 
     offset: Factor = 10.0
-    """The largest mean allowed, in standard deviations."""
+    """Largest allowed mean, in standard deviations."""
 
 
 class InputScale(SlotRule):
@@ -129,11 +131,11 @@ class InputScale(SlotRule):
         "mean of more than `offset` standard deviations, for `patience` records in a row."
     )
     source = (
-        "SageMaker Debugger (|mean| > 0.2 for images); wider here, because pixels in 0 .. 1 train "
-        "well. Pixels in 0 .. 255 do not pass."
+        "SageMaker Debugger, which reports |mean| > 0.2 for images. This rule is more tolerant "
+        "because models train well on pixels in 0 to 1, but it reports pixels in 0 to 255."
     )
     advice = "Subtract the mean and divide by the standard deviation of the training data."
-    explained_by = ("nonfinite",)
+    explained_by = ("nonfinite", "uneven_columns", "placeholder_values")
     Parameters = InputParameters
     statistics = ("abs_mean", "mean", "std")
     evidence = "mean magnitude"
@@ -146,17 +148,17 @@ class InputScale(SlotRule):
         )
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares size and offset with the limits."""
+        """Returns where the magnitude or the offset exceeds the limits, and the magnitude."""
         size = window.read("abs_mean", at).astype(np.float64)
         mean = np.abs(window.read("mean", at).astype(np.float64))
-        # over all elements: within samples, and between their means
+        # over all elements: variance within samples plus variance between their means
         spread = np.hypot(window.read("std", at), window.read("mean", at, "std"))
         parameters = self.parameters
         hit = (size > parameters.largest) | ((size < parameters.smallest) & (size > 0))
         return hit | ((mean > parameters.offset * spread) & (spread > 0)), size
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is not normalized: its mean magnitude is "
             f"{self.streak.worst[slot]:.3g}."

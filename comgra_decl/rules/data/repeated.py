@@ -26,19 +26,19 @@ class RepeatedBatch(SlotRule):
     severity = "hint"
     certainty = 0.6
     definition = (
-        "For `patience` records in a row, every input and target that varies across the batch "
-        "repeats the previous record: all its recorded statistics have exactly the same mean and "
+        "For `patience` records in a row, all inputs and targets that vary across the batch repeat "
+        "the previous record: all their recorded statistics have exactly the same mean and "
         "standard deviation across the batch."
     )
-    source = "Own definition; a loader whose iterator is created again in every step does this."
+    source = "Own definition; happens when the iterator of a loader is created in every step."
     advice = (
-        "Call iter(loader) once per epoch, not once per step, and do not seed inside the loop. If "
-        "a single batch is intended (full-batch training, overfitting one batch), switch this rule "
-        "off."
+        "Call iter(loader) once per epoch instead of once per step, and do not set the seed inside "
+        "the loop. If a single batch is intended (full-batch training, overfitting one batch), "
+        "switch this rule off."
     )
     of_state = True
     statistics = ("mean",)
-    evidence = "deviation over the batch"
+    evidence = "deviation across the batch"
     needs = "inputs of the model, which are recorded if `nodes` selects its root"
 
     _before: dict[tuple[str, str], Previous] = per_run(dict)
@@ -54,7 +54,7 @@ class RepeatedBatch(SlotRule):
         )
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares with the previous record."""
+        """Returns where all statistics are equal to those of the previous record."""
         same = np.ones((len(window), len(at)), np.bool_)
         varied = np.zeros(same.shape, np.float64)
         for name in (name for name in _NAMES if window.has(name)):
@@ -67,7 +67,7 @@ class RepeatedBatch(SlotRule):
         return same & (varied > 0), varied
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns nothing if any input or target that varies over the batch does change."""
+        """Returns no slots if any input or target that varies across the batch changes."""
         everything = np.flatnonzero(self.wants(scene.table))
         seen = everything[everything < len(self.streak.seen)]
         often = seen[self.streak.seen[seen] > 2 * self.patience]
@@ -75,8 +75,8 @@ class RepeatedBatch(SlotRule):
         return fired if not len(others) else fired[:0]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} is the same in every record "
-            f"{self.streak.since(slot)}: the same batch every time."
+            f"{scene.table.place(slot)} is the same in every record {self.streak.since(slot)}: "
+            "every step uses the same batch."
         )

@@ -1,4 +1,4 @@
-"""Targets that reveal problems with the data: their order, balance or variety."""
+"""Targets that reveal problems in the order, balance or variety of the data."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    loss_calls,
     per_run,
-    target_of,
 )
 
-_NEEDS = "targets, which are recorded where a loss compares a prediction with one"
+_NEEDS = "targets, recorded where a loss compares them with predictions"
 
 
 class SingleClass(SlotRule):
@@ -45,82 +45,86 @@ class SingleClass(SlotRule):
         "The labels 0, 0, 0, 0, 0 of the frozen ResNet in the book chapter 'Debugging: Visualizing "
         "Activation Maps & Gradients'."
     )
-    advice = "Shuffle the data, and check how labels are made."
+    advice = "Shuffle the data, and check how the labels are created."
     statistics = ("mean",)
     fewest_samples = ClassCounts.fewest
     lowest, evidence = True, "deviation between samples"
     needs = _NEEDS
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns targets with one number per sample."""
+        """Returns targets with one value per sample."""
         return table.scalar_targets
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Finds a standard deviation of zero between samples."""
+        """Returns where the standard deviation across samples is zero."""
         deviation = window.read("mean", at, "std")
         return deviation == 0, np.asarray(deviation)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return f"All samples of a batch have the same target ({scene.table.place(slot)})."
 
 
 class OrderParameters(Patient):
-    """The options of `unshuffled`."""
+    """Options of `unshuffled`."""
 
     patience: Count = 1
-    """Not used; all records count."""
+    """Not used; all records are considered."""
 
     ratio: Factor = 6.0
-    """The largest variance of the batches' means allowed, relative to that of shuffled data."""
+    """Largest allowed variance of the batch means, relative to that of shuffled data."""
 
     least: Annotated[Int, Field(ge=5)] = 10
-    """The number of records needed."""
+    """Number of records required."""
 
 
 class Unshuffled(Rule):
-    """Batches that differ from each other more than chance allows."""
+    """Batches that differ from each other more than expected by chance."""
 
     name = "unshuffled"
     certainty = 0.65
     definition = (
         "Over at least `least` records of class targets, the variance of the batches' mean targets "
-        "is more than `ratio` times its expected value for shuffled data. That value is the mean "
-        "variance within a batch divided by the batch size (the ratio is the F statistic of an "
-        "analysis of variance)."
+        "is more than `ratio` times the value expected for shuffled data. The expected value is "
+        "the mean variance within a batch divided by the batch size, so the ratio is the F "
+        "statistic of an analysis of variance. Targets of different losses are checked separately."
     )
     source = (
         "Own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
-        "lists missing shuffling."
+        "mentions missing shuffling."
     )
     advice = "Use DataLoader(..., shuffle=True), or shuffle before splitting the data into batches."
     explained_by = ("single_class",)
     Parameters = OrderParameters
 
-    # by slot: sums of 1, mean, mean^2 and variance / size
-    _sums: dict[int, NDArray[np.float64]] = per_run(dict)
+    # by slot, and the function and classes of its loss: sums of 1, mean, mean^2 and variance / size
+    _sums: dict[tuple[int, str, int], NDArray[np.float64]] = per_run(dict)
 
     def look(self, window: Window) -> None:
-        """Adds up means and variances of the batches."""
+        """Adds up the means and variances of the batches."""
         if not window.has("mean"):
             return
         for slot in np.flatnonzero(window.table.targets).tolist():
             if "int" not in window.table.infos[slot].dtype:
-                continue  # of returns, soft labels and the like, batches may differ
+                continue  # batches of other targets (returns, soft labels, ...) may differ
             at = np.array([slot])
             mean = window.read("mean", at)[:, 0].astype(np.float64)
             within = window.read("mean", at, "std")[:, 0].astype(np.float64) ** 2
             size = window.samples(at)[:, 0]
             there = np.isfinite(mean) & np.isfinite(within) & (size >= ClassCounts.fewest)
-            for m, v, n in zip(mean[there], within[there], size[there], strict=True):
-                sums = self._sums.setdefault(slot, np.zeros(4))
+            key = window.table.infos[slot].key
+            for row in np.flatnonzero(there).tolist():
+                m, v, n = mean[row], within[row], size[row]
+                facts = window.facts[row] if window.facts else {}
+                call = next((c for c in loss_calls(facts) if c.target_key == key), None)
+                task = ("", 0) if call is None else (call.function, call.classes)
+                sums = self._sums.setdefault((slot, *task), np.zeros(4))
                 sums += (1, m, m * m, v / (n - 1))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first target that is out of order."""
-        compared = {target_of(scene, c) for c in scene.calls if c.function in CLASSIFICATION}
-        for slot, (n, total, squares, chance) in self._sums.items():
-            other = bool(scene.calls) and slot not in compared
+        """Returns a finding about the first target that is not shuffled."""
+        for (slot, function, _), (n, total, squares, chance) in self._sums.items():
+            other = bool(scene.calls) and function not in CLASSIFICATION
             if other or n < self.parameters.least or chance <= 0:
                 continue
             between = (squares - total**2 / n) / (n - 1)
@@ -132,15 +136,15 @@ class Unshuffled(Rule):
                         scene,
                         place=place,
                         first_step=0,
-                        message=f"Batches are not shuffled: the variance of the means of {place} "
-                        f"is {ratio:.3g} times that of shuffled data.",
+                        message="Batches are not shuffled: the variance of the batch means of "
+                        f"{place} is {ratio:.3g} times the value expected for shuffled data.",
                         evidence={"ratio": float(ratio), "batches": int(n)},
                     )
                 ]
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if not self._sums:
             return f"no target of at least {ClassCounts.fewest} samples was recorded"
         most = max(sums[0] for sums in self._sums.values())
@@ -149,47 +153,46 @@ class Unshuffled(Rule):
 
 
 class ImbalanceParameters(Patient):
-    """The options of `class_imbalance`."""
+    """Options of `class_imbalance`."""
 
     patience: Count = 5
-    """Not used; all targets count."""
+    """Not used; all targets are considered."""
 
     ratio: Factor = 10.0
-    """The largest ratio allowed between the most and the least frequent class."""
+    """Largest allowed ratio between the frequencies of the most and least frequent classes."""
 
     least: Annotated[Int, Field(ge=10)] = 500
-    """The number of targets needed."""
+    """Number of targets required."""
 
     least_of_ended: Annotated[Int, Field(ge=10)] = 100
-    """The number of targets needed once the run has ended; with fewer than `least`, classes must
-    differ by twice `ratio`."""
+    """Number of targets required if the run has ended; below `least`, `ratio` is doubled."""
 
 
 class ClassImbalance(Rule):
-    """Classes of very different frequency."""
+    """Classes with very different frequencies."""
 
     name = "class_imbalance"
     severity = "hint"
     certainty = 0.5
     definition = (
         "Over at least `least` recorded targets (integers, one per sample), the most frequent "
-        "class is more than `ratio` times as frequent as the rarest class that occurs. For a run "
-        "that has ended, `least_of_ended` targets suffice, but with fewer than `least` the ratio "
-        "is doubled."
+        "class occurs more than `ratio` times as often as the least frequent class. Classes that "
+        "never occur are ignored. If the run has ended, `least_of_ended` targets are sufficient, "
+        "but with fewer than `least` the ratio is doubled."
     )
-    source = "SageMaker Debugger (10, after 500 labels)."
-    advice = "Weight the loss by class, or sample rare classes more often; do not rely on accuracy."
+    source = "SageMaker Debugger, which requires a ratio of 10 after 500 labels."
+    advice = "Weight the loss by class, or sample rare classes more often. Do not rely on accuracy."
     explained_by = ("single_class",)
     Parameters = ImbalanceParameters
 
     _counts = per_run(ClassCounts)
 
     def look(self, window: Window) -> None:
-        """Counts classes in the histograms of targets."""
+        """Counts the classes in the histograms of targets."""
         self._counts.look(window)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first target that is out of balance."""
+        """Returns a finding about the first target that is not balanced."""
         for slot, known in self._counts.by_slot.items():
             total = sum(known.values())
             if total < self._needed(scene) or len(known) < 2:
@@ -203,15 +206,16 @@ class ClassImbalance(Rule):
                         scene,
                         place=scene.table.place(slot),
                         first_step=0,
-                        message=f"Class {most} is {ratio:.3g} times as frequent as class {rarest} "
-                        f"({known[most]} and {known[rarest]} of {sum(known.values())} targets).",
+                        message=f"Class {most} occurs {ratio:.3g} times as often as class "
+                        f"{rarest} ({known[most]} and {known[rarest]} of {sum(known.values())} "
+                        "targets).",
                         evidence={"ratio": ratio, "targets": sum(known.values())},
                     )
                 ]
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
         if not self._counts.by_slot:
@@ -221,6 +225,6 @@ class ClassImbalance(Rule):
         return None if most >= least else f"it needs {least} targets; the run has {most}"
 
     def _needed(self, scene: Scene) -> int:
-        """Returns the number of targets needed as things stand."""
+        """Returns the number of targets required, depending on whether the run has ended."""
         least, of_ended = self.parameters.least, self.parameters.least_of_ended
         return int(min(least, of_ended) if scene.ended else least)

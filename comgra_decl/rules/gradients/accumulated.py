@@ -22,20 +22,20 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
-_FIRST = 3  # records; their median is the initial value
+_FIRST = 3  # records whose median is the initial value
 
 
 class AccumulatedParameters(Patient):
-    """The options of `accumulated_gradient`."""
+    """Options of `accumulated_gradient`."""
 
     growth: Factor = 3.0
-    """How much gradients of weights may grow relative to those of the layers' outputs."""
+    """Factor by which gradients of weights may grow relative to those of the layers' outputs."""
 
     change: Fraction = 0.4
-    """The largest relative change of a mean between records that still counts as smooth."""
+    """Largest relative change of a mean between records that is considered smooth."""
 
     share: Share = 0.7
-    """The share of weights that must meet the condition in the same record."""
+    """Smallest share of weights that must meet the condition in the same record."""
 
 
 class AccumulatedGradient(SlotRule):
@@ -45,15 +45,15 @@ class AccumulatedGradient(SlotRule):
     severity = "error"
     certainty = 0.75
     definition = (
-        "The l2 norm of a weight's gradient, divided by that of the gradient of the layer's "
+        "The l2 norm of a weight's gradient, divided by the norm of the gradient of the layer's "
         f"output, has grown to `growth` times its median over the first {_FIRST} records. In "
-        "addition, between records the mean of the weight's gradient changes by less than `change` "
-        "of itself, or its smallest and largest elements change by less than half as much. Both "
-        "conditions hold for at least `share` of all weights and for `patience` records in a row. "
-        "A sum over all steps behaves like this. The gradient of a single batch does not: it is "
-        "proportional to the output's gradient, and its mean is mostly noise."
+        "addition, the mean of the weight's gradient changes by less than `change` times its "
+        "value between records, or its smallest and largest elements change by less than half as "
+        "much. Both conditions are met by at least `share` of all weights and for `patience` "
+        "records in a row. This is characteristic of a sum over all steps. The gradient of a "
+        "single batch is proportional to the output's gradient, and its mean is mostly noise."
     )
-    source = "Own derivation; a missing `zero_grad()` is among the bugs that TheDeepChecker lists."
+    source = "Own derivation; TheDeepChecker lists a missing `zero_grad()` among common bugs."
     advice = "Call `optimizer.zero_grad()` once per optimizer step, before the backward pass."
     Parameters = AccumulatedParameters
     statistics = ("l2", "mean", "min", "max")
@@ -67,13 +67,13 @@ class AccumulatedGradient(SlotRule):
     _previous = per_run(lambda: {name: Previous() for name in ("mean", "min", "max")})
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of weights whose layers' outputs have gradients as well."""
+        """Returns gradients of weights whose layers also have recorded output gradients."""
         wanted = table.weight_gradients
         partner = _output_gradients(table)
         return wanted & table.where(lambda info: info.key.node in partner)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the ratio of the two gradients with its initial value."""
+        """Returns the ratio of the two gradients divided by its initial value."""
         others = window.table.remembered((_partners, len(at)), lambda t: _partners(t, at))
         ratio = window.read("l2", at) / window.read("l2", others)
         ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, np.nan).astype(np.float64)
@@ -91,7 +91,7 @@ class AccumulatedGradient(SlotRule):
         return np.asarray(np.abs(value - self._previous[name].look(at, value)) / np.abs(value))
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             "Gradients are never cleared: weight gradients accumulate across steps and have grown "
             f"{self.streak.worst[slot]:.3g}-fold relative to output gradients, for example "

@@ -1,9 +1,8 @@
-"""Gradients that grow toward the first layers, or during training."""
+"""Gradients that grow towards the first layers or during training."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
     Count,
@@ -19,68 +18,82 @@ from comgra_decl.rules.api import (
     Window,
     lower_rate,
     per_run,
+    predictions,
 )
 
-_FIRST = 5  # records; their median is the initial value
+_FIRST = 5  # records whose median is the initial value
 
 
 class ExplodingParameters(Patient):
-    """The options of `exploding_gradient`."""
+    """Options of `exploding_gradient`."""
 
     patience: Count = 2
 
     growth: Factor = 100.0
-    """How much all gradients together, and this one, may grow relative to their initial norm."""
+    """Largest allowed growth of this gradient, and of all gradients together, as a factor."""
 
     ratio: Factor = 1000.0
-    """How many times larger a gradient may be than the largest one near the loss."""
+    """Largest allowed gradient, as a multiple of the largest gradient near the loss."""
 
 
 class ExplodingGradient(SlotRule):
-    """Gradients that grow toward the first layers, or during training."""
+    """Gradients that grow towards the first layers or during training."""
 
     name = "exploding_gradient"
     severity = "error"
     certainty = 0.6
     definition = (
         "For `patience` records in a row, the l2 norm of a gradient exceeds `ratio` times the "
-        "largest norm near the loss (in the last quarter of the network). Or both this norm and "
-        "the norm of all gradients together exceed `growth` times their initial values (medians of "
-        f"the first {_FIRST} records)."
+        "largest norm near the loss (at predictions and in the last quarter of the model). Or both "
+        "this norm and the norm of all gradients together exceed `growth` times their initial "
+        f"values (the medians of the first {_FIRST} records)."
     )
     source = (
-        "TheDeepChecker (doubling at five checks in a row) and AutoTrainer (norm of the first "
-        "layer 70 times that of the last). The limits here are wider and relative to the run "
-        "itself, because gradients of healthy trainings start small in layers followed by layers "
-        "that are initialized to zero."
+        "TheDeepChecker, which requires gradients to double at each of five checks, and "
+        "AutoTrainer, which requires the norm of the first layer to be 70 times the norm of the "
+        "last layer. The limits here are more tolerant and relative to the run itself, because "
+        "gradients in healthy runs can start small in layers followed by layers that are "
+        "initialized to zero."
     )
     advice = (
-        "Lower the learning rate or warm it up, clip the gradient norm (to about 1), and check the "
-        "initialization of this layer. In recurrent networks, use gates or shorter sequences."
+        "Lower the learning rate or use a warmup, clip the gradient norm (to about 1), and check "
+        "the initialization of this layer. In recurrent models, use gates or shorter sequences."
     )
     explained_by = ("nonfinite", "poor_initialisation", "accumulated_gradient")
     Parameters = ExplodingParameters
     statistics = ("l2",)
     backwards, evidence = True, "times too large"
+    of_graph = True
     needs = "gradients, such as {select: '**', capture: [output_grad]}"
 
     _early = per_run(Early, _FIRST)
     _early_total = per_run(Early, _FIRST)
+    _near = np.zeros(0, np.bool_)
 
     def advise(self, scene: Scene) -> str:
-        """Returns the advice, adapted to the optimizer settings."""
+        """Returns advice adapted to the optimizer settings."""
         further = (
-            "Check the initialization of this layer. In recurrent networks, use gates or shorter "
+            "Check the initialization of this layer. In recurrent models, use gates or shorter "
             "sequences."
         )
         return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of outputs; if none are recorded, those of weights."""
-        return table.layer_gradients
+        """Returns the gradients of outputs, or of weights if those are not recorded.
+
+        Also determines which of them are near the loss. These include all predictions, in any
+        order, because a model may run several times in a step for several parts of the loss, some
+        of which have little weight.
+        """
+        wanted = table.layer_gradients
+        self._near = wanted & np.isin(table.forward, list(predictions(self.scene)))
+        order = table.order[wanted]
+        if len(order):
+            self._near |= wanted & (table.order >= np.quantile(order, 0.75))
+        return wanted
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares each gradient with the others of its step, and with the first records."""
+        """Compares each gradient with others of its step, and with the first records."""
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
         there = (~np.isnan(known)).sum(1)
@@ -88,22 +101,16 @@ class ExplodingGradient(SlotRule):
         total[there == 0] = np.nan
         all_grew = total / self._early_total.look(np.zeros(1, np.int64), total)
         grew = np.fmin(known / self._early.look(at, known), all_grew) / self.parameters.growth
-        near = window.table.remembered((ExplodingGradient, len(at)), lambda t: _near(t, at))
+        near = self._near[at]
         away = known / np.fmax.reduce(np.where(near, known, np.nan), axis=1, keepdims=True)
         away = np.where(there[:, None] >= 4, away, np.nan)
         excess = np.fmax(np.nan_to_num(grew), np.nan_to_num(away) / self.parameters.ratio)
         return excess > 1, excess
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"The gradient explodes: {scene.table.place(slot)} is "
             f"{self.streak.worst[slot]:.3g} times the limit at step "
             f"{self.streak.worst_step[slot]}."
         )
-
-
-def _near(table: SlotTable, at: Slots) -> NDArray[np.bool_]:
-    """Returns which slots belong to the last quarter of the network."""
-    order = table.order[at]
-    return np.asarray(order >= np.quantile(order, 0.75))

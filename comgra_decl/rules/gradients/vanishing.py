@@ -1,4 +1,4 @@
-"""Gradients that vanish toward the first layers."""
+"""Gradients that vanish towards the first layers."""
 
 from __future__ import annotations
 
@@ -27,56 +27,56 @@ from comgra_decl.rules.api import (
     trained_models,
 )
 
-_FIRST = 5  # records; their median is the initial value
-_FEWEST = 4  # gradients to compare, at least
+_FIRST = 5  # records whose median is the initial value
+_FEWEST = 4  # minimum number of gradients to compare
 
 
 class VanishingParameters(Patient):
-    """The options of `vanishing_gradient`."""
+    """Options of `vanishing_gradient`."""
 
     patience: Count = 10
-    """How many records in a row must meet the condition; attention keys start like this."""
+    """Consecutive records that must meet the condition; attention keys start like this."""
 
     ratio: Fraction = 1e-3
-    """The smallest gradient allowed, relative to the upper quartile of all gradients."""
+    """Smallest allowed gradient, relative to the upper quartile of all gradients."""
 
     fall: Fraction = 1e-3
-    """How far that ratio may fall, relative to its initial value."""
+    """Smallest allowed value of that ratio, relative to its initial value."""
 
     won: Fraction = 0.05
-    """A network has won if its loss is below this share of the initial value."""
+    """Share of its initial value below which the loss of a competing model counts as won."""
 
     faded: Fraction = 0.3
-    """Another network's gradients have vanished below this share of their initial norm."""
+    """Share of their initial norm below which the gradients of the other model have vanished."""
 
 
 class VanishingGradient(SlotRule):
-    """Gradients that vanish toward the first layers."""
+    """Gradients that vanish towards the first layers."""
 
     name = "vanishing_gradient"
     certainty = 0.7
     definition = (
-        "Layers: for `patience` records in a row, a gradient's l2 norm is below `ratio` times the "
-        "upper quartile of all such gradients in the step, in every iteration of the module, "
-        "though not exactly zero. Or this ratio falls below `fall` times its initial value (median "
-        f"of the first {_FIRST} records). The rule checks the gradients of module outputs, or of "
-        f"weights if those of outputs are not recorded, and needs at least {_FEWEST} of them. It "
-        "ignores side branches, which are tensors computed from a tensor whose gradient has not "
-        "vanished (attention keys, residual branches that start at zero). Competing networks: in a "
-        "step with several losses, the outputs of one model enter another model with gradient. One "
-        "of the losses has fallen below `won` times its initial value (means of the first and last "
-        "tenth). The gradients of all parameters of the first model have fallen below `faded` "
-        f"times their initial norm (medians of the first and last {_FIRST} records), so this model "
-        "no longer learns anything."
+        "Layers: for `patience` records in a row, a gradient's l2 norm is nonzero but below "
+        "`ratio` times the upper quartile of all such gradients in the step, in every iteration "
+        "of the module. Alternatively, this ratio falls below `fall` times its initial value (the "
+        f"median of the first {_FIRST} records). The rule checks the gradients of module outputs "
+        f"(of weights if those are not recorded) and requires at least {_FEWEST} of them. Side "
+        "branches are ignored, that is, tensors computed from a tensor whose gradient has not "
+        "vanished (attention keys, residual branches that start at zero). Competing models: in a "
+        "step with several losses, the outputs of one model enter another model, with gradients. "
+        "One of the losses has fallen below `won` times its initial value (the means of the first "
+        "and last tenths are compared). The gradients of all parameters of the first model have "
+        "fallen below `faded` times their initial norm (the medians of the first and last "
+        f"{_FIRST} records are compared), so this model no longer learns."
     )
     source = (
-        "AutoTrainer (norm of the first layer below 1e-3 of that of the last one). Here the limit "
-        "is relative to the other layers, so that neither the scale of the loss nor the width "
-        "matters."
+        "AutoTrainer, which reports a norm of the first layer below 1e-3 times the norm of the "
+        "last layer. Here the limit is relative to the other layers, so that it depends neither on "
+        "the scale of the loss nor on the width."
     )
     advice = (
         "Between this layer and the loss, use normalization, residual connections or another "
-        "activation function (ReLU, GELU), or initialize by He or Glorot."
+        "activation function (ReLU, GELU), or use He or Glorot initialization."
     )
     explained_by = ("nonfinite", "saturated", "dead_units", "poor_initialisation")
     explained_by_earlier = ("shrinking_weight",)
@@ -88,12 +88,12 @@ class VanishingGradient(SlotRule):
 
     _early = per_run(Early, _FIRST)
     _curves: dict[str, Curve] = per_run(dict)
-    _sizes: dict[str, tuple[list[float], list[float]]] = per_run(dict)  # first, last norms
+    _sizes: dict[str, tuple[list[float], list[float]]] = per_run(dict)  # first and last norms
     _nodes: dict[str, Slots] = per_run(dict)
     _seen: SlotTable | None = None
 
     def look(self, window: Window) -> None:
-        """Adds the next training records."""
+        """Processes the next training records."""
         super().look(window)
         if not window.has("l2"):
             return
@@ -107,12 +107,12 @@ class VanishingGradient(SlotRule):
             last[:] = (last + known)[-_FIRST:]
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Adds the next losses."""
+        """Processes the next losses."""
         if numbers.name == "loss" or numbers.name.startswith("loss["):
             self._curves.setdefault(numbers.name, Curve()).add(numbers.steps, numbers.values)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about vanishing layers, or else about a network that has lost."""
+        """Returns a finding about vanishing layers, or about a competing model that has lost."""
         return super().findings(scene) or self._overpowered(scene)
 
     def _overpowered(self, scene: Scene) -> list[Finding]:
@@ -130,17 +130,18 @@ class VanishingGradient(SlotRule):
         faded = [m for m, s in share.items() if s < self.parameters.faded and m in judged]
         if not falls[won] < self.parameters.won or not faded:
             return []
-        model = faded[0]  # the one that runs first; the gradients of both fade once one has won
+        model = faded[0]  # the model that runs first; the gradients of both vanish once one has won
         slot = int(self._nodes[model][0])
         return [
             self.finding(
                 scene,
                 place=scene.table.place(slot),
                 first_step=0,
-                message=f"One network has won: {won} has fallen to {falls[won]:.1%} of its initial "
-                f"value, and the gradient of {scene.table.infos[slot].key.node} and the layers "
-                f"after it to {share[model]:.1%} of its initial norm, so it no longer learns.",
-                advice="Weaken the winning network: use a lower learning rate, fewer steps, noise "
+                message=f"One of the competing models has won: {won} has fallen to "
+                f"{falls[won]:.1%} of its initial value, and the gradient of "
+                f"{scene.table.infos[slot].key.node} and the layers after it to "
+                f"{share[model]:.1%} of its initial norm, so that these layers no longer learn.",
+                advice="Weaken the winning model: use a lower learning rate, fewer steps, noise "
                 "on its inputs, a gradient penalty or spectral normalization. Or use a loss that "
                 "does not saturate (-log D(G(z)), hinge, Wasserstein).",
                 evidence={"loss": falls[won], "gradient": share[model]},
@@ -148,16 +149,16 @@ class VanishingGradient(SlotRule):
         ]
 
     def advise(self, scene: Scene) -> str:
-        """Returns the advice, adapted to the optimizer settings."""
+        """Returns advice adapted to the optimizer settings."""
         if not normalises(scene):
             return self.advice
         return (
             "Between this layer and the loss, use residual connections or another activation "
-            "function (ReLU, GELU), or initialize by He or Glorot."
+            "function (ReLU, GELU), or use He or Glorot initialization."
         )
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of outputs; if none are recorded, those of weights."""
+        """Returns the gradients of outputs, or of weights if those are not recorded."""
         return table.layer_gradients
 
     def measure(self, window: Window, at: Slots) -> Measured:
@@ -171,7 +172,7 @@ class VanishingGradient(SlotRule):
         return (share < self.parameters.ratio) | fallen, share
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out side branches, past which a gradient of usual size still flows back.
+        """Leaves out side branches, which a gradient of normal magnitude bypasses.
 
         Examples are attention keys, and residual branches behind a gain that starts at zero.
         """
@@ -183,7 +184,7 @@ class VanishingGradient(SlotRule):
     def _arrives(
         self, table: SlotTable, sources: dict[int, list[int]], slot: int, vanished: set[int]
     ) -> bool:
-        """Whether a tensor from which this one is computed has a gradient of usual size."""
+        """Returns whether a tensor is computed from one whose gradient has a normal magnitude."""
         waiting, seen = [int(table.forward[slot])], set[int]()
         for forward in waiting:
             for source in sources.get(forward, []):
@@ -197,10 +198,10 @@ class VanishingGradient(SlotRule):
         return False
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         share = self.streak.worst[slot]
         return (
-            f"The gradient vanishes toward the first layers: {scene.table.place(slot)} is "
+            f"The gradient vanishes towards the first layers: {scene.table.place(slot)} is "
             f"{share:.1e} times the upper quartile of all layers."
         )
 
@@ -219,7 +220,7 @@ def _largest_of_node(
 
 
 def _group(table: SlotTable, at: Slots) -> Slots:
-    """Returns a tensor number for each slot; all iterations of a tensor share one number."""
+    """Returns the index of each slot's tensor; all iterations of a tensor have the same index."""
     names = [(table.infos[slot].key.node, table.infos[slot].key.role) for slot in at.tolist()]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names], np.int64)
@@ -238,7 +239,7 @@ def _models(table: SlotTable) -> dict[str, Slots]:
 
 
 def _judged_by_others(scene: Scene, models: set[str]) -> set[str]:
-    """Returns the models whose outputs enter another model, such as a critic, with gradient."""
+    """Returns the models whose outputs enter another model, such as a critic, with gradients."""
     if not scene.structures:
         return models
     found = set()

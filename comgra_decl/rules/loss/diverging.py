@@ -1,4 +1,4 @@
-"""Losses that keep rising, or fall below what is possible."""
+"""Losses that keep rising, or fall below their lower bound."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from comgra_decl.rules.api import (
     target_of,
 )
 
-_GROWN = 2.0  # times: targets that grow by more make their loss grow, too
-_STARTS = 3  # losses that are the start
-_LEAST_START = 1e-2  # a smaller start is no measure for what follows
+_GROWN = 2.0  # factor; if targets grow by more than this, their loss grows as well
+_STARTS = 3  # number of losses considered as the start
+_LEAST_START = 1e-2  # smaller initial losses are no reference for later ones
 
 
 class DivergingParameters(RuleParameters):
-    """The options of `loss_diverges`."""
+    """Options of `loss_diverges`."""
 
     growth: Factor = 2.0
-    """How many times its best mean the loss may reach."""
+    """Largest allowed mean loss, as a multiple of the lowest mean so far."""
 
     least: Annotated[Int, Field(ge=1)] = 20
-    """The number of losses needed to compare tenths."""
+    """Number of losses required to compare tenths of the run."""
 
     explosion: Factor = 1000.0
-    """How many times its start a loss may reach, however few losses there are."""
+    """Largest allowed loss, as a multiple of the initial loss; applies to any number of losses."""
 
     least_of_ended: Annotated[Int, Field(ge=10)] = 10
-    """The number of losses needed once the run has ended."""
+    """Number of losses required if the run has ended."""
 
 
 class LossDiverges(CurveRule):
@@ -59,20 +59,20 @@ class LossDiverges(CurveRule):
     certainty = 0.65
     definition = (
         "The mean of the last tenth of all losses is above `growth` times the lowest mean of any "
-        "earlier tenth, and above that of the first tenth by three standard errors. If a run has "
-        "ended with fewer than `least` but at least `least_of_ended` losses, `growth` is squared, "
-        "because a tenth is then a single loss. Or a loss is not finite. Or a loss reaches "
-        f"`explosion` times the smallest of the first {_STARTS} losses, or times {_LEAST_START:g} "
-        "if that is larger; this is only a warning if the last loss is no higher than the first "
-        "one."
+        "earlier tenth, and above the mean of the first tenth by three standard errors. If a run "
+        "has ended with fewer than `least` but at least `least_of_ended` losses, `growth` is "
+        "squared, because a tenth then consists of a single loss. The rule also reports a "
+        "loss that is not finite, and one that reaches `explosion` times the smallest of the first "
+        f"{_STARTS} losses (or times {_LEAST_START:g} if that is larger); this is only a warning "
+        "if the last loss is no higher than the first one."
     )
     source = (
-        "TheDeepChecker (twice the minimum); the comparison with the first tenth excludes noise "
-        "around small losses."
+        "TheDeepChecker, which warns at twice the minimum. The comparison with the first tenth "
+        "excludes noise in small losses."
     )
     advice = (
-        "Lower the learning rate or warm it up, and clip gradients. If the loss rises steadily "
-        "from the first step, look for a wrong sign."
+        "Lower the learning rate or use a warmup, and clip gradients. If the loss rises steadily "
+        "from the first step, check the sign of the loss."
     )
     explained_by = ("nonfinite", "exploding_gradient", "accumulated_gradient")
     Parameters = DivergingParameters
@@ -81,20 +81,22 @@ class LossDiverges(CurveRule):
     _start: dict[str, list[float]] = per_run(dict)
     _top: dict[str, tuple[int, float]] = per_run(dict)  # first step of an explosion, highest loss
     _last: dict[str, float] = per_run(dict)
-    _targets: dict[int, tuple[float, float]] = per_run(dict)  # first and newest size, by slot
+    _targets: dict[int, tuple[float, float]] = per_run(
+        dict
+    )  # first and latest magnitude of the targets, by slot
 
     @property
     def least(self) -> int:
-        """The number of losses needed: one that explodes needs none before it."""
+        """Number of losses required: 1, because an explosion needs no earlier losses."""
         return 1
 
     def advise(self, scene: Scene) -> str:
-        """Returns the advice, adapted to the optimizer settings."""
-        further = "If the loss rises steadily from the first step, look for a wrong sign."
+        """Returns advice adapted to the optimizer settings."""
+        further = "If the loss rises steadily from the first step, check the sign of the loss."
         return lower_rate(scene, self.advice, further=further)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Adds the losses to the curve, and notes the first that is not finite."""
+        """Adds the losses to the curve and stores the first one that is not finite."""
         super().take(type_, steps, values)
         self._see_explosion(type_, steps, values)
         wild = steps[~np.isfinite(values)]
@@ -102,7 +104,7 @@ class LossDiverges(CurveRule):
             self._nonfinite.setdefault(type_, int(wild[0]))
 
     def look(self, window: Window) -> None:
-        """Notes the first and the newest size of the targets that a loss compares by element."""
+        """Stores the first and the latest magnitude of the targets of element-wise losses."""
         if not window.has("abs_mean"):
             return
         for call in self.scene.calls:
@@ -117,7 +119,7 @@ class LossDiverges(CurveRule):
 
     @property
     def _targets_grow(self) -> bool:
-        """Whether targets grow, as values in reinforcement learning do, and the loss with them."""
+        """Whether the targets grow, as values do in reinforcement learning."""
         return any(new > _GROWN * first for first, new in self._targets.values())
 
     def _see_explosion(
@@ -156,7 +158,7 @@ class LossDiverges(CurveRule):
         return "warning" if recovered else self.severity
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares the end with the best part and with the start."""
+        """Compares the end of the curve with its best part and its start."""
         curve = self.curves[type_]
         if type_ in self._nonfinite:
             step = self._nonfinite[type_]
@@ -182,40 +184,45 @@ class LossDiverges(CurveRule):
             scene,
             first_step=at,
             severity="hint" if self._targets_grow else self.severity,
-            message=f"The loss diverges: from {means[best]:.4g} at its best to {last:.4g} in the "
+            message=f"The loss diverges: from a minimum of {means[best]:.4g} to {last:.4g} in the "
             f"last tenth of {curve.count} steps.",
             evidence={"best": float(means[best]), "last": last},
         )
 
 
 _NEVER = CLASSIFICATION | BINARY_LOGITS | PROBABILITIES
-"""Losses that are never negative where predictions and targets are what they should be."""
+"""Losses that are never negative for valid predictions and targets."""
 
 
 class NegativeParameters(RuleParameters):
-    """The options of `negative_loss`."""
+    """Options of `negative_loss`."""
 
     growth: Factor = 10.0
-    """How far a negative loss with numeric targets may fall, as a multiple of its first mean."""
+    """Largest allowed decrease of a negative loss with numeric targets, as a multiple of its first
+    mean.
+    """
 
 
 class NegativeLoss(CurveRule):
-    """A loss that is negative though it should not be."""
+    """A loss that is negative although this should be impossible."""
 
     name = "negative_loss"
     severity = "error"
     certainty = 0.85
     definition = (
-        "At least a tenth of all losses are below -0.001, although the loss is that of a "
-        "classifier and cannot be negative. This applies if only `cross_entropy`, `nll_loss` or a "
-        "binary cross-entropy compare a prediction with a target, and the loss depends on nothing "
-        "else according to the graph. Or no such function is called, targets are not integers, "
-        "nine out of ten losses are negative, and the loss keeps falling: the mean of the last "
-        "tenth is more than `growth` times that of the first tenth."
+        "At least a tenth of all losses are below -0.001 although the loss is that of a "
+        "classifier, which cannot be negative. This applies if only `cross_entropy`, `nll_loss` or "
+        "a binary cross-entropy compare predictions with targets, and the loss depends on nothing "
+        "else according to the graph. Alternatively, no such function is called, the targets are "
+        "not integers, nine out of ten losses are negative, and the loss keeps falling: the mean "
+        "of the last tenth is more than `growth` times the mean of the first tenth."
     )
-    source = "AutoTrainer (a negative loss where that is impossible); usually a wrong sign."
+    source = (
+        "AutoTrainer, which reports negative losses where they are impossible. The usual cause is "
+        "a wrong sign."
+    )
     advice = (
-        "Look for a wrong minus sign, or for nll_loss applied to probabilities instead of "
+        "Check the sign of the loss, and whether nll_loss receives probabilities instead of "
         "log-probabilities."
     )
     Parameters = NegativeParameters
@@ -223,7 +230,7 @@ class NegativeLoss(CurveRule):
     _negative: dict[str, list[int]] = per_run(dict)  # count and first step
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Adds the losses to the curve, and counts negative ones."""
+        """Adds the losses to the curve and counts the negative ones."""
         super().take(type_, steps, values)
         below = steps[values < -1e-3]
         if len(below):
@@ -231,10 +238,10 @@ class NegativeLoss(CurveRule):
             known[0] += len(below)
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Judges the count by the kind of targets."""
+        """Returns a finding if the negative losses are impossible for the type of the targets."""
         count, first = self._negative.get(type_, [0, 0])
         if any(call.target.is_integer and call.function not in _NEVER for call in scene.calls):
-            return None  # actions of a policy, whose loss may have either sign
+            return None  # actions of a policy, whose loss can have either sign
         if not scene.calls or not all(call.function in _NEVER for call in scene.calls):
             return self._endless(scene, type_, count, first)
         if count < max(3, 0.1 * self._losses[type_]) or _has_other_terms(scene):
@@ -242,12 +249,13 @@ class NegativeLoss(CurveRule):
         return self.finding(
             scene,
             first_step=first,
-            message=f"The loss is negative from step {first} on; a classifier's cannot be.",
+            message=f"The loss is negative from step {first} on, which is impossible for a "
+            "classifier.",
             evidence={"negative": count},
         )
 
     def _endless(self, scene: Scene, type_: str, count: int, first: int) -> Finding | None:
-        """Checks whether a loss with numeric targets, which may be negative, keeps falling."""
+        """Returns a finding if a negative loss with numeric targets keeps falling."""
         curve = self.curves[type_]
         (start, _), (end, _) = curve.mean(0, 0.1), curve.mean(0.9, 1)
         often = count >= max(20, 0.9 * self._losses[type_])
@@ -257,19 +265,22 @@ class NegativeLoss(CurveRule):
             scene,
             first_step=first,
             message=f"The loss is negative and keeps falling, from {start:.4g} to {end:.4g}: "
-            "training makes what it measures arbitrarily large.",
+            "training increases what the loss measures without limit.",
             evidence={"first": start, "last": end},
             severity="warning",
         )
 
 
 def _has_other_terms(scene: Scene) -> bool:
-    """Whether tensors enter a loss that are neither predictions nor computed from targets."""
+    """Returns whether a loss also depends on tensors that are neither predictions nor targets.
+
+    These include parameters, such as a learned weight of the loss.
+    """
     known = predictions(scene) | computed_from_targets(scene)
     known |= {slot for call in scene.calls if (slot := prediction_of(scene, call)) is not None}
     infos = scene.table.infos
     return any(
-        source not in known and infos[source].kind == "computed"
+        source not in known and infos[source].kind in ("computed", "parameter")
         for sink, sources in sources_of(scene).items()
         if infos[sink].kind == "loss"
         for source in sources

@@ -19,20 +19,21 @@ from comgra_decl.rules.api import (
 
 
 class FlatParameters(RuleParameters):
-    """The options of `loss_not_falling`."""
+    """Options of `loss_not_falling`."""
 
     fall: Fraction = 0.02
-    """How far the loss must fall, as a share of its first mean."""
+    """Smallest decrease of the loss, as a share of its first mean."""
 
     least: Annotated[Int, Field(ge=10)] = 60
-    """The number of losses needed."""
+    """Number of losses required."""
 
     least_of_ended: Annotated[Int, Field(ge=10)] = 20
-    """The number of losses needed once the run has ended."""
+    """Number of losses required if the run has ended."""
 
     rise: Fraction = 0.1
-    """How far the loss must rise, as a share of its first mean, where there are fewer than `least`
-    losses."""
+    """Increase of the loss required if there are fewer than `least` losses, as a share of its first
+    mean.
+    """
 
 
 class LossNotFalling(CurveRule):
@@ -42,20 +43,23 @@ class LossNotFalling(CurveRule):
     severity = "warning"
     certainty = 0.6
     definition = (
-        "After at least `least` losses, the mean of the last quarter is not below that of the "
-        "first tenth by more than `fall` of it, nor by three standard errors and a quarter of "
-        "`fall`. This applies where a step has a single loss; when two networks compete, no loss "
-        "has to fall. If a run has ended with fewer losses, but at least `least_of_ended`, the "
-        "loss must rise: the mean of the last quarter is above that of the first quarter and above "
-        "the first loss, by `rise` of each and by three standard errors. The finding is then a "
-        "hint."
+        "After at least `least` losses, the loss has not fallen. It counts as falling if the mean "
+        "of the last quarter is below the mean of the first tenth by `fall` times that mean, or by "
+        "both three standard errors and a quarter of `fall` times that mean. The rule applies to "
+        "steps with a single loss; the losses of competing models do not have to fall. If a run "
+        "has ended with fewer losses, but at least `least_of_ended`, the loss must have risen: the "
+        "mean of the last quarter is above both the mean of the first quarter and the first loss, "
+        "by `rise` times each of them and by three standard errors. The finding is then a hint."
     )
-    source = "SageMaker Debugger (less than 0.1% over ten steps), with a test against noise."
+    source = (
+        "SageMaker Debugger, which reports a decrease of less than 0.1% over ten steps; this rule "
+        "adds a test against noise."
+    )
     advice = (
         "Train on a single batch (`comgra-decl overfit-one-batch`), and check that samples do not "
-        "influence each other (`comgra-decl batch-mixing`). If it cannot learn the batch, look "
-        "for a cut gradient, wrong labels, a wrong sign, frozen parameters, or a learning rate "
-        "that is far too low or too high."
+        "influence each other (`comgra-decl batch-mixing`). If the model cannot fit the batch, "
+        "check for cut gradients, wrong labels, a wrong sign, frozen parameters, and a learning "
+        "rate that is much too low or too high."
     )
     explained_by = (
         "nonfinite",
@@ -69,15 +73,23 @@ class LossNotFalling(CurveRule):
         "loss_diverges",
         "probabilities_as_logits",
         "shrinking_weight",
+        "batch_as_time",
+        "wrong_positions",
+        "learning_rate_schedule",
+        "lost_updates",
+        "flat_logits",
+        "inverted_weights",
     )
     Parameters = FlatParameters
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares the end with the start."""
+        """Compares the end of the curve with its start."""
         if self.several:
-            return None  # networks that train against each other keep each other's loss high
+            return None  # competing models keep each other's loss high
         curve = self.curves[type_]
-        if self._losses[type_] < self.least:  # only a run that has ended is judged by so few
+        if (
+            self._losses[type_] < self.least
+        ):  # so few losses are sufficient only if the run has ended
             return self._rises(scene, curve)
         first, first_error = curve.mean(0, 0.1)
         last, last_error = curve.mean(0.75, 1)
@@ -87,17 +99,17 @@ class LossNotFalling(CurveRule):
         if not np.isfinite(fall) or fall > min(enough, max(noise, enough / 4, 1e-9)):
             return None
         if first < 0.05 * abs(curve.first) or abs(first) < 1e-4:
-            return None  # it fell within the first tenth
+            return None  # the loss fell within the first tenth
         return self.finding(
             scene,
             first_step=curve.steps[0],
-            message=f"The loss does not fall: {first:.4g} in the first tenth, {last:.4g} in the "
-            f"last quarter of {curve.count} steps.",
+            message=f"The loss does not fall: {first:.4g} in the first tenth and {last:.4g} in "
+            f"the last quarter of {curve.count} steps.",
             evidence={"first": first, "last": last, "losses": curve.count},
         )
 
     def _rises(self, scene: Scene, curve: Curve) -> Finding | None:
-        """Compares both ends of a short run."""
+        """Compares the start and the end of a short run."""
         (first, first_error), (last, last_error) = curve.mean(0, 0.25), curve.mean(0.75, 1)
         noise = 3 * float(np.hypot(first_error, last_error))
         start = max(first, curve.first)
@@ -106,8 +118,8 @@ class LossNotFalling(CurveRule):
         return self.finding(
             scene,
             first_step=curve.steps[0],
-            message=f"The loss rises: {curve.first:.4g} at first, {first:.4g} in the first quarter,"
-            f" {last:.4g} in the last of {curve.count} steps.",
+            message=f"The loss rises: {curve.first:.4g} in the first step, {first:.4g} in the "
+            f"first quarter and {last:.4g} in the last quarter of {curve.count} steps.",
             evidence={"first": first, "last": last, "losses": curve.count},
             severity="hint",
         )

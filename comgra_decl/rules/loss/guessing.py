@@ -25,24 +25,28 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
-_NEAR = (0.7, 1.7)  # of ln C; otherwise no mean cross-entropy, or not an untrained network
+_NEAR = (
+    0.7,
+    1.7,
+)  # times ln C; outside, the loss is no mean cross-entropy, or the model is trained already
 
 
 class GuessingParameters(RuleParameters):
-    """The options of `no_better_than_guessing`."""
+    """Options of `no_better_than_guessing`."""
 
     gain: Fraction = 0.03
-    """How far the loss must be below the cost of guessing, as a share of that cost."""
+    """Smallest amount by which the loss must beat guessing, as a share of the cost of guessing."""
 
     learned: Fraction = 0.2
-    """The training loss must be below the cost of guessing by this share of it to show
-    memorization."""
+    """Amount by which the training loss must beat guessing to indicate memorization, as a share of
+    the cost of guessing.
+    """
 
     least: Annotated[Int, Field(ge=20)] = 100
-    """The number of losses needed; also half the number of targets needed."""
+    """Number of losses required; half of it is the number of targets required."""
 
     patience: Count = 3
-    """The number of validation losses needed."""
+    """Number of validation losses required."""
 
 
 class NoBetterThanGuessing(CurveRule):
@@ -51,23 +55,25 @@ class NoBetterThanGuessing(CurveRule):
     name = "no_better_than_guessing"
     certainty = 0.65
     definition = (
-        "Guessing costs H = -sum p ln p, where p are the shares of the classes among the recorded "
-        "targets (integers, one per sample). Either the mean loss of the last quarter is not below "
-        "H by more than `gain` of it, not above H by more than a tenth, and has not fallen by two "
-        "standard errors since the previous quarter. The input then carries no information about "
-        "the target. Or the last tenth of the training loss is below H by `learned` of it, but the "
-        "lowest of at least `patience` validation losses is not below H by more than `gain` of it. "
-        "What the network learns then does not generalize. The rule applies only if the first loss "
-        f"is {_NEAR[0]} to {_NEAR[1]} times ln(classes), as for an untrained network."
+        "Guessing costs H = -sum p ln p, where p are the class frequencies of the recorded "
+        "targets (integers, one per sample). The condition is met if the mean loss of the last "
+        "quarter is not below H by more than `gain` times H, is above H by no more than a tenth, "
+        "and has not fallen by two standard errors since the previous quarter. The input then "
+        "provides no information about the target. The condition is also met if the last tenth of "
+        "the training loss is below H by `learned` times H, but the lowest of at least `patience` "
+        "validation losses is not below H by more than `gain` times H. The model then learns "
+        f"nothing that generalizes. The rule applies only if the first loss is {_NEAR[0]} to "
+        f"{_NEAR[1]} times ln(classes), as for an untrained model."
     )
     source = (
-        "The entropy of the labels is the cost of the best constant prediction; Zhang et al., "
-        "Understanding deep learning requires rethinking generalization (2017), on random labels."
+        "The entropy of the labels is the cost of the best constant prediction. On random labels: "
+        "Zhang et al., Understanding deep learning requires rethinking generalization (2017)."
     )
     advice = (
-        "Look at some samples and their labels: are they shuffled independently, permuted, off by "
-        "one, or noise? Does the input contain what the label is about, and is it preprocessed "
-        "alike in training and validation? If so, train longer or with another learning rate."
+        "Check some samples and their labels. Labels may be shuffled independently, permuted, off "
+        "by one, or random. Check that the input contains the information required to predict the "
+        "label, and that training and validation use the same preprocessing. If so, train longer "
+        "or change the learning rate."
     )
     explained_by = (
         "nonfinite",
@@ -83,14 +89,23 @@ class NoBetterThanGuessing(CurveRule):
         "probabilities_as_logits",
         "shrinking_weight",
         "repeated_batch",
+        "batch_as_time",
+        "wrong_positions",
+        "learning_rate_schedule",
+        "tiny_clipping",
+        "lost_updates",
+        "flat_logits",
+        "inverted_weights",
     )
     Parameters = GuessingParameters
 
     _counts = per_run(ClassCounts)
-    _best: dict[str, tuple[int, int, float]] = per_run(dict)  # count, step and value of the least
+    _best: dict[str, tuple[int, int, float]] = per_run(
+        dict
+    )  # count, and step and value of the lowest loss
 
     def look(self, window: Window) -> None:
-        """Counts classes."""
+        """Counts the classes in the targets."""
         self._counts.look(window)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
@@ -107,7 +122,7 @@ class NoBetterThanGuessing(CurveRule):
             self._best[name] = count + 1, at, best
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares both losses with the entropy of the labels."""
+        """Compares the training and validation losses with the entropy of the labels."""
         entropy, classes = self._entropy(scene)
         curve = self.curves[type_]
         start, _ = curve.mean(0, 0.02)
@@ -124,7 +139,7 @@ class NoBetterThanGuessing(CurveRule):
             scene,
             first_step=curve.steps[0],
             message=f"The loss stays at {last:.4g}, the cost of guessing by class frequency "
-            f"({entropy:.4g}): the input tells the network nothing about the target.",
+            f"({entropy:.4g}): the model finds no information about the target in the input.",
             evidence={"loss": last, "guessing": entropy},
         )
 
@@ -139,7 +154,7 @@ class NoBetterThanGuessing(CurveRule):
                     first_step=step,
                     message=f"{name} never falls below {best:.4g} (guessing by class frequency "
                     f"costs {entropy:.4g}), while the training loss falls to {last:.4g}: the "
-                    "network memorizes its training data.",
+                    "model memorizes its training data.",
                     evidence={"validation": best, "guessing": entropy, "train": last},
                 )
         return None
@@ -158,7 +173,7 @@ class NoBetterThanGuessing(CurveRule):
         return max(counted, key=lambda known: sum(known.values()), default={})
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
         if self._counts.most < 2 * self.least:

@@ -1,4 +1,4 @@
-"""Losses that jump up and down from step to step."""
+"""Losses that jump up and down in consecutive steps."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ from comgra_decl.rules.api import (
 
 
 class OscillatingParameters(RuleParameters):
-    """The options of `loss_oscillates`."""
+    """Options of `loss_oscillates`."""
 
     correlation: Annotated[Number, Field(gt=-1, lt=0)] = -0.5
-    """The lowest correlation allowed between consecutive losses; independent ones have 0."""
+    """Smallest allowed correlation between consecutive losses; 0 for independent losses."""
 
     size: Positive = 0.2
-    """The largest standard deviation allowed, relative to the mean."""
+    """Largest allowed standard deviation, relative to the mean."""
 
     window: Annotated[Int, Field(ge=20, le=10_000)] = 50
-    """The number of losses to look at together."""
+    """Number of consecutive losses to examine."""
 
 
 class LossOscillates(LossRule):
-    """A loss that jumps up and down from step to step."""
+    """A loss that jumps up and down in consecutive steps."""
 
     name = "loss_oscillates"
     certainty = 0.55
     definition = (
-        "Within `window` consecutive losses, with their linear trend removed, consecutive losses "
-        "have a correlation below `correlation` and a standard deviation above `size` of their "
-        "mean: every step overshoots the minimum. Noise between batches alone has a correlation of "
-        "0. Applies where a single model is trained, by a single loss."
+        "Within `window` consecutive losses, after subtracting their linear trend, consecutive "
+        "losses have a correlation below `correlation`, and their standard deviation is above "
+        "`size` times their mean. In this case, every step overshoots the minimum. Pure noise "
+        "between batches has a correlation of 0. The rule applies only if a single model is "
+        "trained with a single loss."
     )
-    source = "TheDeepChecker counts changes of direction; noise has those as well."
-    advice = "Lower the learning rate, or the momentum."
+    source = "TheDeepChecker counts changes of direction, but these also occur in noise."
+    advice = "Lower the learning rate or the momentum."
     explained_by = ("nonfinite", "large_update", "loss_diverges", "exploding_gradient")
     Parameters = OscillatingParameters
 
@@ -55,7 +56,7 @@ class LossOscillates(LossRule):
 
     @property
     def least(self) -> int:
-        """The number of losses in a window."""
+        """Number of losses in a window."""
         return int(self.parameters.window)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
@@ -84,16 +85,16 @@ class LossOscillates(LossRule):
             self._found[type_] = first, last, min(worst, correlation), max(largest, size)
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Returns where it began."""
+        """Returns a finding that starts at the first window that meets the condition."""
         kinds = {(call.function, call.prediction.shape[1:]) for call in scene.calls}
         if type_ not in self._found or len(trained_models(scene)) > 1 or len(kinds) > 1:
-            return None  # models, or tasks, that take turns share the metric `loss`
+            return None  # alternating models or tasks share the metric `loss`
         first, last, correlation, size = self._found[type_]
         return self.finding(
             scene,
             first_step=first,
             last_step=last,
-            message=f"The loss jumps up and down: consecutive losses have a correlation of "
-            f"{correlation:.2f}, and it varies by {size:.0%} of its mean.",
+            message="The loss jumps up and down: consecutive losses have a correlation of "
+            f"{correlation:.2f}, and their standard deviation is {size:.0%} of their mean.",
             evidence={"correlation": correlation, "size": size},
         )

@@ -21,16 +21,16 @@ from comgra_decl.rules.api import (
 
 
 class OverfitParameters(RuleParameters):
-    """The options of `overfitting`."""
+    """Options of `overfitting`."""
 
     rise: Positive = 0.1
-    """How far the validation loss may rise, as a share of its lowest value."""
+    """Largest allowed increase of the validation loss, as a share of its lowest value."""
 
     gap: Share = 0.8
-    """The training loss must be below this share of the validation loss."""
+    """Largest training loss that indicates overfitting, as a share of the validation loss."""
 
     patience: Count = 3
-    """How many validations in a row must meet the condition."""
+    """Number of consecutive validations that must meet the condition."""
 
 
 class Overfitting(Rule):
@@ -40,13 +40,15 @@ class Overfitting(Rule):
     certainty = 0.7
     definition = (
         "A loss logged during evaluations (`val_loss`, `loss` of type eval, ...) exceeds its "
-        "lowest value by more than `rise` of that value, `patience` times in a row. Meanwhile the "
-        "training loss keeps falling and is below `gap` of the validation loss."
+        "lowest value by more than `rise` times that value, `patience` times in a row. Meanwhile "
+        "the training loss keeps falling and is below `gap` times the validation loss."
     )
-    source = "SageMaker Debugger ((val - train) / train > 0.1), with patience."
+    source = (
+        "SageMaker Debugger, which reports (val - train) / train > 0.1; this rule adds `patience`."
+    )
     advice = (
-        "Stop early, at the lowest validation loss. Regularize (weight decay, dropout, "
-        "augmentation), use more data, or use a smaller network."
+        "Stop training at the lowest validation loss. Add regularization (weight decay, dropout, "
+        "augmentation), use more data, or use a smaller model."
     )
     explained_by = ("nonfinite", "loss_diverges", "repeated_batch")
     Parameters = OverfitParameters
@@ -65,7 +67,7 @@ class Overfitting(Rule):
                 del known[1::2]
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first metric that shows it."""
+        """Returns a finding about the first metric that meets the condition."""
         for name, known in self._validation.items():
             found = self._judge(scene, name, known)
             if found is not None:
@@ -92,12 +94,12 @@ class Overfitting(Rule):
             scene,
             first_step=known[best][0],
             message=f"{name} rises from {values[best]:.4g} (step {known[best][0]}) to "
-            f"{values[-1]:.4g} while the training loss falls to {end:.4g}: the network overfits.",
+            f"{values[-1]:.4g} while the training loss falls to {end:.4g}: the model overfits.",
             evidence={"best": float(values[best]), "last": float(values[-1]), "train": end},
         )
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if not self._validation:
             return "no validation loss is logged; call comgra.kpi('val_loss', value)"
         return None

@@ -1,4 +1,4 @@
-"""Sudden jumps of the loss."""
+"""Sudden jumps in the loss."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ from comgra_decl.rules.api import (
 
 
 class SpikeParameters(RuleParameters):
-    """The options of `loss_spike`."""
+    """Options of `loss_spike`."""
 
     sigmas: Positive = 8.0
-    """How many standard deviations above the mean of the window a loss may be."""
+    """Largest allowed loss, in standard deviations above the mean of the window."""
 
     times: Factor = 3.0
-    """How many times that mean it may be; both must be exceeded."""
+    """Largest allowed loss, as a multiple of that mean; a spike exceeds both limits."""
 
     window: Annotated[Int, Field(ge=20, le=10_000)] = 64
-    """The number of previous losses to compare with; at least half of them are needed."""
+    """Number of previous losses to compare with; at least half of them are required."""
 
 
 class _Past:
-    """The latest losses and the first ones, and the spikes so far."""
+    """Latest losses, first losses, and spikes so far."""
 
     def __init__(self, window: int) -> None:
         self.values: deque[float] = deque(maxlen=window)
         self.first: list[float] = []
+        self.limit: float | None = None  # limit for the loss after a spike
         self.spikes = 0
+        self.lasting = 0  # number of spikes after which the next loss exceeded the limit
         self.first_spike = -1
         self.last_spike = -1
         self.worst = 0.0
@@ -48,23 +50,27 @@ class _Past:
 
 
 class LossSpike(LossRule):
-    """Sudden jumps of the loss."""
+    """Sudden jumps in the loss."""
 
     name = "loss_spike"
     certainty = 0.5
     definition = (
         "A loss exceeds the mean of the previous `window` losses by `sigmas` standard deviations, "
         "is more than `times` that mean, and exceeds it by a quarter of the median of the first "
-        "ten losses. The last condition ignores single unusual batches late in training, when "
-        "losses are tiny."
+        "ten losses. The last condition excludes individual unusual batches late in training, when "
+        "losses are very small. The finding is only a hint if, after each spike, the next loss is "
+        "less than half as many standard deviations above that mean. Such a jump is caused by a "
+        "batch, for example a small last batch, and not by the model."
     )
     source = (
-        "OLMo-core's SkipStepOptimizer (6 deviations of 128 steps) and Lightning's SpikeDetection "
-        "(twice the running mean); stricter here, so that a finding is worth reading."
+        "OLMo-core's SkipStepOptimizer (6 standard deviations over 128 steps) and Lightning's "
+        "SpikeDetection (twice the running mean). The limits here are stricter, so that findings "
+        "are relevant."
     )
     advice = (
-        "Look at the batch of that step, clip gradients, or lower the learning rate or Adam's "
-        "beta2. `keep: {when: [loss_spike]}` records the steps before the next spike in full."
+        "Inspect the batch of that step, clip gradients, or lower the learning rate or Adam's "
+        "beta2. With `keep: {when: [loss_spike]}`, the steps before the next spike are recorded in "
+        "full."
     )
     explained_by = ("nonfinite", "exploding_gradient", "large_update", "loss_diverges")
     Parameters = SpikeParameters
@@ -80,6 +86,8 @@ class LossSpike(LossRule):
 
     def _compare(self, past: _Past, step: int, value: float) -> None:
         known = past.values
+        past.lasting += past.limit is not None and value > past.limit
+        past.limit = None
         if len(known) >= self.parameters.window // 2 and value > 1.5 * known[-1]:
             latest = np.array(known)
             mean, deviation = latest.mean(), latest.std(ddof=1)
@@ -87,6 +95,7 @@ class LossSpike(LossRule):
             enough = rise > self.parameters.sigmas * deviation and value > mean * self._times
             if enough and rise > 0.25 * abs(float(np.median(past.first))):
                 past.spikes += 1
+                past.limit = float(mean + 0.5 * self.parameters.sigmas * deviation)
                 past.first_spike = step if past.first_spike < 0 else past.first_spike
                 past.last_spike = step
                 if value > past.worst:
@@ -97,7 +106,7 @@ class LossSpike(LossRule):
 
     @property
     def least(self) -> int:
-        """The number of losses before the first that can be called a spike, and that one."""
+        """Returns how many losses precede the first possible spike, and that loss itself."""
         return int(self.parameters.window) // 2 + 1
 
     @property
@@ -105,7 +114,7 @@ class LossSpike(LossRule):
         return float(self.parameters.times)
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Returns the first spike and their number."""
+        """Returns a finding about the first spike, with the total number."""
         past = self._past.get(type_)
         if past is None or not past.spikes:
             return None
@@ -114,7 +123,8 @@ class LossSpike(LossRule):
             scene,
             first_step=past.first_spike,
             last_step=past.last_spike,
-            message=f"The loss jumps at step {past.first_spike}{more}; the highest is "
+            message=f"The loss jumps at step {past.first_spike}{more}; its maximum is "
             f"{past.worst:.4g} at step {past.worst_step}.",
             evidence={"spikes": past.spikes, "highest": past.worst},
+            severity=self.severity if past.lasting else "hint",
         )

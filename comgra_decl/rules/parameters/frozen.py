@@ -18,11 +18,11 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
-_CHANGE = 1e-6  # relative; float32 rounds to less
+_CHANGE = 1e-6  # relative change; float32 rounding errors are smaller
 
 
 class FrozenParameters(Patient):
-    """The options of `frozen_parameter_moves`."""
+    """Options of `frozen_parameter_moves`."""
 
     patience: Count = 2
 
@@ -34,18 +34,20 @@ class FrozenMoves(SlotRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "A parameter has requires_grad=False, is held by an optimizer and received no gradient in "
-        f"the last record, but its l2 norm changes by more than {_CHANGE:g} of itself between "
-        "records, `patience` times in a row. Parameters that no optimizer holds are ignored, "
-        "because the program updates them itself (averages of weights, target networks)."
+        "A parameter has requires_grad=False, belongs to an optimizer and received no gradient in "
+        f"the last record, but its l2 norm changes by more than {_CHANGE:g} relative to the "
+        "previous record, for `patience` records in a row. Parameters that belong to no optimizer "
+        "are ignored, because the program updates them itself (moving averages of weights, target "
+        "networks)."
     )
     source = (
         "The section on frozen layers in the book chapter 'Debugging: Visualizing Activation Maps "
-        "& Gradients'; Adam and weight decay move any parameter that has a .grad."
+        "& Gradients'. Adam and weight decay change every parameter that has a .grad."
     )
     advice = (
-        "Give the optimizer only parameters with requires_grad=True (weight decay and momentum "
-        "move others, too), and look for code that writes to `.data` or copies weights in."
+        "Pass only parameters with requires_grad=True to the optimizer, because weight decay and "
+        "momentum change all others as well. Also look for code that writes to `.data` or copies "
+        "weights into the model."
     )
     Parameters = FrozenParameters
     statistics = ("l2",)
@@ -59,14 +61,14 @@ class FrozenMoves(SlotRule):
         return table.parameters
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the l2 norm with the previous one."""
+        """Returns the relative change of the l2 norm since the previous record."""
         norm = window.read("l2", at).astype(np.float64)
         before = self._before.look(at, norm)
         change = np.abs(norm - before) / np.maximum(np.abs(before), 1e-12)
         return change > _CHANGE, change
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps the parameters that cannot be trained."""
+        """Keeps only frozen parameters."""
         parameters = scene.parameters
         keys = [scene.table.infos[slot].key for slot in fired.tolist()]
         facts = [parameters.get((key.node, key.role), {}) for key in keys]
@@ -74,9 +76,9 @@ class FrozenMoves(SlotRule):
         return fired[np.array(frozen, np.bool_)]
 
     def marks(self) -> dict[int, int]:
-        """Returns nothing: most parameters that move are meant to."""
+        """Returns no slots: most parameters are supposed to change."""
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return f"{scene.table.place(slot)} has requires_grad=False but changes."

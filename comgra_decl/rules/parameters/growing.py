@@ -20,18 +20,19 @@ from comgra_decl.rules.api import (
     decays,
     lower_rate,
     per_run,
+    usual_norm,
 )
 
-_TINY = 3e-3  # weights with a smaller root mean square count as initialized to zero
+_TINY = 3e-3  # weights with a smaller root mean square are treated as initialized to zero
 
 
 class GrowingParameters(Patient):
-    """The options of `growing_weight`."""
+    """Options of `growing_weight`."""
 
     patience: Count = 3
 
     growth: Factor = 10.0
-    """How much a weight may grow from its first size."""
+    """Largest allowed norm of a weight, as a multiple of its initial norm."""
 
 
 class GrowingWeight(SlotRule):
@@ -40,26 +41,33 @@ class GrowingWeight(SlotRule):
     name = "growing_weight"
     certainty = 0.55
     definition = (
-        "The l2 norm of a weight exceeds `growth` times its first value for `patience` records in "
-        f"a row. Weights that start near zero (root mean square below {_TINY:g}) do not count."
+        "For `patience` records in a row, the l2 norm of a weight exceeds both `growth` times its "
+        "first value and `growth` times its norm after PyTorch's default initialization, because a "
+        "weight that starts smaller may grow to this norm. Weights that start near zero (root mean "
+        f"square below {_TINY:g}) are ignored."
     )
-    source = "TheDeepChecker's diverging weights (doubling at each of five checks)."
-    advice = "Lower the learning rate, add weight decay, or normalize after the layer."
+    source = (
+        "TheDeepChecker's check for diverging weights, which requires them to double at each of "
+        "five checks."
+    )
+    advice = (
+        "Lower the learning rate, add weight decay, or add a normalization layer after this layer."
+    )
     explained_by = ("nonfinite", "large_update", "accumulated_gradient")
     Parameters = GrowingParameters
     of_state = True
     statistics = ("l2",)
-    evidence = "times its first size"
+    evidence = "times its first or usual size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
     _early = per_run(Early, 1)
     _least = per_run(Largest, smallest=True)
 
     def advise(self, scene: Scene) -> str:
-        """Returns the advice, adapted to the optimizer settings."""
-        further = "Or normalize after the layer."
+        """Returns advice adapted to the optimizer settings."""
+        further = "Or add a normalization layer after this layer."
         if not decays(scene):
-            further = "Or add weight decay, or normalize after the layer."
+            further = "Or add weight decay or a normalization layer after this layer."
         return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:
@@ -67,17 +75,17 @@ class GrowingWeight(SlotRule):
         return table.weights
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the norm with its first value."""
+        """Returns the norm divided by its first value."""
         norm = window.read("l2", at).astype(np.float64)
         early = self._early.look(at, norm)
-        growth = norm / early
+        growth = norm / np.fmax(early, window.of_shape(usual_norm, at))
         least = self._least.look(at, norm)
         started = least / np.sqrt(window.elements(at)) > _TINY
         return started & (growth > self.parameters.growth), growth
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} has grown to {self.streak.worst[slot]:.3g} times its first "
-            f"size by step {self.streak.worst_step[slot]}."
+            f"{scene.table.place(slot)} has grown to {self.streak.worst[slot]:.3g} times its "
+            f"initial or usual norm by step {self.streak.worst_step[slot]}."
         )

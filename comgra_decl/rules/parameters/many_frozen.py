@@ -1,4 +1,4 @@
-"""Networks that are mostly frozen."""
+"""Models that are mostly frozen."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from comgra_decl.rules.api import MOST_OTHERS, Finding, Place, Rule, RuleParamet
 
 
 class ManyFrozenParameters(RuleParameters):
-    """The options of `frozen_parameters`."""
+    """Options of `frozen_parameters`."""
 
     share: Share = 0.1
-    """The largest allowed share of frozen elements."""
+    """Largest allowed share of frozen parameter elements."""
 
 
 class ManyFrozen(Rule):
-    """Networks that are mostly frozen."""
+    """Models that are mostly frozen."""
 
     name = "frozen_parameters"
     severity = "hint"
     certainty = 0.6
     definition = (
-        "In models with trainable parameters, more than `share` of all parameter elements have "
-        "requires_grad=False. Models without a trainable parameter are ignored (teachers, averages "
-        "of weights). The rule cannot tell whether freezing is intended."
+        "In models with at least one trainable parameter, more than `share` of all parameter "
+        "elements have requires_grad=False. Models without trainable parameters are ignored "
+        "(teachers, moving averages of weights). The rule cannot determine whether freezing is "
+        "intended."
     )
     source = (
         "The frozen network in the book chapter 'Debugging: Visualizing Activation Maps & "
-        "Gradients', whose list of trainable parameters is short."
+        "Gradients', which has only a few trainable parameters."
     )
     advice = (
-        "If it is intended (fine-tuning a pretrained network), switch this rule off. Otherwise "
-        "look for requires_grad_(False) and for a module that was loaded frozen."
+        "If freezing is intended, as when fine-tuning a pretrained model, switch this rule off. "
+        "Otherwise look for requires_grad_(False), or for a module that was frozen when it was "
+        "loaded."
     )
     Parameters = ManyFrozenParameters
 
@@ -59,16 +61,16 @@ class ManyFrozen(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
-        return None if scene.parameters else "no module with parameters was seen"
+        """Returns the reason why the run could not be checked, or None."""
+        return None if scene.parameters else "the run contains no module with parameters"
 
 
 def _trained_models(scene: Scene) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Returns the facts about the parameters of models of which some are trainable."""
+    """Returns facts about the parameters of partly trainable models."""
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     model: dict[tuple[str, str], Mapping[str, Any]] = {}
     for module in [*(scene.documents.get("modules") or []), None]:
-        if module is None or not module["path"]:  # a model begins with its root
+        if module is None or not module["path"]:  # the root module comes first in each model
             if any(facts["trainable"] for facts in model.values()):
                 found |= model
             model = {}

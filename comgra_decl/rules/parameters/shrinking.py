@@ -1,4 +1,4 @@
-"""Weights that fade away."""
+"""Weights that shrink towards zero."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
-_FIRST = 3  # records; their median is the initial value
+_FIRST = 3  # records whose median is the initial value
 
 
 class ShrinkingParameters(Patient):
-    """The options of `shrinking_weight`."""
+    """Options of `shrinking_weight`."""
 
     patience: Count = 3
 
     share: Fraction = 0.1
-    """How far a weight may shrink, relative to its first size."""
+    """Smallest allowed norm of a weight, as a share of its initial norm."""
 
 
 class ShrinkingWeight(SlotRule):
-    """Weights that fade away."""
+    """Weights that shrink towards zero."""
 
     name = "shrinking_weight"
     certainty = 0.65
     definition = (
-        "The l2 norm of a weight is below `share` times its initial value (median of the first "
-        f"{_FIRST} records) for `patience` records in a row."
+        "The l2 norm of a weight is below `share` times its initial value (the median of the "
+        f"first {_FIRST} records) for `patience` records in a row."
     )
     source = (
-        "TheDeepChecker (regularization overwhelms the loss). Weight decay alone removes 1 - (1 - "
-        "rate * decay)^steps of a weight, which is close to nothing at usual values."
+        "TheDeepChecker, for a regularization that dominates the loss. Weight decay alone removes "
+        "1 - (1 - rate * decay)^steps of a weight, which is negligible for common settings."
     )
     advice = (
-        "Lower the weight decay (usual for AdamW: 0.01 to 0.1); what counts is learning rate times "
-        "decay. If there is none, look for a penalty in the loss, or for a layer that is not "
-        "needed."
+        "Lower the weight decay; 0.01 to 0.1 is common for AdamW. The effect depends on the "
+        "learning rate times the weight decay. If no weight decay is used, look for a penalty in "
+        "the loss or a layer that is not needed."
     )
     explained_by = ("nonfinite", "large_update")
     Parameters = ShrinkingParameters
@@ -60,7 +60,7 @@ class ShrinkingWeight(SlotRule):
     _early = per_run(Early, _FIRST)
 
     def advise(self, scene: Scene) -> str:
-        """Returns the advice, adapted to the optimizer settings."""
+        """Returns advice adapted to the optimizer settings."""
         return lower_decay(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:
@@ -68,14 +68,14 @@ class ShrinkingWeight(SlotRule):
         return table.weights
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the norm with its first value."""
+        """Returns the norm divided by its initial value."""
         norm = window.read("l2", at).astype(np.float64)
         share = norm / self._early.look(at, norm)
         return share < self.parameters.share, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} has shrunk to {self.streak.worst[slot]:.2g} of its first "
-            f"size by step {self.streak.worst_step[slot]}."
+            f"{scene.table.place(slot)} has shrunk to {self.streak.worst[slot]:.2g} of its initial "
+            f"norm by step {self.streak.worst_step[slot]}."
         )

@@ -1,4 +1,4 @@
-"""Optimizers that never step, and copies of a model that are never updated."""
+"""Optimizers that never step, and copies of models that are never updated."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from comgra_decl.rules.api import (
 
 
 class NeverSteppedParameters(RuleParameters):
-    """The options of `never_stepped`."""
+    """Options of `never_stepped`."""
 
     least: Count = 5
-    """The number of backward passes needed."""
+    """Number of backward passes required."""
 
 
 class NeverStepped(Rule):
-    """Backward passes after which no optimizer ever steps."""
+    """Backward passes that are never followed by an optimizer step."""
 
     name = "never_stepped"
     severity = "error"
     certainty = 0.9
     definition = (
-        "backward() was called at least `least` times, no optimizer stepped, and no step ended in "
-        "another way (parameters written by hand, comgra.step())."
+        "backward() was called at least `least` times, but no optimizer step followed, and no step "
+        "ended in any other way (parameters updated by hand, comgra.step())."
     )
-    source = "Own definition; a forgotten optimizer.step()."
+    source = "Own definition; the usual cause is a missing call of optimizer.step()."
     advice = (
-        "Call optimizer.step() after backward(). If the program updates its parameters in a way "
-        "that is not recognized, call comgra.step() where a step ends."
+        "Call optimizer.step() after backward(). If the program updates parameters in a way that "
+        "is not detected, call comgra.step() at the end of each step."
     )
     Parameters = NeverSteppedParameters
 
@@ -46,13 +46,13 @@ class NeverStepped(Rule):
     _step = -1
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Notes how many losses the first step has, and whether there is another step."""
+        """Counts the losses of the first step and checks for a second step."""
         if numbers.name == "loss" or numbers.name.startswith("loss["):
             self._losses.add(numbers.name)
             self._step = max(self._step, int(numbers.steps.max(initial=-1)))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding if all losses belong to one step that did not end."""
+        """Returns a finding if all losses belong to a single, unfinished step."""
         many = len(self._losses)
         if self._step > 0 or scene.records > 1 or scene.optimizers or many < self.parameters.least:
             return []
@@ -60,48 +60,51 @@ class NeverStepped(Rule):
             self.finding(
                 scene,
                 first_step=0,
-                message=f"No optimizer steps: backward() was called at least {many} times, and "
-                "the parameters stay as they are.",
+                message=f"The optimizer never steps: backward() was called at least {many} times, "
+                "but the parameters have not changed.",
                 evidence={"losses": many},
             )
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         return None if self._losses else "no loss is logged; set `kpis: {loss: true}`"
 
 
 class StaleCopyParameters(RuleParameters):
-    """The options of `stale_copy`."""
+    """Options of `stale_copy`."""
 
     patience: Count = 3
-    """How many evaluation records must show only the copy."""
+    """Number of evaluation records that must contain only the copy."""
 
 
 class StaleCopy(Rule):
-    """A copy that is evaluated instead of the trained model but never updated."""
+    """A copy that is evaluated instead of the trained model but is never updated."""
 
     name = "stale_copy"
     certainty = 0.75
     definition = (
-        "At least `patience` evaluation records exist, and all of them contain a model that no "
-        "optimizer holds and whose parameters are exactly the same in every record. The trained "
-        "model of the same class is never evaluated. The copy may be an average of weights (EMA, "
-        "SWA) or a target network that is never updated."
+        "At least `patience` evaluation records exist. All of them contain a model that does not "
+        "belong to an optimizer and whose parameters are identical in every record. The trained "
+        "model of the same class is never evaluated. Such a copy may be a moving average of "
+        "weights (EMA, SWA) or a target network."
     )
-    source = "Own definition; a forgotten update of an average of weights (EMA) or target network."
+    source = (
+        "Own definition; the usual cause is a missing update of a moving average (EMA) or a "
+        "target network."
+    )
     advice = (
         "Update the copy after each optimizer step (`ema.update()`, `lerp_`), or evaluate the "
-        "trained model."
+        "trained model instead."
     )
     Parameters = StaleCopyParameters
 
-    _seen: dict[str, list[int]] = per_run(dict)  # steps of the evaluations of each model
+    _seen: dict[str, list[int]] = per_run(dict)  # evaluated steps of each model
     _before = per_run(Previous)
     _moved: set[int] = per_run(set)
 
     def look_at_evaluation(self, window: Window) -> None:
-        """Notes which models are evaluated, and whether their parameters have changed."""
+        """Records which models are evaluated and whether their parameters have changed."""
         table = window.table
         at = np.flatnonzero(table.parameters)
         if len(at) and window.has("l2"):
@@ -115,12 +118,12 @@ class StaleCopy(Rule):
                 self._seen.setdefault(node, []).append(step)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first stale copy."""
+        """Returns a finding about the first outdated copy."""
         models = _models(scene)
         for name, (kind, nodes, optimized) in models.items():
             steps = sorted({step for node in nodes for step in self._seen.get(node, [])})
             slots = {i.id for i in scene.table.infos if i.key.node in nodes}
-            often = len(steps) > scene.records / 2  # a teacher that is called in each step
+            often = len(steps) > scene.records / 2  # a teacher, which is called in every step
             rare = len(steps) < self.parameters.patience
             if optimized or often or rare or slots & self._moved:
                 continue
@@ -132,7 +135,7 @@ class StaleCopy(Rule):
                         scene,
                         place=Place(name),
                         first_step=steps[0],
-                        message=f"{name} is evaluated {len(steps)} times and never changes; "
+                        message=f"{name} is evaluated {len(steps)} times but never changes; "
                         f"{trained[0]}, which is trained, is not evaluated.",
                         evidence={"evaluations": len(steps)},
                     )
@@ -140,7 +143,7 @@ class StaleCopy(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         least = self.parameters.patience
         if scene.evaluations < least:
             return f"it needs {least} evaluation records; the run has {scene.evaluations}"
@@ -148,7 +151,7 @@ class StaleCopy(Rule):
 
 
 def _models(scene: Scene) -> dict[str, tuple[str, set[str], bool]]:
-    """Returns the class, the nodes, and whether an optimizer holds parameters, of each model."""
+    """Returns each model's class and nodes, and whether an optimizer holds its parameters."""
     found: dict[str, tuple[str, set[str], bool]] = {}
     name = ""
     for module in scene.documents.get("modules") or []:

@@ -26,29 +26,29 @@ from comgra_decl.rules.api import (
 )
 
 _STATES = {
-    "none": "is trainable but not trained: it never has a gradient",
+    "none": "is trainable but not trained: it never receives a gradient",
     "zero": "is trainable but not trained: its gradient is exactly zero",
     "unknown": "is trainable but not trained: it never changes",
     "unused": "is trainable but never used",
-    "unreached": "is trainable but not trained: what its module returns does not reach the loss",
-    "not optimized": "has a gradient, but no optimizer holds it: it stays as it was initialized",
+    "unreached": "is trainable but not trained: the output of its module does not affect the loss",
+    "not optimized": "has a gradient, but belongs to no optimizer: it keeps its initial value",
 }
 _ADVICE = {
     "unused": (
-        "Use it (is its module called?), or remove it. A parameter that is kept for later can be "
-        "left out with requires_grad=False."
+        "Use the parameter (is its module called?) or remove it. To keep it for later use, set "
+        "requires_grad=False."
     ),
     "unreached": (
-        "Add what the module returns to the loss, or remove it. If it is kept for later, set "
-        "requires_grad=False."
+        "Include the output of the module in the loss, or remove the module. To keep it for later "
+        "use, set requires_grad=False."
     ),
     "not optimized": (
         "Create the optimizer after the last change to the model, or add the parameter with "
         "`optimizer.add_param_group`. If it is frozen on purpose, set requires_grad=False, which "
-        "also saves its gradient."
+        "also saves the computation of its gradient."
     ),
 }
-_LOSSES = 10  # whose mean is the start, or the end
+_LOSSES = 10  # number of losses averaged at the start and at the end
 _ORDER = ("none", "zero", "unknown", "not optimized", "unreached", "unused")
 _HINTS = ("unreached", "unused")
 
@@ -60,31 +60,31 @@ class Untrained(SlotRule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "Other parameters have gradients, but a parameter with `requires_grad` that an optimizer "
-        "holds has no gradient in any record, or a gradient of exactly zero for `patience` records "
-        "in a row. This is only a hint if the parameter is never used, if no output of its module "
-        "reaches the loss, or if its gradient is zero but the loss has fallen by half. Or a "
-        "parameter receives gradients but never changes, because no optimizer holds it although "
-        "optimizers hold others. This is an error if the parameter comes after all trained ones, a "
-        "hint if it comes before all of them, and otherwise a warning. If gradients are not "
-        "recorded, the rule instead finds parameters that stay exactly the same for `patience` "
-        "records while others change. It ignores parameters that receive no gradient and that no "
-        "optimizer holds (teachers, target networks). It also ignores biases whose gradient is "
-        "zero although their weight's is not, because these cancel out in a later normalization or "
-        "difference."
+        "A parameter with `requires_grad` belongs to an optimizer, but has no gradient in any "
+        "record, or a gradient of exactly zero for `patience` records in a row, while other "
+        "parameters have gradients. The finding is only a hint if the parameter is never used, if "
+        "no output of its module affects the loss, or if its gradient is zero but the loss has "
+        "fallen by half. Alternatively, a parameter receives gradients but never changes, because "
+        "it belongs to no optimizer although other parameters do. This is an error if the "
+        "parameter comes after all trained ones, a hint if it comes before all of them, and a "
+        "warning otherwise. If gradients are not recorded, the rule instead reports parameters "
+        "that remain unchanged for `patience` records while others change. Parameters without a "
+        "gradient that belong to no optimizer are ignored (teachers, target networks). So are "
+        "biases whose gradient is zero although that of the weight is not, because they cancel out "
+        "in a subsequent normalization or difference."
     )
     source = (
-        "TheDeepChecker's untrained parameters; the section on unused parameters in the book "
-        "chapter 'Debugging: Visualizing Activation Maps & Gradients'."
+        "TheDeepChecker's check for untrained parameters; the section on unused parameters in the "
+        "book chapter 'Debugging: Visualizing Activation Maps & Gradients'."
     )
     advice = (
-        "Check that its module is called and that nothing cuts it off from the loss: detach(), "
-        ".data, .item(), torch.no_grad(), an argmax. If it is frozen on purpose, set "
+        "Check that the module is called and that nothing cuts it off from the loss: detach(), "
+        ".data, .item(), torch.no_grad() or an argmax. If it is frozen on purpose, set "
         "requires_grad=False."
     )
     explained_by = ("nonfinite",)
     statistics = ("abs_max",)
-    evidence = "size of its gradient"
+    evidence = "magnitude of its gradient"
     needs = "gradients of parameters, {select: '**', capture: [parameter_grad]}"
 
     _before: dict[str, Previous] = per_run(dict)
@@ -94,7 +94,7 @@ class Untrained(SlotRule):
     _moved: set[int] = per_run(set)  # slots of parameters that have changed
 
     def look(self, window: Window) -> None:
-        """Adds the next training records."""
+        """Processes the next training records."""
         super().look(window)
         at = np.flatnonzero(window.table.parameters)
         for name in ("mean", "l2", "abs_max"):
@@ -105,12 +105,12 @@ class Untrained(SlotRule):
                 self._moved |= {int(slot) for slot in at[changed.any(0)]}
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of parameters; if there are none, the parameters."""
+        """Returns the gradients of parameters; the parameters themselves if none are recorded."""
         gradients = table.parameter_gradients
         return gradients if gradients.any() else table.parameters
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Finds gradients of exactly zero, or parameters that do not change."""
+        """Returns where gradients are exactly zero or parameters do not change."""
         if window.table.parameter_gradients[at].all():
             size = window.read("abs_max", at).astype(np.float64)
             still = size == 0
@@ -124,14 +124,16 @@ class Untrained(SlotRule):
         return still & ~still.all(1, keepdims=True), size
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding for all parameters that are not trained, about the worst of them."""
+        """Returns one finding for all untrained parameters, named after the most serious."""
         found = self._found(scene)
         if not found:
             return []
         state = min(found.values(), key=_ORDER.index)
         same = [place for place, its in found.items() if its == state]
         lead = same[0]
-        if state == "zero":  # gradients come from the loss: they end at the last layer without one
+        if (
+            state == "zero"
+        ):  # gradients flow backwards from the loss, so they end at the last layer that lacks one
             lead = max(same, key=lambda place: self._ran(scene, place))
         rest = [place for place in found if place != lead]
         return [
@@ -149,7 +151,7 @@ class Untrained(SlotRule):
         ]
 
     def _found(self, scene: Scene) -> dict[Place, str]:
-        """Returns all parameters that are not trained, and why each is not."""
+        """Returns all untrained parameters with their states."""
         zero = {scene.table.place(int(s)) for s in self.streak.fired if self._is_still(scene, s)}
         parameters = scene.parameters
         without = set() if scene.records < self.patience else self._without(scene)
@@ -175,7 +177,7 @@ class Untrained(SlotRule):
         return found
 
     def _severity(self, scene: Scene, lead: Place, state: str) -> str:
-        """Returns how serious it is that a parameter is not trained."""
+        """Returns the severity for an untrained parameter."""
         if state in _HINTS or (state == "zero" and self._learns):
             return "hint"
         if state != "not optimized":
@@ -198,14 +200,14 @@ class Untrained(SlotRule):
         return float(np.mean(self._latest)) < 0.5 * float(np.mean(self._first))
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Notes the first and the newest losses."""
+        """Records the first and the latest losses."""
         if numbers.name == "loss":
             values = numbers.values.tolist()
             self._first += values[: max(0, _LOSSES - len(self._first))]
             self._latest[:] = (self._latest + values)[-_LOSSES:]
 
     def _is_left_out(self, scene: Scene, place: Place) -> bool:
-        """Whether gradients come back to the module of a parameter, and nothing changes it."""
+        """Returns whether the module of an unchanged parameter receives gradients."""
         slot = scene.table.by_key.get(SlotKey(place.node, place.role, 0, "forward"))
         if slot is None or slot in self._moved or scene.records < self.patience:
             return False
@@ -215,19 +217,19 @@ class Untrained(SlotRule):
         )
 
     def _why_without(self, scene: Scene, place: Place) -> str:
-        """Returns why a parameter has no gradient."""
+        """Returns the state of a parameter that has no gradient."""
         node, key = place.node, SlotKey(place.node, place.role, 0, "forward")
         used = {graph.keys[a] for graph in scene.structures.values() for a, _, _ in graph.edges}
         if not self._is_called(scene, node) or (used and key not in used):
             return "unused"
         inside = f"{node}."
         reaching = {key.node for key in reaching_loss(scene)}
-        # the outputs of the module, or of one within it; parameters reach whatever uses them
+        # outputs of the module and its submodules; parameters reach every module that uses them
         reached = not reaching or any(n == node or n.startswith(inside) for n in reaching)
         return "none" if reached else "unreached"
 
     def _is_called(self, scene: Scene, node: str) -> bool:
-        """Whether a module, or one within it, has computed anything with gradient."""
+        """Returns whether a module or one of its submodules computed anything with gradients."""
         return any(
             info.kind == "computed"
             and info.key.pass_ == "forward"
@@ -236,30 +238,30 @@ class Untrained(SlotRule):
         )
 
     def _cancels(self, scene: Scene, node: str, role: str) -> bool:
-        """Whether only the bias of a module has no gradient: it cancels out behind the module."""
+        """Returns whether only a module's bias lacks a gradient, as it cancels out later."""
         if role != "bias":
             return False
         weight = scene.table.by_key.get(SlotKey(node, "weight", 0, "grad"))
         return weight is not None and weight not in self.streak.fired
 
     def follows(self, finding: Finding, other: Finding) -> bool:
-        """Whether another finding explains it; a dead rectifier explains a gradient of zero."""
+        """Returns whether another finding explains this one; dead units explain zero gradients."""
         if finding.evidence["gradient"] == "zero" and other.rule == "dead_units":
             return other.place is not None and other.place.pass_ == "forward"
         return super().follows(finding, other)
 
     def _ran(self, scene: Scene, place: Place) -> int:
-        """Returns when the parameter's node ran in a step; -1 if unknown."""
+        """Returns the position of a parameter's node in the order of execution; -1 if unknown."""
         keys = (SlotKey(place.node, place.role, 0, pass_) for pass_ in ("forward", "grad"))
         slots = [scene.table.by_key[key] for key in keys if key in scene.table.by_key]
         return max((int(scene.table.order[slot]) for slot in slots), default=-1)
 
     def _is_still(self, scene: Scene, slot: int) -> bool:
-        """Whether it holds in nearly all records: an expert may wait for its first token."""
+        """Returns whether a state lasts for nearly all records; experts may start late."""
         return bool(self.streak.records[slot] + self.patience >= 0.9 * self.streak.seen[slot])
 
     def _without(self, scene: Scene) -> set[Place]:
-        """Returns the trainable parameters without a gradient, if others have one."""
+        """Returns trainable parameters that have no gradient while others have one."""
         table = scene.table
         if not table.parameter_gradients.any():
             return set()
@@ -278,7 +280,7 @@ class Untrained(SlotRule):
         }
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return f"{scene.table.place(slot)} is not trained."
 
 

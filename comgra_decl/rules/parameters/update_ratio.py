@@ -1,4 +1,4 @@
-"""Updates too large or too small for their weights."""
+"""Updates that are too large or too small for their weights."""
 
 from __future__ import annotations
 
@@ -22,38 +22,42 @@ from comgra_decl.rules.api import (
     lower_rate,
     per_run,
     raise_rate,
+    usual_norm,
 )
 
-_TINY = 1e-3  # weights with a smaller root mean square count as initialized to zero
-_FIRST = 15  # records in which such weights are ignored
+_TINY = 1e-3  # weights with a smaller root mean square are treated as initialized to zero
+_FIRST = 15  # number of records in which such weights are ignored
 
 
 class LargeParameters(Patient):
-    """The options of `large_update`."""
+    """Options of `large_update`."""
 
     patience: Count = 3
 
     ratio: Positive = 0.2
-    """The largest allowed update, relative to the weight."""
+    """Largest allowed norm of an update, relative to the norm of the weight."""
 
 
 class LargeUpdate(SlotRule):
-    """Updates too large for their weights."""
+    """Updates that are too large for their weights."""
 
     name = "large_update"
     certainty = 0.65
     definition = (
-        "The l2 norm of a weight's update exceeds `ratio` times that of the weight for `patience` "
-        "records in a row. If updates are not recorded, the rule instead uses the change of the "
-        "weight's l2 norm between records of consecutive steps, which is never larger. Weights "
-        f"that start near zero (root mean square below {_TINY:g}) are ignored in the first "
-        f"{_FIRST} records."
+        "The l2 norm of a weight's update exceeds `ratio` times the norm of the weight for "
+        "`patience` records in a row. For weights that are smaller than after PyTorch's default "
+        "initialization, the norm after this initialization is used instead. If updates are not "
+        "recorded, the rule uses the change of the weight's norm between records of consecutive "
+        "steps, which cannot be larger than the norm of the update. Weights that start near zero "
+        f"(root mean square below {_TINY:g}) are ignored in the first {_FIRST} records."
     )
     source = (
-        "About 1e-3 is healthy (Karpathy, CS231n notes); TheDeepChecker warns above 1e-1. Adam's "
-        "first steps at usual learning rates reach 3e-2."
+        "A ratio of about 1e-3 is healthy (Karpathy, CS231n notes). TheDeepChecker warns above "
+        "1e-1. Adam's first steps reach 3e-2 with common learning rates."
     )
-    advice = "Lower the learning rate, tenfold to begin with, or warm it up; clip gradients."
+    advice = (
+        "Lower the learning rate, at first by a factor of ten, use a warmup, or clip gradients."
+    )
     explained_by = ("nonfinite", "accumulated_gradient")
     Parameters = LargeParameters
     statistics = ("l2",)
@@ -65,29 +69,30 @@ class LargeUpdate(SlotRule):
     _size = np.zeros(0)  # root mean square of each weight in its first record
 
     def advise(self, scene: Scene) -> str:
-        """Returns the advice, adapted to the optimizer settings."""
+        """Returns advice adapted to the optimizer settings."""
         return lower_rate(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the weights; biases start at zero."""
+        """Returns the weights; biases are excluded because they start at zero."""
         return table.weights
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Divides the update, or the change of the norm, by the weight."""
+        """Returns the update, or the change of the norm, divided by the weight's norm."""
         weight = window.read("l2", at).astype(np.float64)
         updates = window.table.remembered((LargeUpdate, len(at)), lambda t: _updates(t, at))
         steps = np.broadcast_to(window.steps[:, None], weight.shape).astype(np.float64)
         steps = np.where(np.isnan(weight), np.nan, steps)
         successive = steps - self._step.look(at, steps) == 1
         before = self._before.look(at, weight)
-        ratio = np.where(successive, np.abs(weight - before) / before, np.nan)
-        known = window.read("l2", np.maximum(updates, 0)) / weight
+        usual = window.of_shape(usual_norm, at)
+        ratio = np.where(successive, np.abs(weight - before) / np.fmax(before, usual), np.nan)
+        known = window.read("l2", np.maximum(updates, 0)) / np.fmax(weight, usual)
         ratio = np.where(updates >= 0, known, ratio)
         ratio = np.where(self._fresh(window, at, weight), np.nan, ratio)
         return (ratio > self.parameters.ratio) & np.isfinite(ratio), ratio
 
     def _fresh(self, window: Window, at: Slots, weight: NDArray[np.float64]) -> Bools:
-        """Returns the first records of weights that start near zero, where any update is large."""
+        """Returns where weights that started near zero are in their first records."""
         self._size = grown(self._size, int(at.max(initial=-1)) + 1, np.nan)
         present = ~np.isnan(weight)
         size = weight / np.sqrt(window.elements(at))
@@ -97,36 +102,44 @@ class LargeUpdate(SlotRule):
         return np.asarray(early[:, None] & (self._size[at] < _TINY))
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} changes by {self.streak.worst[slot]:.0%} of its size in "
-            f"step {self.streak.worst_step[slot]}; about 0.1% is usual."
+            f"{scene.table.place(slot)} changes by {self.streak.worst[slot]:.0%} of its norm in "
+            f"step {self.streak.worst_step[slot]}; about 0.1% is common."
         )
 
 
 class SmallParameters(Patient):
-    """The options of `small_update`."""
+    """Options of `small_update`."""
 
     patience: Count = 10
 
     ratio: Positive = 1e-6
-    """The smallest update allowed, relative to the weight."""
+    """Smallest allowed norm of an update, relative to the norm of the weight."""
 
 
 class SmallUpdate(SlotRule):
-    """Updates too small to change anything."""
+    """Updates that are too small to have an effect."""
 
     name = "small_update"
     certainty = 0.6
     definition = (
-        "The l2 norm of a weight's update is below `ratio` times that of the weight for `patience` "
-        "records in a row, in at least half of all weights that have gradients. If updates are not "
-        "recorded, the rule instead uses the largest relative change per step among the weight's "
-        "l2 norm, smallest element and largest element."
+        "The l2 norm of a weight's update is below `ratio` times the norm of the weight for "
+        "`patience` records in a row. This holds for at least half of all weights that have "
+        "gradients. If updates are not recorded, the rule instead uses the largest relative change "
+        "per step of the weight's l2 norm, smallest element and largest element."
     )
-    source = "TheDeepChecker warns below 1e-4 of the mean; the resolution of float32 ends at 6e-8."
-    advice = "Raise the learning rate, or find out why gradients are that small."
-    explained_by = ("vanishing_gradient", "untrained_parameter", "gradient_scale")
+    source = (
+        "TheDeepChecker warns if the ratio of the means is below 1e-4; the relative precision of "
+        "float32 is 6e-8."
+    )
+    advice = "Raise the learning rate, or find out why the gradients are so small."
+    explained_by = (
+        "vanishing_gradient",
+        "untrained_parameter",
+        "gradient_scale",
+        "lost_updates",
+    )
     Parameters = SmallParameters
     of_state = True
     statistics = ("l2",)
@@ -137,7 +150,7 @@ class SmallUpdate(SlotRule):
     _before = per_run(lambda: {name: Previous() for name in ("l2", "min", "max")})
 
     def advise(self, scene: Scene) -> str:
-        """Returns the advice, adapted to the optimizer settings."""
+        """Returns advice adapted to the optimizer settings."""
         return raise_rate(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:
@@ -148,7 +161,7 @@ class SmallUpdate(SlotRule):
         return mask
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Divides the update by the weight."""
+        """Returns the norm of the update divided by the norm of the weight."""
         updates = _updates(window.table, at)
         known = window.read("l2", np.maximum(updates, 0)) / window.read("l2", at)
         ratio = np.where(updates >= 0, known, self._changes(window, at))
@@ -169,10 +182,10 @@ class SmallUpdate(SlotRule):
         return largest
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"Weights hardly change: {scene.table.place(slot)} changes by "
-            f"{self.streak.worst[slot]:.1e} of its size per step."
+            f"{self.streak.worst[slot]:.1e} of its norm per step."
         )
 
 

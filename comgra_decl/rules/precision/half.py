@@ -21,23 +21,23 @@ from comgra_decl.rules.api import (
 )
 
 LARGEST = 65504.0
-"""The largest float16 number."""
+"""Largest float16 number."""
 
 SMALLEST_NORMAL = 2.0**-14
-"""The smallest float16 number with full precision."""
+"""Smallest float16 number with full precision."""
 
 
 class OverflowParameters(Patient):
-    """The options of `half_overflow`."""
+    """Options of `half_overflow`."""
 
     patience: Count = 1
 
     share: Share = 0.5
-    """The largest allowed magnitude, as a share of the largest float16 number, 65504."""
+    """Largest allowed magnitude, as a share of the largest float16 number, 65504."""
 
 
 class HalfOverflow(SlotRule):
-    """Values about to overflow in half precision."""
+    """Values that are about to overflow in half precision."""
 
     name = "half_overflow"
     certainty = 0.7
@@ -51,7 +51,7 @@ class HalfOverflow(SlotRule):
     )
     advice = (
         "Use bfloat16, run this module in float32 (`torch.autocast(..., enabled=False)`), or scale "
-        "its input down. Logits and residual sums are the most likely to overflow."
+        "down its input. Logits and sums of residual branches are most likely to overflow."
     )
     Parameters = OverflowParameters
     statistics = ("abs_max",)
@@ -63,7 +63,7 @@ class HalfOverflow(SlotRule):
         return table.where(lambda i: i.dtype == "float16" and i.key.pass_ == "forward")
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the largest magnitude over all samples; masks (-inf) are ignored."""
+        """Returns the largest magnitude over all samples; ignores masks (-inf)."""
         size = window.read("abs_max", at, "abs_max")
         hit = size > self.parameters.share * LARGEST
         if window.has("min"):
@@ -71,34 +71,36 @@ class HalfOverflow(SlotRule):
         return hit, size
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} reaches {self.streak.worst[slot]:.4g} in float16, where "
-            f"the largest number is {LARGEST:.0f}."
+            f"{scene.table.place(slot)} reaches {self.streak.worst[slot]:.4g} in float16, whose "
+            f"largest number is {LARGEST:.0f}."
         )
 
 
-_HOPS = 3  # how many modules without weights may follow a layer: norm, dropout, activation
+_HOPS = (
+    3  # maximum number of modules without weights that follow a layer: norm, dropout, activation
+)
 
 
 class UnderflowParameters(Patient):
-    """The options of `half_underflow`."""
+    """Options of `half_underflow`."""
 
     share: Share = 0.5
-    """The largest allowed share of elements that are exactly zero."""
+    """Largest allowed share of elements that are exactly zero."""
 
 
 class HalfUnderflow(SlotRule):
-    """Gradients too small for half precision."""
+    """Gradients that are too small for half precision."""
 
     name = "half_underflow"
     certainty = 0.6
     definition = (
         "For `patience` records in a row, more than `share` of the elements of a float16 gradient "
-        "are exactly zero although the forward values are not: neither those of the tensor itself "
-        "nor those computed from it in the same shape by modules without weights (a ReLU zeroes as "
-        "many gradients as values). Or the largest magnitude in the gradient is below 2^-14, where "
-        "float16 starts to lose precision."
+        "are exactly zero, but the corresponding values in the forward pass are not. These are the "
+        "values of the tensor itself and those that modules without weights compute from it in the "
+        "same shape, because a ReLU sets as many gradients to zero as values. Alternatively, the "
+        "largest magnitude in the gradient is below 2^-14, where float16 starts to lose precision."
     )
     source = "IEEE 754; Micikevicius et al., Mixed Precision Training (2018), on loss scaling."
     advice = (
@@ -113,7 +115,7 @@ class HalfUnderflow(SlotRule):
     _after: list[Slots] = per_run(list)  # the slot computed from each slot, one entry per hop
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the float16 gradients, and records what is computed from each tensor."""
+        """Returns the float16 gradients, and stores which slots are computed from each tensor."""
         self._after = self._followed(table)
         return table.where(lambda i: i.dtype == "float16" and is_gradient(i.key.pass_))
 
@@ -129,7 +131,7 @@ class HalfUnderflow(SlotRule):
         return found
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the share of zeros with that in the forward pass."""
+        """Compares the share of zeros with the share in the forward pass."""
         zeros = window.read("zero_fraction", at).astype(np.float64)
         lost = zeros > self.parameters.share
         forward = window.table.forward[at]
@@ -141,7 +143,7 @@ class HalfUnderflow(SlotRule):
         return (lost & (zeros < 1)) | tiny, zeros
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is too small for float16: {self.streak.worst[slot]:.0%} of "
             "its elements are exactly zero or close to it."

@@ -1,4 +1,4 @@
-"""NaN and infinities, and where they come from."""
+"""NaN and infinity, and their origin."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from comgra_decl.rules.api import (
     sources_of,
 )
 
-_MOST_STRETCHES = 64  # the largest number of non-finite stretches stored per metric
+_MOST_STRETCHES = 64  # maximum number of non-finite stretches stored per metric
 
 
 class NonfiniteParameters(Patient):
-    """The options of `nonfinite`."""
+    """Options of `nonfinite`."""
 
     patience: Count = 1
 
 
 class Nonfinite(SlotRule):
-    """NaN or infinity in a tensor, and where it comes from."""
+    """NaN or infinity in a tensor, and its origin."""
 
     name = "nonfinite"
     severity = "error"
@@ -47,19 +47,19 @@ class Nonfinite(SlotRule):
         "numbers, are ignored unless a NaN is computed from them. The finding names the first "
         "non-finite tensor of the first affected step, in the order of computation (forward before "
         "backward); everything recorded before this tensor is finite. If the values become "
-        "non-finite between two records, the loss and other metrics narrow the interval down: to "
-        "the last finite value of a metric before it stays non-finite for the rest of the "
-        "interval, and its first non-finite value."
+        "non-finite between two records, the loss and other metrics narrow the interval. It then "
+        "starts after the last finite value of a metric that stays non-finite for the rest of the "
+        "interval, and ends at the first non-finite value of this metric."
     )
     source = (
-        "SageMaker Debugger (exploding tensor); DebugUnderflowOverflow of transformers, which "
-        "searches for the first module."
+        "SageMaker Debugger's check for exploding tensors; DebugUnderflowOverflow of transformers, "
+        "which searches for the first affected module."
     )
     advice = (
         "Check this tensor and its inputs one step earlier for a logarithm or square root of 0, a "
-        "division by 0, exp of a large number, an overflow in half precision, or a learning rate "
-        "that is too high. Add an epsilon, clamp values, clip gradients, or lower the learning "
-        "rate."
+        "division by 0, the exponential of a large number, an overflow in half precision, or a "
+        "learning rate that is too high. Add an epsilon, clamp values, clip gradients, or lower "
+        "the learning rate."
     )
     Parameters = NonfiniteParameters
     statistics = ("nonfinite",)
@@ -70,7 +70,7 @@ class Nonfinite(SlotRule):
     _metrics: dict[tuple[str, str], Stretches] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Adds the next losses and other training metrics."""
+        """Processes the next losses and other training metrics."""
         if numbers.type not in EVALUATION_TYPES and not is_validation(numbers):
             known = self._metrics.setdefault((numbers.name, numbers.type), Stretches())
             known.add(numbers.steps, ~np.isfinite(numbers.values))
@@ -80,7 +80,7 @@ class Nonfinite(SlotRule):
         return table.floating
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Counts the non-finite elements."""
+        """Returns the number of non-finite elements."""
         count = window.read("nonfinite", at, "abs_max")
         hit = count > 0
         if hit.any() and window.has("min", "max"):
@@ -93,7 +93,7 @@ class Nonfinite(SlotRule):
         return hit, count
 
     def _add_causes(self, at: Slots, hit: Bools, mask: Bools) -> None:
-        """Counts masks from which a NaN is computed as non-finite."""
+        """Treats masks as non-finite if a NaN is computed from them."""
         rows = np.flatnonzero(hit.any(1) & mask.any(1))
         if not len(rows):
             return
@@ -124,13 +124,13 @@ class Nonfinite(SlotRule):
         update = np.array([i.key.pass_ == "update" for i in infos])
         computed = np.array([i.kind not in ("parameter", "input", "buffer") for i in infos])
         order = scene.table.order[fired] * np.where(backward, -1, 1)
-        # a parameter is read before the layer's output; its gradient after the output's
+        # a parameter is used before the layer's output exists; its gradient follows the output's
         own = computed ^ backward
         first = self.streak.first[fired]
         return fired[np.lexsort((own, order, backward, update, first))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         sample = self._samples.get(slot, -1)
         which = "" if sample < 0 else f", first in recorded sample {sample}"
         first, after = int(self.streak.first[slot]), self.streak.after_step(slot)
@@ -140,13 +140,13 @@ class Nonfinite(SlotRule):
         info = scene.table.infos[slot]
         so = "everything recorded before it in that step is finite"
         if info.kind == "parameter" and info.key.pass_ == "forward":
-            # parameters are recorded before anything is computed in a step
+            # parameters are recorded before the computations of a step
             of = "of an earlier step" if after != first - 1 else f"of step {after}"
             so = f"this happened before the forward pass, in the backward pass or update {of}"
         return f"{scene.table.place(slot)} contains NaN or infinity {when}{which}; {so}."
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding, placed where the non-finite values came from."""
+        """Returns one finding, located at the origin of the non-finite values."""
         found = super().findings(scene)
         if not found or found[0].place is None:
             return found
@@ -171,7 +171,7 @@ class Nonfinite(SlotRule):
         first, name, before = min(turns, key=lambda turn: turn[0])
         told = f"{name} is not finite from step {first} on"
         if before is not None:
-            # values spoilt by that step's backward pass only show in the next metric
+            # values damaged by that step's backward pass appear only in the next metric
             after = max(before - 1, -1 if after is None else after)
             told = f"{name} is finite at step {before} but not at step {first}"
             if before == first - 1:
@@ -189,14 +189,14 @@ class Nonfinite(SlotRule):
 
 
 class Stretches:
-    """Stretches of steps in which a metric is not finite, with the last finite step before each."""
+    """Stretches of steps with non-finite values of a metric, and the last finite step before."""
 
     def __init__(self) -> None:
         self._all: list[tuple[int | None, int, int | None]] = []  # finite, first, finite again
         self._finite: int | None = None
 
     def add(self, steps: NDArray[np.int64], bad: Bools) -> None:
-        """Adds the next values, given by their steps and which of them are not finite."""
+        """Processes the next values: their steps, and a mask of the non-finite ones."""
         inside = bool(self._all) and self._all[-1][2] is None
         for row in np.flatnonzero(np.diff(bad, prepend=inside)).tolist():
             step = int(steps[row])

@@ -1,4 +1,4 @@
-"""Steps that mixed precision skips because gradients are not finite at any scale."""
+"""Steps skipped by mixed precision because gradients are not finite at any scale."""
 
 from __future__ import annotations
 
@@ -25,42 +25,43 @@ from comgra_decl.rules.api import (
 
 
 class ScaleParameters(RuleParameters):
-    """The options of `gradient_scale`."""
+    """Options of `gradient_scale`."""
 
     smallest: Positive = 1.0
-    """The smallest allowed scale; below 1, the loss is scaled down instead of up."""
+    """Smallest allowed scale; below 1, the loss is scaled down instead of up."""
 
     calibration: Annotated[Int, Field(ge=0)] = 50
-    """The number of initial steps in which the scale may still adapt."""
+    """Number of initial steps in which the scale may still adapt."""
 
     share: Fraction = 0.05
-    """The largest allowed share of skipped steps in a window after the calibration."""
+    """Largest allowed share of skipped steps in a window after the calibration."""
 
     window: Annotated[Int, Field(ge=20)] = 200
-    """The number of consecutive steps in a window."""
+    """Number of consecutive steps in a window."""
 
 
 class GradientScale(Rule):
-    """Mixed precision skips many steps, or its gradient scale drops to zero."""
+    """Mixed precision that skips many steps, or whose gradient scale drops to zero."""
 
     name = "gradient_scale"
     certainty = 0.8
     definition = (
         "`torch.amp.GradScaler` skips a step whose gradients are not finite and halves its scale. "
         "Error: the scale falls below `smallest`, so the gradients overflow for a reason other "
-        "than scaling. Warning: after the first `calibration` steps, more than `share` of any "
+        "than the scale. Warning: after the first `calibration` steps, more than `share` of any "
         "`window` consecutive steps are skipped. Normally only one step in thousands is skipped, "
-        "because the scale was doubled too far. The gradients of skipped steps are hidden from the "
-        "other rules, because they are never used."
+        "when the scale has been doubled once too often. The gradients of skipped steps are not "
+        "passed to the other rules, because they are never used."
     )
     source = (
-        "PyTorch's documentation of GradScaler: steps are skipped in the first iterations, then "
-        "once every few hundred or thousand. Megatron-LM stops when the scale would fall below 1."
+        "PyTorch's documentation of GradScaler, according to which steps are skipped in the first "
+        "iterations and then once every few hundred or thousand. Megatron-LM stops if the scale "
+        "would fall below 1."
     )
     advice = (
-        "Find where the gradients become infinite or NaN and run that part in float32 "
-        "(`torch.autocast(..., enabled=False)`), or use bfloat16, which needs no scaling. Call "
-        "`scaler.unscale_` before clipping and `scaler.update()` once per step."
+        "Find out where the gradients become infinite or NaN, and run that part in float32 "
+        "(`torch.autocast(..., enabled=False)`). Or use bfloat16, which does not require scaling. "
+        "Call `scaler.unscale_` before clipping and `scaler.update()` once per step."
     )
     explained_by = ("nonfinite", "half_overflow")
     Parameters = ScaleParameters
@@ -72,16 +73,16 @@ class GradientScale(Rule):
     _lowest = float("inf")
     _collapsed = -1  # the first step with a scale that is too small
     _slot = -1  # the first non-finite gradient of a skipped step
-    _latest: deque[int]  # the latest skipped steps, one more than allowed
+    _latest: deque[int]  # latest skipped steps; their number is one above the limit
 
     def reset(self) -> None:
-        """Clears the state of the run."""
+        """Resets the state of the rule."""
         super().reset()
         allowed = float(self.parameters.share * self.parameters.window)
         self._latest = deque(maxlen=int(allowed) + 1)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Adds scales and skipped steps."""
+        """Processes scales and skipped steps from the next records."""
         if numbers.name == GRAD_SCALE:
             self._scaling = True
             self._lowest = min(self._lowest, float(numbers.values.min()))
@@ -105,7 +106,7 @@ class GradientScale(Rule):
             self._often = latest[0]
 
     def look_at_skipped(self, window: Window) -> None:
-        """Records the first non-finite gradient in backward order, the one nearest to the loss."""
+        """Stores the first non-finite gradient in backward order, which is nearest to the loss."""
         if self._slot >= 0 or window.skipped is None or not window.skipped.any():
             return
         at = np.flatnonzero(window.table.backward)
@@ -148,5 +149,5 @@ class GradientScale(Rule):
         return "warning", self._often, text
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
-        return None if self._scaling else "no torch.amp.GradScaler stepped an optimizer"
+        """Returns the reason why the run could not be checked, or None."""
+        return None if self._scaling else "no optimizer uses a torch.amp.GradScaler"

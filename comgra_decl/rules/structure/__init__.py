@@ -1,1 +1,1 @@
-"""Rules about how the network is built."""
+"""Rules about the structure of the model and the calls of losses."""

@@ -1,4 +1,4 @@
-"""Samples of a batch that influence each other through a softmax over the wrong dimension."""
+"""Samples of a batch that influence each other because of a softmax over the wrong dimension."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from comgra_decl.rules.api import (
     place_of,
 )
 
-_NEAR = 0.02  # relative
+_NEAR = 0.02  # relative tolerance
 
 
 class BatchMixing(Rule):
@@ -26,25 +26,26 @@ class BatchMixing(Rule):
     certainty = 0.9
     definition = (
         "The prediction passed to `nll_loss` was computed by a log-softmax over a dimension other "
-        "than that of the classes (the second, or the only one). Or, as a warning, a softmax in "
-        "the backward graph of the loss runs over the batch: over dimension 0 of a tensor whose "
-        "size there equals the batch size of the targets, and whose next dimension has another "
-        "size. Or, as a warning, the only loss of the run is a cross-entropy whose first value is "
-        f"within {_NEAR:.0%} of ln(batch), while ln(classes) is a different number."
+        "than that of the classes (the second, or the only one). Alternatively, and only as a "
+        "warning, a softmax in the backward graph of the loss runs over the batch, that is, over "
+        "dimension 0 of a tensor whose size in that dimension equals the batch size of the "
+        "targets, and whose next dimension has a different size. Alternatively, and only as a "
+        "warning, the only loss of the run is a cross-entropy whose first value is within "
+        f"{_NEAR:.0%} of ln(batch), while ln(classes) differs from it."
     )
     source = (
-        "Karpathy, A Recipe for Training Neural Networks (use backprop to chart dependencies: "
-        "information mixes across the batch dimension); own definition."
+        "Karpathy, A Recipe for Training Neural Networks, who suggests using backprop to find "
+        "information that is mixed across the batch dimension; own definition."
     )
     advice = (
-        "Compute the softmax over the classes (dim=1, or dim=-1 where classes come last). "
-        "`comgra-decl batch-mixing` shows where samples meet."
+        "Compute the softmax over the classes: dim=1, or dim=-1 if the classes are the last "
+        "dimension. Use `comgra-decl batch-mixing` to find out where samples are mixed."
     )
 
     _first: tuple[int, float] | None = None
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first softmax over a wrong dimension."""
+        """Returns a finding about the first softmax over the wrong dimension."""
         for call, seen in scene.calls.items():
             if _is_wrong(call):
                 shape = list(call.prediction.shape)
@@ -54,22 +55,22 @@ class BatchMixing(Rule):
                         place=place_of(scene, call),
                         first_step=seen.first,
                         last_step=seen.last,
-                        message=f"The softmax before {call.function} runs over dimension "
-                        f"{call.prediction.dim} of {shape}"
-                        f"{', the batch' if call.prediction.dim == 0 else ''}; the classes are "
-                        f"dimension {min(1, len(shape) - 1)}.",
+                        message=f"The softmax before {call.function} is computed over dimension "
+                        f"{call.prediction.dim} of "
+                        f"{shape}{(', the batch' if call.prediction.dim == 0 else '')}; the "
+                        f"classes are dimension {min(1, len(shape) - 1)}.",
                         evidence={"dim": int(call.prediction.dim or 0), "shape": str(shape)},
                     )
                 ]
         return self._inside(scene) or self._guesses(scene)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Notes the first loss."""
+        """Stores the first loss."""
         if numbers.name == "loss" and self._first is None and len(numbers.values):
             self._first = int(numbers.steps[0]), float(numbers.values[0])
 
     def _guesses(self, scene: Scene) -> list[Finding]:
-        """Compares the first loss with guessing among the samples of the batch."""
+        """Compares the first loss with the cost of guessing a sample of the batch."""
         if self._first is None or self._first[0] > 0 or len(scene.calls) != 1:
             return []
         (call,) = scene.calls
@@ -85,9 +86,9 @@ class BatchMixing(Rule):
                 scene,
                 place=place_of(scene, call),
                 first_step=0,
-                message=f"The first loss is {loss:.4g}, which is ln({batch}), the cost of guessing "
-                f"among the samples of the batch; among {classes} classes it would be "
-                f"{log(classes):.4g}: a softmax seems to run over the batch.",
+                message=f"The first loss is {loss:.4g}. This is ln({batch}), the cost of guessing "
+                f"among the samples of the batch; among {classes} classes, guessing costs "
+                f"{log(classes):.4g}. A softmax is probably computed over the batch.",
                 severity="warning",
                 certainty=0.7,
                 evidence={"loss": loss, "batch": batch, "classes": classes},
@@ -102,8 +103,8 @@ class BatchMixing(Rule):
                     self.finding(
                         scene,
                         first_step=0,
-                        message=f"A softmax of shape {list(shape)} runs over dimension 0, the "
-                        "batch: samples influence each other.",
+                        message=f"A softmax of shape {list(shape)} is computed over dimension 0, "
+                        "the batch: samples influence each other.",
                         severity="warning",
                         certainty=0.75,
                         evidence={"shape": str(list(shape))},
@@ -112,8 +113,10 @@ class BatchMixing(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
-        return None if scene.calls else "no call compares a prediction with a target"
+        """Returns the reason why the run could not be checked, or None."""
+        return (
+            None if scene.calls else "no loss that compares a prediction with a target was called"
+        )
 
 
 def _is_wrong(call: LossCall) -> bool:

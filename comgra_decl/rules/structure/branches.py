@@ -1,4 +1,4 @@
-"""Branches that have no effect where they are combined."""
+"""Branches that have no effect when they are combined."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from comgra_decl.rules.api import (
     sources_of,
 )
 
-_STARTS_SMALL = 10  # times `ratio`: a branch that starts below is meant to
+_STARTS_SMALL = 10  # times `ratio`: a branch that starts smaller is intended to
 
 
 class BranchParameters(Patient):
@@ -37,17 +37,17 @@ class BranchParameters(Patient):
     patience: Count = 10
 
     ratio: Fraction = 1e-3
-    """The smallest size allowed, relative to the largest branch."""
+    """Smallest allowed magnitude, relative to the largest branch."""
 
     drowned: Factor = 8.0
-    """How many times as large as the data a parameter may be that is added to it."""
+    """Largest allowed magnitude of a parameter that is added to data, relative to the data."""
 
     after: Annotated[Int, Field(ge=0)] = 10
-    """The number of first records to ignore, because branches may start at zero on purpose."""
+    """Number of first records to ignore, because branches may start at zero on purpose."""
 
 
 class _Branches(SlotRule):
-    """Compares tensors of the same shape from which one tensor is computed."""
+    """Compares tensors of the same shape that are combined into one tensor."""
 
     Parameters = BranchParameters
     of_state = True
@@ -59,7 +59,7 @@ class _Branches(SlotRule):
     _first = per_run(First)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the branches."""
+        """Returns the tensors that are combined with others."""
         self._groups = self._joined(table)
         mask = np.zeros(len(table), np.bool_)
         for group in self._groups:
@@ -76,7 +76,7 @@ class _Branches(SlotRule):
         return groups
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares each branch with the largest one it is combined with."""
+        """Returns the size of each branch relative to the largest one with which it is combined."""
         if not self._groups:
             return np.zeros((len(window), len(at)), np.bool_), np.zeros((len(window), len(at)))
         size = window.read("l2", np.arange(len(window.table))).astype(np.float64)
@@ -90,31 +90,31 @@ class _Branches(SlotRule):
         return (found < self.parameters.ratio) & late[:, None], found
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out branches that are small in some iterations only, such as initial states."""
+        """Leaves out branches that are small only in some iterations, such as initial states."""
         return self.in_every_iteration(scene, fired)
 
 
 class BranchIgnored(_Branches):
-    """A branch too small to have an effect where it is added."""
+    """A branch that is too small to have an effect when it is added."""
 
     name = "branch_ignored"
     certainty = 0.5
     of_state = True
     definition = (
-        "Several tensors of the same shape are combined into another tensor of this shape (for "
-        "example, a residual branch and its skip connection). One of them has an l2 norm below "
-        "`ratio` times that of the largest, in every iteration within a step, for `patience` "
-        "records in a row. The first `after` records are ignored. The finding is a hint if all "
-        f"such branches start below {_STARTS_SMALL} times `ratio`, as after a gain that starts "
-        "near zero. Or a parameter of shape [1, positions, features] enters the same module as a "
-        "computed tensor of shape [batch, positions, features] and is more than `drowned` times as "
-        "large (root mean square) in all of the last `patience` records."
+        "Several tensors of the same shape are combined into another tensor of this shape, for "
+        "example a residual branch and its skip connection. One of them has an l2 norm below "
+        "`ratio` times the largest norm, in every iteration within a step, for `patience` records "
+        "in a row. The first `after` records are ignored. The finding is a hint if all such "
+        f"branches start below {_STARTS_SMALL} times `ratio`, as with a gain that is initialized "
+        "near zero. Alternatively, a parameter of shape [1, positions, features] enters the same "
+        "module as a computed tensor of shape [batch, positions, features] and is more than "
+        "`drowned` times as large (root mean square) in all of the last `patience` records."
     )
-    source = "comgra's README (planned: residual connections that are ignored)."
+    source = "A plan in comgra's README (report residual connections that are ignored)."
     advice = (
-        "If it starts at zero on purpose, its learning rate may be too low. Otherwise normalize "
-        "both branches, or scale this one. If the small one is the skip connection, its path is "
-        "blocked."
+        "If the branch starts at zero on purpose, its learning rate may be too low. Otherwise "
+        "normalize both branches or rescale this one. If this is the skip connection, check what "
+        "reduces its magnitude."
     )
     explained_by = (
         "nonfinite",
@@ -125,11 +125,11 @@ class BranchIgnored(_Branches):
     )
     needs = "outputs of branches that are combined, with `graph: true`"
 
-    _drowning: dict[int, int] = per_run(dict)  # records by parameter
+    _drowning: dict[int, int] = per_run(dict)  # recent records by parameter
     _drowned: dict[int, tuple[int, int, float]] = per_run(dict)  # first step, branch, ratio
 
     def look(self, window: Window) -> None:
-        """Adds the next training records."""
+        """Processes the next training records."""
         super().look(window)
         for parameter, branches in self._added(window).items():
             at = np.array([parameter, *branches], np.int64)
@@ -146,10 +146,10 @@ class BranchIgnored(_Branches):
                     self._drowned.pop(parameter, None)
 
     def _added(self, window: Window) -> dict[int, list[int]]:
-        """Returns tensors of parameters, with the computed tensors that they may be added to.
+        """Returns parameters, with the computed tensors to which they may be added.
 
-        That is, what has as many elements in its last dimension and as many dimensions and goes
-        into the same module, of which the parameter is not one.
+        These tensors have the same number of dimensions and the same last dimension as the
+        parameter, and enter the same module, which does not own the parameter.
         """
         if not window.has("l2"):
             return {}
@@ -169,12 +169,12 @@ class BranchIgnored(_Branches):
         return found
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about a branch, or else about an input that a parameter drowns."""
+        """Returns a finding about a branch, or about an input that a parameter outweighs."""
         found = super().findings(scene)
         if found and self.parameters.severity is None:
             fired = self.chosen(scene, self.streak.lasting)
             if (self._first.known(fired) < _STARTS_SMALL * self.parameters.ratio).all():
-                found = [replace(found[0], severity="hint")]  # a gain that starts near zero
+                found = [replace(found[0], severity="hint")]  # initialized near zero
         return found or self._drowned_inputs(scene)
 
     def _drowned_inputs(self, scene: Scene) -> list[Finding]:
@@ -187,36 +187,40 @@ class BranchIgnored(_Branches):
                         place=place,
                         first_step=step,
                         message=f"{place} has hardly any effect: {scene.table.place(parameter)}, "
-                        "which is the same for all samples and added to it, is up to "
+                        "which is added to it and is the same for all samples, is up to "
                         f"{ratio:.0f} times as large.",
-                        advice="Initialize the parameter smaller (0.02 is usual for positions), or "
-                        "scale up what it is added to.",
+                        advice="Use smaller initial values for the parameter (0.02 is common for "
+                        "positions), or scale up the tensor to which it is added.",
                         evidence={"ratio": ratio},
                     )
                 ]
         return []
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} has hardly any effect: it is {self.streak.worst[slot]:.1e} "
-            "times the size of the largest branch it is combined with."
+            f"{scene.table.place(slot)} has hardly any effect: its norm is "
+            f"{self.streak.worst[slot]:.1e} times that of the largest branch with which it is "
+            "combined."
         )
 
 
 class GradientImbalance(_Branches):
-    """A branch that receives far less gradient than another one."""
+    """A branch whose gradient is much smaller than that of another branch."""
 
     name = "gradient_imbalance"
     certainty = 0.45
     of_state = True
     definition = (
         "Several tensors of the same shape are combined, and the gradient of one of them has an l2 "
-        "norm below `ratio` times that of another, in every iteration within a step, for "
+        "norm below `ratio` times the norm of another one, in every iteration within a step, for "
         "`patience` records in a row. The first `after` records are ignored."
     )
-    source = "comgra and torchexplorer, whose users look for it by eye; own default."
-    advice = "Rescale or normalize the branches; look for saturation or detach() in the small one."
+    source = "comgra and torchexplorer, in which users compare gradients visually; own default."
+    advice = (
+        "Rescale or normalize the branches. Check the branch with the small gradient for "
+        "saturation and detach()."
+    )
     explained_by = ("nonfinite", "dead_units", "saturated", "vanishing_gradient", "branch_ignored")
     backwards, pass_ = True, "grad"
     needs = (
@@ -225,8 +229,8 @@ class GradientImbalance(_Branches):
     )
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} is {self.streak.worst[slot]:.1e} times the gradient of "
-            "the largest branch it is combined with."
+            f"The norm of {scene.table.place(slot)} is {self.streak.worst[slot]:.1e} times the "
+            "norm of the largest gradient among the branches with which it is combined."
         )

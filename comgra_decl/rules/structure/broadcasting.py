@@ -1,4 +1,4 @@
-"""Predictions and targets whose shapes broadcast against each other."""
+"""Predictions and targets whose shapes are broadcast against each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from comgra_decl.rules.api import ELEMENTWISE, Finding, LossCall, Rule, Scene, p
 
 
 class SilentBroadcasting(Rule):
-    """Shapes that broadcast, so that each prediction is compared with every target."""
+    """Shapes that are broadcast, so that each prediction is compared with every target."""
 
     name = "silent_broadcasting"
     severity = "error"
@@ -18,15 +18,16 @@ class SilentBroadcasting(Rule):
     definition = (
         "An element-wise loss (`mse_loss`, `l1_loss`, `smooth_l1_loss`, `huber_loss` or a "
         "subtraction) receives a prediction and a target with different numbers of dimensions, "
-        "such as [64, 1] and [64], that broadcast to more elements than either has. Every "
-        "prediction is then compared with every target. The rule checks the shapes passed to the "
-        "function. In a subtraction, the longer shape must end in 1, or have a 1 next to the batch "
-        "and at least two more dimensions; other shapes are ways to compute distances."
+        "such as [64, 1] and [64], which are broadcast to more elements than either of them has. "
+        "As a result, every prediction is compared with every target. The rule checks the shapes "
+        "passed to the function. In a subtraction, the longer shape must end in 1, or have a 1 "
+        "next to the batch dimension and at least two more dimensions; other shapes are common in "
+        "the computation of distances."
     )
     source = (
         "The first bug in the book chapter 'Debugging: Visualizing Activation Maps & Gradients'."
     )
-    advice = "Give both the same shape where the loss is called, for example by squeeze(-1)."
+    advice = "Pass tensors of the same shape to the loss, for example by calling squeeze(-1)."
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first call whose shapes do not match."""
@@ -41,9 +42,9 @@ class SilentBroadcasting(Rule):
                     place=place_of(scene, call),
                     first_step=seen.first,
                     last_step=seen.last,
-                    message=f"{_named(call)} gets a prediction of shape {a} and a target of shape "
-                    f"{b}, which broadcast to {result}: every prediction is compared with every "
-                    "target.",
+                    message=f"{_named(call)} receives a prediction of shape {a} and a target of "
+                    f"shape {b}, which are broadcast to {result}: every prediction is compared "
+                    "with every target.",
                     advice=_advice(call),
                     evidence={"prediction": str(a), "target": str(b), "result": str(result)},
                 )
@@ -51,8 +52,10 @@ class SilentBroadcasting(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
-        return None if scene.calls else "no call compares a prediction with a target"
+        """Returns the reason why the run could not be checked, or None."""
+        return (
+            None if scene.calls else "no loss that compares a prediction with a target was called"
+        )
 
 
 def _misfit(call: LossCall) -> bool:
@@ -80,9 +83,9 @@ def _advice(call: LossCall) -> str:
     shorter = "target" if name == "prediction" else "prediction"
     ones = [dim for dim, size in enumerate(longer) if size == 1]
     if not ones:
-        return "Give both the same shape where the loss is called."
+        return "Pass tensors of the same shape to the loss."
     dim = -1 if longer[-1] == 1 else ones[0]
     return (
-        f"Give both the same shape where the loss is called: `{name}.squeeze({dim})` or "
+        f"Pass tensors of the same shape to the loss: `{name}.squeeze({dim})` or "
         f"`{shorter}.unsqueeze({dim})`."
     )

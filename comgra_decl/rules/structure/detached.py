@@ -23,21 +23,22 @@ class Detached(Rule):
     definition = (
         "In the dependency graph, a tensor computed from trainable parameters contributes to the "
         "loss, but no gradient flows back along any path, and these parameters have no gradient. "
-        "Or, as a hint, a tensor that is trained through other paths enters a module with trained "
-        "parameters, and no gradient flows back from this module in any iteration. Modules that "
-        "take integers (embeddings) are ignored."
+        "Alternatively, and only as a hint, a tensor that is trained through other paths enters a "
+        "module with trained parameters, and no gradient flows back from this module in any "
+        "iteration. Modules whose inputs are integers (embeddings) are ignored."
     )
     source = (
-        "Own definition, by the graph; the silent failures in the book chapter 'Debugging: "
+        "Own definition, based on the graph; the silent failures in the book chapter 'Debugging: "
         "Visualizing Activation Maps & Gradients'."
     )
     advice = (
-        "Look for detach(), .data, .item(), numpy, torch.no_grad(), torch.tensor(x) or an argmax "
-        "between this tensor and the next one. If it is intended, freeze the parameters before it."
+        "Between this tensor and the next one, look for detach(), .data, .item(), numpy, "
+        "torch.no_grad(), torch.tensor(x) or an argmax. If this is intended, freeze the parameters "
+        "before it."
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding, about the last cut before the loss."""
+        """Returns one finding about the last cut before the loss."""
         if scene.structure is None or scene.records < 2:
             return []
         cut = _cuts(scene, scene.structure)
@@ -51,7 +52,7 @@ class Detached(Rule):
                 scene,
                 place=place,
                 first_step=0,
-                message=f"No gradient comes back to {place}, although the loss depends on it and "
+                message=f"No gradient flows back to {place}, although the loss depends on it and "
                 "it is computed from trainable parameters.",
                 also=len(cut) - 1,
                 others=others,
@@ -59,7 +60,7 @@ class Detached(Rule):
         ]
 
     def _partly(self, scene: Scene, structure: Structure) -> list[Finding]:
-        """Returns a hint about tensors through which only some paths carry gradient."""
+        """Returns a hint about tensors that receive gradients only through some paths."""
         found = _one_way(scene, structure)
         if not found:
             return []
@@ -72,10 +73,10 @@ class Detached(Rule):
                 scene,
                 place=place,
                 first_step=0,
-                message=f"No gradient comes back from {sink.node} to {place}, which it is computed "
-                f"from: {place} is trained through other paths only.",
-                advice="If this is not intended, look for detach(), torch.no_grad(), or sample() "
-                "where rsample() carries gradient.",
+                message=f"No gradient flows back from {sink.node} to {place}, its input: {place} "
+                "is trained only through other paths.",
+                advice="If this is not intended, look for detach(), torch.no_grad(), or a call of "
+                "sample() instead of rsample().",
                 severity="hint",
                 certainty=0.6,
                 also=len(others),
@@ -84,16 +85,16 @@ class Detached(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if scene.structure is None:
             return "no dependency graph is recorded; set `graph: true`"
         if not scene.table.parameters.any() or not scene.table.parameter_gradients.any():
-            return "parameters and their gradients are not recorded; capture both"
+            return "parameters or their gradients are not recorded; capture both"
         return None
 
 
 def _cuts(scene: Scene, structure: Structure) -> list[SlotKey]:
-    """Returns the tensors after which the gradient is cut off, the last ones first."""
+    """Returns the tensors after which gradients are cut off, the last one first."""
     forward: dict[int, list[tuple[int, bool]]] = {}
     for a, b, gradient in structure.edges:
         forward.setdefault(a, []).append((b, gradient))
@@ -130,7 +131,7 @@ def _reaching(structure: Structure, ends: set[int], *, with_gradient: bool) -> s
 
 
 def _untrained(scene: Scene, structure: Structure, trained: set[int]) -> set[int]:
-    """Returns trainable parameters without a gradient, by the graph and by the records."""
+    """Returns trainable parameters that have no gradient according to the graph and the records."""
     parameters, table = scene.parameters, scene.table
     return {
         i
@@ -138,7 +139,7 @@ def _untrained(scene: Scene, structure: Structure, trained: set[int]) -> set[int
         if structure.kinds[i] == "parameter"
         and i not in trained
         and parameters.get((key.node, key.role), {}).get("trainable")
-        and parameters[key.node, key.role].get("optimized", True)  # not a teacher's
+        and parameters[key.node, key.role].get("optimized", True)  # excludes teachers
         and key._replace(pass_="grad") not in table.by_key
         and table.parameter_gradients.any()
     }
@@ -159,7 +160,7 @@ def _made_of(structure: Structure, starts: set[int]) -> set[int]:
 
 
 def _one_way(scene: Scene, structure: Structure) -> list[tuple[SlotKey, SlotKey]]:
-    """Returns (source, sink) of edges between trained tensors that never carry gradient."""
+    """Returns (source, sink) of edges between trained tensors that never carry a gradient."""
     losses = {i for i, kind in enumerate(structure.kinds) if kind == "loss"}
     trained = _reaching(structure, losses, with_gradient=True)
     parameters = {i for i in trained if structure.kinds[i] == "parameter"}

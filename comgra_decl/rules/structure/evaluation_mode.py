@@ -18,26 +18,26 @@ from comgra_decl.rules.api import (
 )
 
 _CLASSES = ("Dropout", "BatchNorm", "InstanceNorm", "StochasticDepth", "DropPath")
-"""Parts of the names of classes that behave differently in evaluation mode."""
+"""Substrings of the names of classes that behave differently in evaluation mode."""
 
 _FROM_START = (
-    "Call model.train() before training: a model may be loaded in evaluation mode. If it is "
-    "intended, switch this rule off."
+    "Call model.train() before training, because a model may be in evaluation mode when it is "
+    "loaded. If this is intended, switch this rule off."
 )
 
 
 class EvaluationModeParameters(Patient):
-    """The options of `training_in_evaluation_mode`."""
+    """Options of `training_in_evaluation_mode`."""
 
     patience: Count = 5
 
 
 @dataclass
 class _Model:
-    """A model that is called with gradients."""
+    """State of a model that is called with gradients."""
 
-    trained: bool = False  # whether it was in training mode before
-    since: int = -1  # first step of the records in evaluation mode; -1 in training mode
+    trained: bool = False  # whether it was in training mode earlier
+    since: int = -1  # first step of the current records in evaluation mode; -1 in training mode
     records: int = 0
 
 
@@ -48,13 +48,13 @@ class TrainingInEvaluationMode(Rule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "For `patience` records in a row, until the end of the run, a model is called with "
+        "For `patience` records in a row, up to the end of the run, a model is called with "
         "gradients only in evaluation mode. An optimizer holds most of its parameters, and it "
         "contains modules that behave differently in this mode (BatchNorm, Dropout). The finding "
-        "is an error if the model was in training mode before, otherwise a warning. Individual "
+        "is an error if the model was in training mode before, and a warning otherwise. Individual "
         "modules in evaluation mode (a frozen BatchNorm) are ignored."
     )
-    source = "Own definition; the usual cause is a forgotten model.train()."
+    source = "Own definition; the usual cause is a missing call of model.train()."
     advice = "Call model.train() after every evaluation, before the next training step."
     explained_by = ("nonfinite",)
     Parameters = EvaluationModeParameters
@@ -62,7 +62,7 @@ class TrainingInEvaluationMode(Rule):
     _models: dict[str, _Model] = per_run(dict)
 
     def look(self, window: Window) -> None:
-        """Takes the modes of the next training records."""
+        """Processes the modes of the next training records."""
         for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
             for node, training in (facts.get(MODES) or {}).items():
                 model = self._models.setdefault(str(node), _Model())
@@ -85,7 +85,7 @@ class TrainingInEvaluationMode(Rule):
                     place=Place(different[0]),
                     first_step=model.since,
                     message=f"{since}, {node} is trained in evaluation mode: {different[0]} and "
-                    "modules like it behave as in evaluation.",
+                    "similar modules behave as in evaluation.",
                     advice=self.advice if model.trained else _FROM_START,
                     severity=self.severity if model.trained else "warning",
                     evidence={"records": model.records},
@@ -96,11 +96,13 @@ class TrainingInEvaluationMode(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         if not self._models:
-            return "no record contains the mode in which a model was called"
+            return "no record contains the mode of a model"
         if scene.records < self.parameters.patience:
-            return f"it needs {self.parameters.patience} training records; it has {scene.records}"
+            return (
+                f"it needs {self.parameters.patience} training records; the run has {scene.records}"
+            )
         if not any(_different(scene, node) for node in self._models):
             return "no trained model has a BatchNorm or Dropout module"
         return None

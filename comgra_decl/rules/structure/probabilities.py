@@ -1,4 +1,4 @@
-"""Losses that get predictions of the wrong kind, such as probabilities in place of logits."""
+"""Losses that receive the wrong type of prediction, such as probabilities instead of logits."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ class ProbabilitiesAsLogits(SlotRule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "The prediction passed to a cross-entropy was computed by a softmax or sigmoid. Or, for "
-        "`patience` records in a row, its elements lie in [0, 1] and average 1 / C over the C "
-        "classes in every sample."
+        "The prediction passed to a cross-entropy was computed by a softmax or sigmoid. "
+        "Alternatively, for `patience` records in a row, its elements are in [0, 1] and average 1 "
+        "/ C over the C classes in every sample."
     )
-    source = "A common mistake: softmax twice. The bound is that of logits in 0 .. 1."
+    source = (
+        "A common mistake: applying the softmax twice. The bound on the loss follows from logits "
+        "in [0, 1]."
+    )
     advice = "Pass the input of the softmax to the loss, or use NLLLoss with log-probabilities."
     statistics = ("min", "max", "mean")
     evidence, of_graph, of_calls = "classes", True, True
@@ -45,7 +48,7 @@ class ProbabilitiesAsLogits(SlotRule):
     _classes: Slots = np.zeros(0, np.int64)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the predictions that a cross-entropy gets."""
+        """Returns the predictions passed to a cross-entropy."""
         self._classes = np.zeros(len(table), np.int64)
         for call in self._calls(self.scene):
             slot = prediction_of(self.scene, call)
@@ -58,7 +61,7 @@ class ProbabilitiesAsLogits(SlotRule):
         return {call: s for call, s in scene.calls.items() if call.function in LOGITS_OF_CLASSES}
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Finds elements in 0 .. 1 whose mean is 1 / C."""
+        """Returns where elements are in [0, 1] and average 1 / C; and C."""
         classes = self._classes[at].astype(np.float64)
         total = window.read("mean", at) * classes
         spread = window.read("mean", at, "std") * classes
@@ -67,7 +70,7 @@ class ProbabilitiesAsLogits(SlotRule):
         return hit, np.broadcast_to(classes, hit.shape)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first call that gets probabilities."""
+        """Returns a finding about the first loss that receives probabilities."""
         for call, seen in self._calls(scene).items():
             if call.prediction.made_by in ("Softmax", "Sigmoid"):
                 how = call.prediction.made_by.lower()
@@ -77,8 +80,8 @@ class ProbabilitiesAsLogits(SlotRule):
                         place=place_of(scene, call),
                         first_step=seen.first,
                         last_step=seen.last,
-                        message=f"{call.function} gets probabilities, computed by a {how}, and "
-                        "applies the softmax to them again: the loss cannot fall below "
+                        message=f"{call.function} receives probabilities, computed by a {how}, "
+                        "and applies the softmax to them again: the loss cannot fall below "
                         f"{_bound(call.classes):.3g}.",
                         certainty=0.95,
                         evidence={"made_by": how, "classes": call.classes},
@@ -87,22 +90,22 @@ class ProbabilitiesAsLogits(SlotRule):
         return super().findings(scene)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         calls = self._calls(scene)
         if not calls:
-            return "no cross-entropy is called"
+            return "no cross-entropy was called"
         known = any(call.prediction.made_by for call in calls)
         return None if known else super().missing(scene)
 
     def marks(self) -> dict[int, int]:
-        """Returns nothing: attention, too, consists of probabilities."""
+        """Returns no slots: attention also consists of probabilities."""
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} contains probabilities, and the loss applies the softmax "
-            f"to them again: it cannot fall below {_bound(int(self.streak.worst[slot])):.3g}."
+            f"{scene.table.place(slot)} contains probabilities, to which the loss applies the "
+            f"softmax again: the loss cannot fall below {_bound(int(self.streak.worst[slot])):.3g}."
         )
 
 
@@ -113,18 +116,18 @@ class LogitsAsLogProbabilities(SlotRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "The prediction passed to `nll_loss` has elements above 0 in `patience` records in a row, "
+        "The prediction passed to `nll_loss` has elements above 0 for `patience` records in a row, "
         "or the prediction passed to `nll_loss` or `kl_div` was computed by a softmax. Logarithms "
         "of probabilities are never positive."
     )
-    source = "A common mistake: NLLLoss of logits or of probabilities; own definition."
+    source = "A common mistake: passing logits or probabilities to NLLLoss; own definition."
     advice = "Use cross_entropy, which expects logits, or apply log_softmax first."
     statistics = ("max",)
     evidence, of_graph, of_calls = "largest element", True, True
     needs = "outputs, {select: '**', capture: [output]}"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the predictions that `nll_loss` gets."""
+        """Returns the predictions passed to `nll_loss`."""
         mask = np.zeros(len(table), np.bool_)
         for call in self._calls(self.scene):
             slot = prediction_of(self.scene, call)
@@ -138,12 +141,12 @@ class LogitsAsLogProbabilities(SlotRule):
         return {call: seen for call, seen in scene.calls.items() if call.function in wanted}
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Finds positive elements."""
+        """Returns where elements are positive, and the largest element."""
         largest = window.read("max", at).astype(np.float64)
         return largest > 1e-3, largest
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first call that gets no logarithms."""
+        """Returns a finding about the first loss that does not receive logarithms."""
         for call, seen in self._calls(scene).items():
             if call.prediction.made_by == "Softmax":
                 return [
@@ -152,7 +155,9 @@ class LogitsAsLogProbabilities(SlotRule):
                         place=place_of(scene, call),
                         first_step=seen.first,
                         last_step=seen.last,
-                        message=f"{call.function} gets probabilities; it expects their logarithms.",
+                        message=(
+                            f"{call.function} receives probabilities, but expects their logarithms."
+                        ),
                         evidence={"made_by": "softmax"},
                     )
                 ]
@@ -161,14 +166,14 @@ class LogitsAsLogProbabilities(SlotRule):
         return super().findings(scene)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
-        return super().missing(scene) if self._calls(scene) else "nll_loss is not called"
+        """Returns the reason why the run could not be checked, or None."""
+        return super().missing(scene) if self._calls(scene) else "nll_loss was not called"
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is passed to nll_loss and has elements up to "
-            f"{self.streak.worst[slot]:.3g}; logarithms of probabilities are never positive."
+            f"{self.streak.worst[slot]:.3g}, but logarithms of probabilities are never positive."
         )
 
 
@@ -180,12 +185,14 @@ class SigmoidTwice(SlotRule):
     certainty = 0.9
     definition = (
         "The prediction passed to `binary_cross_entropy_with_logits` was computed by a sigmoid or "
-        "softmax. If autograd does not show how it was computed, the rule requires that, in all of "
-        "at least `patience` records, all elements lie in [0, 1] and come within 0.05 of both "
-        "ends, and that the targets are not constant."
+        "softmax. If autograd does not show how it was computed, all elements must be in [0, 1] "
+        "and come within 0.05 of both limits in all records, at least `patience` in total, and the "
+        "targets must vary."
     )
-    source = "A common mistake: a sigmoid before BCEWithLogitsLoss; own definition."
-    advice = "Remove the sigmoid, or use BCELoss; apply the sigmoid where probabilities are needed."
+    source = "A common mistake: applying a sigmoid before BCEWithLogitsLoss; own definition."
+    advice = (
+        "Remove the sigmoid, or use BCELoss. Apply the sigmoid only where probabilities are needed."
+    )
     statistics = ("min", "max")
     evidence, of_graph, of_calls = "largest element", True, True
     needs = "outputs, {select: '**', capture: [output]}"
@@ -193,12 +200,12 @@ class SigmoidTwice(SlotRule):
     _outside: set[int]
 
     def reset(self) -> None:
-        """Clears the state of the run."""
+        """Resets the state of the rule."""
         super().reset()
         self._outside = set()
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the predictions of unknown origin that the loss gets."""
+        """Returns the predictions passed to the loss whose origin is unknown."""
         mask = np.zeros(len(table), np.bool_)
         for call in self._calls(self.scene):
             slot = prediction_of(self.scene, call)
@@ -211,23 +218,23 @@ class SigmoidTwice(SlotRule):
         return {call: seen for call, seen in scene.calls.items() if call.function in BINARY_LOGITS}
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Finds elements that are probabilities, and notes where they are not."""
+        """Returns where elements are probabilities, and stores where they are not."""
         low = window.read("min", at).astype(np.float64)
-        # the largest over the batch of the samples' minima and maxima
+        # the largest and smallest elements over all samples of the batch
         high = window.read("max", at, "abs_max").astype(np.float64)
         inside = (low >= 0) & (high <= 1)
         self._outside |= {int(s) for s in at[(~inside & window.present[:, at]).any(0)]}
         return inside & (low < 0.05) & (high > 0.95), high
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out predictions that were outside 0 .. 1 in any record and call of their model."""
+        """Leaves out predictions that were ever outside [0, 1], in any call of their model."""
         infos = scene.table.infos
         outside = {infos[slot].key.node for slot in self._outside}
         known = [infos[slot].key.node in outside for slot in fired.tolist()]
         return fired[~np.array(known, np.bool_)]
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first call that gets probabilities."""
+        """Returns a finding about the first loss that receives probabilities."""
         for call, seen in self._calls(scene).items():
             if call.prediction.made_by in ("Sigmoid", "Softmax"):
                 how = call.prediction.made_by.lower()
@@ -237,8 +244,8 @@ class SigmoidTwice(SlotRule):
                         place=place_of(scene, call),
                         first_step=seen.first,
                         last_step=seen.last,
-                        message=f"{call.function} gets probabilities, computed by a {how}, and "
-                        "applies the sigmoid to them again.",
+                        message=f"{call.function} receives probabilities, computed by a {how}, "
+                        "and applies the sigmoid to them again.",
                         certainty=0.95,
                         evidence={"made_by": how},
                     )
@@ -246,25 +253,25 @@ class SigmoidTwice(SlotRule):
         return super().findings(scene)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         calls = self._calls(scene)
         if not calls:
-            return "no binary cross-entropy of logits is called"
+            return "no binary cross-entropy with logits was called"
         known = any(call.prediction.made_by for call in calls)
         return None if known else super().missing(scene)
 
     def marks(self) -> dict[int, int]:
-        """Returns nothing: gates, too, contain probabilities."""
+        """Returns no slots: gates also contain probabilities."""
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} contains probabilities, and the loss applies the sigmoid "
-            "to them again."
+            f"{scene.table.place(slot)} contains probabilities, to which the loss applies the "
+            "sigmoid again."
         )
 
 
 def _bound(classes: int) -> float:
-    """Returns the smallest cross-entropy of logits that are probabilities of C classes."""
+    """Returns the smallest possible cross-entropy if the logits are probabilities of C classes."""
     return float(np.log1p((classes - 1) / np.e))

@@ -1,4 +1,4 @@
-"""Activation functions after the last layer that remove negative values."""
+"""Activation functions that remove negative values after the last layer."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _CLIPPING = (
     *("Relu", "LeakyRelu", "Threshold", "Hardtanh", "Clamp", "Elu", "Gelu", "Silu", "Softplus"),
     *("Sigmoid", "Softmax", "LogSoftmax", "LogSigmoid", "Tanh", "Log", "Mul", "Sub", "Add", "Div"),
 )
-"""Functions, as autograd names them, that may lie behind a rectifier, or are one."""
-_LEFT = 0.5  # share of the negative part that is left, at most
+"""Autograd names of rectifiers and of functions that may follow one."""
+_LEFT = 0.5  # largest share of the negative values that a rectifier keeps
 
 
 class RectifiedAnswer(SlotRule):
-    """An activation function after the last layer that removes negative values."""
+    """An activation function that removes negative values after the last layer."""
 
     name = "rectified_answer"
     severity = "error"
     certainty = 0.85
     definition = (
-        "For `patience` records in a row, the network's prediction, or the input of its final "
-        "sigmoid or softmax, has exactly the same maximum as the tensor from which it is computed, "
-        f"but on average at most {_LEFT:.0%} of its negative values. The cause is a ReLU or leaky "
-        "ReLU between the two. Predictions are ignored if their targets are numbers that are never "
-        "negative."
+        "For `patience` records in a row, the model's prediction, or the input of its final "
+        "sigmoid or softmax, has exactly the same maximum as the tensor from which it is "
+        f"computed, but keeps on average at most {_LEFT:.0%} of its negative values. The cause is "
+        "a ReLU or leaky ReLU between the two tensors. Predictions whose targets are never "
+        "negative are ignored."
     )
-    source = "The seeded bug of comgra's tutorial; own definition."
+    source = "The seeded bug in comgra's tutorial; own definition."
     advice = (
-        "Remove the activation function after the last layer: a sigmoid, a softmax and a loss that "
-        "expects logits need numbers of both signs."
+        "Remove the activation function after the last layer. A sigmoid, a softmax or a loss that "
+        "expects logits requires both positive and negative values."
     )
     statistics = ("min", "max", "mean", "abs_mean")
     lowest, evidence = True, "share of negative values that is left"
@@ -62,7 +62,7 @@ class RectifiedAnswer(SlotRule):
         return self._sources >= 0
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the extremes of each tensor with those of its input."""
+        """Returns the share of the input's negative part that each tensor keeps."""
         before = self._sources[at]
         same = window.read("max", at, "abs_max") == window.read("max", before, "abs_max")
         below, source_below = _negative(window, at), _negative(window, before)
@@ -71,7 +71,7 @@ class RectifiedAnswer(SlotRule):
         return same & (left <= _LEFT), left
 
     def _see_targets(self, window: Window) -> None:
-        """Notes the smallest value of every target."""
+        """Stores the smallest value of every target."""
         table = window.table
         targets = table.remembered(RectifiedAnswer, _targets)
         self._lowest_target = grown(self._lowest_target, len(table), np.nan)
@@ -80,10 +80,10 @@ class RectifiedAnswer(SlotRule):
             self._lowest_target[targets] = np.fmin(self._lowest_target[targets], lowest)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps predictions, and inputs of their final sigmoid or softmax, that need both signs."""
+        """Keeps predictions (or inputs of a final sigmoid or softmax) that need both signs."""
         made = [call.prediction.made_by for call in scene.calls]
         if made and not any(name in _CLIPPING or not name for name in made):
-            return fired[:0]  # losses get what no activation function has computed
+            return fired[:0]  # losses receive tensors that no activation function has computed
         table, final = scene.table, predictions(scene)
         # targets may appear after the last measured window
         lowest = grown(self._lowest_target, len(table), np.nan)
@@ -105,21 +105,21 @@ class RectifiedAnswer(SlotRule):
         return fired[np.array(wanted, np.bool_)]
 
     def marks(self) -> dict[int, int]:
-        """Returns nothing: within a network this is what activation functions do."""
+        """Returns no slots: between layers, activation functions are supposed to do this."""
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         source = scene.table.place(int(self._sources[slot]))
         return (
-            f"Between {source} and {scene.table.place(slot)} an activation function keeps "
-            f"{max(0.0, self.streak.worst[slot]):.0%} of negative values, right before the "
-            "prediction, which can hardly become negative."
+            f"Between {source} and {scene.table.place(slot)}, an activation function keeps "
+            f"{max(0.0, self.streak.worst[slot]):.0%} of the negative values, so that the "
+            "prediction can hardly become negative."
         )
 
 
 def _negative(window: Window, at: Slots) -> NDArray[np.float64]:
-    """Returns the mean of the negative part, as a positive number; other elements count as 0."""
+    """Returns the magnitude of the negative part, averaged over all elements."""
     mean = window.read("mean", at).astype(np.float64)
     return np.asarray((window.read("abs_mean", at) - mean) / 2)
 

@@ -22,13 +22,13 @@ from comgra_decl.rules.api import (
 
 
 class SmallBatchParameters(Patient):
-    """The options of `small_batch_norm`."""
+    """Options of `small_batch_norm`."""
 
     patience: Count = 3
-    """How many records must meet the condition."""
+    """Number of consecutive records that must meet the condition."""
 
     values: Annotated[Int, Field(ge=2)] = 8
-    """The smallest number of values per channel allowed for a mean and a variance."""
+    """Smallest allowed number of values from which a mean and a variance are computed."""
 
 
 class SmallBatchNorm(SlotRule):
@@ -41,8 +41,8 @@ class SmallBatchNorm(SlotRule):
         "the batch times positions)."
     )
     source = (
-        "Wu and He, Group Normalization (2018): the error of BatchNorm rises steeply below a batch "
-        "size of eight. Of two values, nothing but their order remains."
+        "Wu and He, Group Normalization (2018): the error of BatchNorm rises steeply for batch "
+        "sizes below eight. If there are two values, only their order remains."
     )
     advice = "Use GroupNorm or LayerNorm, a larger batch, or SyncBatchNorm across devices."
     Parameters = SmallBatchParameters
@@ -55,18 +55,18 @@ class SmallBatchNorm(SlotRule):
         return table.outputs & table.where(lambda i: i.module_class.startswith("BatchNorm"))
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Counts the values per channel."""
+        """Returns the number of values per channel."""
         counts = window.of_shape(_values, at)
         return counts < self.parameters.values, counts
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} normalizes each channel over "
-            f"{self.streak.worst[slot]:.0f} values only."
+            f"{scene.table.place(slot)} normalizes each channel over only "
+            f"{self.streak.worst[slot]:.0f} values."
         )
 
 
 def _values(info: SlotInfo) -> float:
-    """Returns samples times positions; the channels are the second dimension."""
+    """Returns the number of samples times positions; the channels are the second dimension."""
     return info.shape[0] * prod(info.shape[2:]) if len(info.shape) > 1 else nan

@@ -1,1 +1,1 @@
-"""Rules about values of the forward pass."""
+"""Rules about values in the forward pass."""

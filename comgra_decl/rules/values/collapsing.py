@@ -1,4 +1,4 @@
-"""Outputs that become the same for all samples."""
+"""Outputs that become identical for all samples."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from comgra_decl.rules.api import (
     target_pairs,
 )
 
-_FIRST = 5  # records; their median is the initial value
+_FIRST = 5  # records whose median is the initial value
 
 
 class CollapsingParameters(Patient):
-    """The options of `collapsing_output`."""
+    """Options of `collapsing_output`."""
 
     fall: Fraction = 0.1
-    """How far the variation over the batch may fall, relative to its first value."""
+    """Smallest allowed variation across the batch, relative to its initial value."""
 
 
 class CollapsingOutput(SlotRule):
@@ -44,22 +44,26 @@ class CollapsingOutput(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` records in a row, the relative variation of a tensor across the batch is "
-        f"below `fall` times its initial value (median of the first {_FIRST} records). To compute "
-        "it, each recorded statistic's standard deviation across the samples is divided by its "
-        "largest magnitude; the largest such ratio counts. Or an output that the model returns, "
-        "and that no loss compares with a target, has shrunk to less than `fall` of its initial l2 "
-        "norm. Such a code no longer distinguishes samples, as when an autoencoder's posterior "
-        "collapses to its prior. The finding is only a hint if these tensors include neither a "
-        "prediction nor a model output."
+        f"below `fall` times its initial value (the median of the first {_FIRST} records). The "
+        "relative variation is the standard deviation of a recorded statistic across the samples, "
+        "divided by its largest magnitude; the rule uses the statistic for which it is largest. "
+        "The largest of these standard deviations must not exceed its initial value either, "
+        "because a tensor that starts near zero may gain an offset and still distinguish the "
+        "samples. Alternatively, an output that the model returns, and that no loss compares with "
+        "a target, has shrunk to less than `fall` of its initial l2 norm. Such an output no longer "
+        "distinguishes the samples, as when the posterior of an autoencoder collapses to its "
+        "prior. The finding is only a hint if these tensors include neither a prediction nor an "
+        "output of the model."
     )
     source = (
-        "comgra's README (planned: variance over the batch falls, collapse); the generator that "
-        "repeats itself in the book chapter 'Debugging: Visualizing Activation Maps & Gradients'."
+        "A plan in comgra's README (report when the variance across the batch falls); the "
+        "generator that repeats itself in the book chapter 'Debugging: Visualizing Activation Maps "
+        "& Gradients'."
     )
     advice = (
-        "For a generator: balance the two learning rates, add noise, a gradient penalty or "
-        "minibatch statistics. Otherwise look for too much weight decay, or a constant that solves "
-        "the task, as in representation learning without negatives."
+        "For a generator, balance the two learning rates, or add noise, a gradient penalty or "
+        "minibatch statistics. Otherwise check whether the weight decay is too high, or whether a "
+        "constant output solves the task, as in representation learning without negative samples."
     )
     explained_by = (
         "nonfinite",
@@ -79,6 +83,7 @@ class CollapsingOutput(SlotRule):
     evidence = "share of its first variation"
 
     _early = per_run(Early, _FIRST)
+    _early_apart = per_run(Early, _FIRST)
     _first_size = per_run(Early, 1)
     _shrunk: Bools = np.zeros(0, np.bool_)
 
@@ -87,11 +92,13 @@ class CollapsingOutput(SlotRule):
         return table.outputs & table.where(lambda i: i.batch_dim is not None)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the variation over the batch with its first value."""
+        """Returns the variation across the batch divided by its initial value."""
         most = window.variation(at)
         most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
         share = most / self._early.look(at, most)
-        fallen = share < self.parameters.fall
+        apart = window.deviation(at)
+        grown_apart = apart > self._early_apart.look(at, apart)
+        fallen = (share < self.parameters.fall) & ~grown_apart
         if window.has("l2"):
             size = window.read("l2", at).astype(np.float64)
             left = size / self._first_size.look(at, size)
@@ -104,14 +111,14 @@ class CollapsingOutput(SlotRule):
         return fallen, share
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out losses of single samples, and predictions that may be small."""
+        """Leaves out losses of individual samples, and predictions that may be small."""
         fired = fired[~np.isin(fired, list(computed_from_targets(scene)))]
         compared = predictions(scene) if any(target_pairs(scene)) else set()
         shrunk = grown(self._shrunk, len(scene.table), fill=False)
         return fired[~(shrunk[fired] & np.isin(fired, list(compared)))]
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding; a hint if only tensors within the network become alike."""
+        """Returns a finding; a hint if it concerns only tensors inside the model."""
         found = super().findings(scene)
         if not found:
             return []
@@ -127,22 +134,23 @@ class CollapsingOutput(SlotRule):
         return [replace(found[0], severity="hint")]
 
     def follows(self, finding: Finding, other: Finding) -> bool:
-        """Whether another finding explains it: one that began no later."""
+        """Returns whether another finding explains this one; it must not have begun later."""
         return super().follows(finding, other) and other.first_step <= finding.first_step
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         if slot < len(self._shrunk) and self._shrunk[slot]:
             return (
                 f"{scene.table.place(slot)} collapses: for all samples, it has shrunk to "
-                f"{self.streak.worst[slot]:.1%} of its first size and no longer tells them apart."
+                f"{self.streak.worst[slot]:.1%} of its initial norm and no longer distinguishes "
+                "them."
             )
         return (
-            f"{scene.table.place(slot)} becomes the same for all samples: its variation over "
-            f"the batch has fallen to {self.streak.worst[slot]:.1%} of its first value."
+            f"{scene.table.place(slot)} becomes identical for all samples: its variation across "
+            f"the batch has fallen to {self.streak.worst[slot]:.1%} of its initial value."
         )
 
 
 def _codes(table: SlotTable) -> Mask:
-    """Returns the outputs that a model returns beside others, such as mean and variance."""
+    """Returns the additional outputs of a model, such as a mean and a variance."""
     return table.where(lambda i: i.key.role.startswith("output[") or i.key.role.count(".") > 0)

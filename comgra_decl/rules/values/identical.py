@@ -1,4 +1,4 @@
-"""Units that all compute the same."""
+"""Units that all compute the same values."""
 
 from __future__ import annotations
 
@@ -20,42 +20,47 @@ from comgra_decl.rules.api import (
     grown,
 )
 
-_FEWEST = 4  # units; fewer may agree by chance
+_FEWEST = 4  # a few units may agree by chance
 
 
 class IdenticalParameters(Patient):
-    """The options of `identical_units`."""
+    """Options of `identical_units`."""
 
     patience: Count = 3
 
     spread: Fraction = 1e-5
-    """Units differ by less than this share of their mean magnitude."""
+    """Difference below which units are considered equal, relative to their mean magnitude."""
 
 
 class IdenticalUnits(SlotRule):
-    """Units that all compute, and learn, the same."""
+    """Units that all compute the same values and receive the same updates."""
 
     name = "identical_units"
     severity = "error"
     certainty = 0.8
     definition = (
-        "A weight with at least two dimensions starts with all elements equal and nonzero. Or, for "
-        "`patience` records in a row, the units of a layer differ by less than `spread` of their "
-        "mean magnitude, either in the outputs of a layer with weights (one number per unit) or in "
-        "the gradients of its bias."
+        "A weight with at least two dimensions starts with all elements equal and nonzero. "
+        "Alternatively, for `patience` records in a row, the units of a layer differ by less than "
+        "`spread` of their mean magnitude, either in the outputs of a layer with weights (one "
+        "value per unit) or in the gradients of its bias."
     )
-    source = "Goodfellow et al., Deep Learning (2016), 8.4: initial weights must break symmetry."
-    advice = "Initialize weights at random (He, Glorot); use constants only for biases and gains."
+    source = (
+        "Goodfellow et al., Deep Learning (2016), section 8.4: initial parameters must break the "
+        "symmetry between units."
+    )
+    advice = "Initialize weights randomly (He, Glorot); use constants only for biases and gains."
     explained_by = ("nonfinite", "input_independence")
     Parameters = IdenticalParameters
     statistics = ("std", "abs_mean")
     lowest, evidence = True, "spread between units"
     needs = "outputs or parameters, {select: '**', capture: [output, parameter]}"
 
-    _constant = np.zeros(0, np.int64)  # 1: started constant, 0: did not, -1: not seen yet
+    _constant = np.zeros(
+        0, np.int64
+    )  # 1: constant at the start, 0: not constant, -1: not recorded yet
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns weights, gradients of biases, and outputs with one number per unit."""
+        """Returns weights, gradients of biases, and outputs with one value per unit."""
         weights = table.parameters & table.where(lambda i: sum(n > 1 for n in i.shape) > 1)
         biases = table.parameter_gradients & table.where(
             lambda i: i.key.role == "bias" and len(i.shape) == 1 and i.shape[0] >= _FEWEST
@@ -67,7 +72,7 @@ class IdenticalUnits(SlotRule):
         return weights | biases | outputs
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the spread between units with their size."""
+        """Returns the spread between units relative to their magnitude."""
         size = window.read("abs_mean", at).astype(np.float64)
         spread = window.read("std", at).astype(np.float64)
         share = np.where(size > 0, spread / size, np.nan)
@@ -78,7 +83,7 @@ class IdenticalUnits(SlotRule):
         return same, share
 
     def _began(self, at: Slots, share: NDArray[np.float64], same: Bools) -> Bools:
-        """Returns, for all records, the result of each weight's first record."""
+        """Returns the result of each weight's first record, repeated for all records."""
         self._constant = grown(self._constant, int(at.max()) + 1, -1)
         seen = ~np.isnan(share)
         first = same[seen.argmax(0), np.arange(len(at))]
@@ -87,11 +92,11 @@ class IdenticalUnits(SlotRule):
         return np.broadcast_to(self._constant[at] == 1, same.shape)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         info = scene.table.infos[slot]
         if info.kind == "parameter" and info.key.pass_ == "forward":
             return f"{scene.table.place(slot)} starts with all its elements equal."
         return (
-            f"All units of {info.key.node} compute the same: {scene.table.place(slot)} differs "
-            f"between them by {self.streak.worst[slot]:.1e} of its size."
+            f"All units of {info.key.node} compute the same values: {scene.table.place(slot)} "
+            f"differs between them by {self.streak.worst[slot]:.1e} of its magnitude."
         )

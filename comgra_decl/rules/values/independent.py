@@ -25,10 +25,10 @@ _VARIED = 0.01  # relative variation over the batch
 
 
 class IndependentParameters(Patient):
-    """The options of `input_independence`."""
+    """Options of `input_independence`."""
 
     variation: Fraction = 1e-3
-    """Below this relative variation over the batch, all samples count as equal."""
+    """Relative variation across the batch below which all samples are considered equal."""
 
 
 class InputIndependence(SlotRule):
@@ -40,17 +40,17 @@ class InputIndependence(SlotRule):
     definition = (
         "For `patience` records in a row, no recorded statistic of the samples (mean, std, min, "
         "max, ...) varies across the batch by more than `variation`, relative to its magnitude. "
-        "The rule checks the network's predictions, and tensors that previously varied by more "
-        f"than {_VARIED:g}."
+        "The rule checks the model's predictions, and tensors that previously varied by more than "
+        f"{_VARIED:g}."
     )
     source = (
-        "comgra's README (planned: variance over the batch falls, collapse); TheDeepChecker's test "
-        "of independence from the input."
+        "A plan in comgra's README (report when the variance across the batch falls); "
+        "TheDeepChecker's test of whether outputs depend on the input."
     )
     advice = (
-        "Follow the values from the input to where the samples become equal. Usual causes are dead "
-        "units, saturation, a learning rate that is too high, a mixed-up batch, or an input that "
-        "is not used."
+        "Follow the values from the input to the tensor in which all samples become equal. Common "
+        "causes are dead units, saturation, a learning rate that is too high, a bug that mixes the "
+        "samples of a batch, and an input that is not used."
     )
     explained_by = ("nonfinite", "dead_units", "saturated", "large_update", "growing_weight")
     explained_by_earlier = ("shrinking_weight",)
@@ -59,25 +59,25 @@ class InputIndependence(SlotRule):
     any_statistic, lowest = VARYING, True
     needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
     fewest_samples = 2
-    evidence, of_graph = "relative variation over the batch", True
+    evidence, of_graph = "relative variation across the batch", True
 
     _most = per_run(Largest)
     _final: Bools = np.zeros(0, np.bool_)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs with a batch dimension, and notes which of them are predictions."""
+        """Returns outputs with a batch dimension, and stores which of them are predictions."""
         self._final = np.isin(np.arange(len(table)), list(predictions(self.scene)))
         return table.outputs & table.where(lambda i: i.batch_dim is not None)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Finds the statistic that varies most."""
+        """Returns the largest relative variation of all statistics."""
         most = window.variation(at)
         most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
         varied = self._most.look(at, most) > _VARIED
         return (most < self.parameters.variation) & (varied | self._final[at]), most
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is the same for every sample of the batch (relative "
             f"variation {self.streak.worst[slot]:.1e}): it does not depend on the input."

@@ -1,4 +1,4 @@
-"""Classifiers that predict one class for everything."""
+"""Classifiers that predict the same class for every sample."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ from comgra_decl.rules.api import (
     target_pairs,
 )
 
-_FEWEST = 4  # recorded samples
+_FEWEST = 4  # minimum number of recorded samples
 
 
 class OneAnswerParameters(Patient):
-    """The options of `one_answer`."""
+    """Options of `one_answer`."""
 
     patience: Count = 15
-    """How many records in a row must meet the condition; many trainings start like this."""
+    """Number of consecutive records that must meet the condition; many runs start like this."""
 
     surety: Annotated[Number, Field(ge=0, lt=1)] = 0.5
-    """How confident the prediction must be, from 0 (guessing) to 1 (certain)."""
+    """Smallest confidence of the prediction, from 0 (guessing) to 1 (certain)."""
 
 
 class OneAnswer(SlotRule):
-    """A classifier that predicts one class for everything."""
+    """A classifier that predicts the same class for every sample."""
 
     name = "one_answer"
     certainty = 0.65
     definition = (
-        "For `patience` records in a row, the predictions of all recorded samples (at least "
-        f"{_FEWEST}) favour the same class although the targets of the batch differ. Predictions "
-        "may have shape [N, classes] (cross-entropy or negative log-likelihood) or be one logit "
-        "per sample (binary cross-entropy). The predictions must be confident: the softmax "
-        "probability of that class, averaged over the samples, is at least `surety` of the way "
-        "from 1 / classes to 1. An untrained network also predicts one class, but only by a small "
-        "margin."
+        "For `patience` records in a row, the predictions for all recorded samples (at least "
+        f"{_FEWEST}) favour the same class although the targets in the batch differ. Predictions "
+        "can have the shape [N, classes] (cross-entropy or negative log-likelihood) or be one "
+        "logit per sample (binary cross-entropy). The predictions must be confident: the softmax "
+        "probability of that class, averaged over the samples, covers at least the share `surety` "
+        "of the range from 1 / classes to 1. An untrained model also predicts a single class, but "
+        "only by a small margin."
     )
     source = (
-        "The network that predicts 'dog' for everything in the book chapter 'Debugging: "
+        "The network that predicts 'dog' for every image in the book chapter 'Debugging: "
         "Visualizing Activation Maps & Gradients'; own limits."
     )
     advice = (
-        "Check the class frequencies, the last bias and the learning rate, whether the predictions "
-        "differ between samples at all (`input_independence`), and the labels."
+        "Check the class frequencies, the bias of the last layer, the learning rate and the "
+        "labels. Also check whether the predictions differ between samples (`input_independence`)."
     )
     explained_by = ("nonfinite", "input_independence", "single_class", "detached")
     Parameters = OneAnswerParameters
@@ -74,7 +74,7 @@ class OneAnswer(SlotRule):
     _targets: dict[int, int] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns predictions [N, classes] that are compared with a target of classes."""
+        """Returns predictions [N, classes] that are compared with class targets."""
         self._targets = {}
         for call in self.scene.calls:
             prediction, target = prediction_of(self.scene, call), target_of(self.scene, call)
@@ -86,7 +86,7 @@ class OneAnswer(SlotRule):
                 continue
             if table.infos[prediction].batch_dim == 0:
                 self._targets[prediction] = target
-        if not self.scene.calls:  # recorded without facts of loss calls
+        if not self.scene.calls:  # recorded before loss calls were stored
             self._targets = {
                 prediction.id: target.id
                 for prediction, target in target_pairs(self.scene)
@@ -96,7 +96,7 @@ class OneAnswer(SlotRule):
         return table.where(lambda info: info.id in self._targets)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Reads the recorded samples."""
+        """Returns the class predicted for all recorded samples, where there is one."""
         predicted = np.full((len(window), len(at)), np.nan)
         hit = np.zeros(predicted.shape, np.bool_)
         for column, slot in enumerate(at.tolist()):
@@ -112,12 +112,12 @@ class OneAnswer(SlotRule):
         return hit, predicted
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Returns the reason why the run could not be checked, or None."""
         nothing = None if self._seen else f"no values are recorded; it needs {self.needs}"
         return super().missing(scene) or nothing
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} confidently predicts class "
             f"{self.streak.worst[slot]:.0f} for every recorded sample in "
@@ -143,7 +143,7 @@ def _one_class(values: NDArray[Any] | None, surety: float) -> int:
 
 
 def _probabilities(outputs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the softmax of predictions [n, classes], unless they are probabilities already."""
+    """Returns the softmax of predictions [n, classes], unless they already are probabilities."""
     if (outputs >= 0).all() and np.allclose(outputs.sum(1), 1, atol=1e-3):
         return outputs
     power = np.exp(np.clip(outputs - outputs.max(1, keepdims=True), -700, 0))

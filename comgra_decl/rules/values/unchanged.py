@@ -1,4 +1,4 @@
-"""Outputs that stay the same although their inputs change."""
+"""Outputs that do not change although their inputs do."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _COMPARED = (("mean", "mean"), ("mean", "std"), ("l2", "mean"), ("l2", "std"))
 
 
 class UnchangedOutput(SlotRule):
-    """Outputs that stay the same although their inputs change."""
+    """Outputs that do not change although their inputs do."""
 
     name = "unchanged_output"
     certainty = 0.5
     definition = (
         "For `patience` records in a row, the mean and l2 norm of an output have exactly the same "
-        "mean and standard deviation across the batch as in the previous record. Those of a "
-        "floating-point tensor from which it is computed, according to the dependency graph, do "
-        "change. Outputs of zeros and ones are ignored, because they can change without these "
-        "statistics changing."
+        "average and standard deviation across the batch as in the previous record. In contrast, "
+        "those of a floating-point tensor from which the output is computed, according to the "
+        "dependency graph, do change. Outputs that consist of zeros and ones are ignored, because "
+        "they can change without affecting these statistics."
     )
     source = (
-        "SageMaker Debugger (tensors that agree over the last three saved steps); here exact, and "
-        "only if the inputs change."
+        "SageMaker Debugger, which compares tensors over the last three saved steps. This rule "
+        "requires exact equality and changing inputs."
     )
     advice = (
-        "Look for whatever discards the input: a softmax over a dimension of one element, a clamp "
-        "or a saturated function, a cached result, or a multiplication by zero."
+        "Look for an operation that discards the input: a softmax over a dimension of size one, a "
+        "clamp or saturated function, a cached result, or a multiplication by zero."
     )
     explained_by = ("nonfinite", "dead_units", "all_zero", "saturated", "input_independence")
     of_state = True
@@ -49,9 +49,9 @@ class UnchangedOutput(SlotRule):
     needs = "outputs and their inputs, with `graph: true`"
 
     _before = per_run(lambda: [Previous() for _ in _COMPARED])
-    _followed = NO_SLOTS  # the outputs and their inputs
-    _entering = NO_SLOTS  # the inputs, output by output, as indices into `_followed`
-    _starts = NO_SLOTS  # where the inputs of each output start in `_entering`
+    _followed = NO_SLOTS  # outputs and their inputs
+    _entering = NO_SLOTS  # inputs of all outputs, concatenated, as indices into `_followed`
+    _starts = NO_SLOTS  # start of each output's inputs in `_entering`
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs of modules that are computed from floating-point tensors."""
@@ -60,7 +60,8 @@ class UnchangedOutput(SlotRule):
         wanted = {
             slot: given
             for slot in sorted(known)
-            if table.infos[slot].key.node != "prediction"  # made of targets, too, as in cosines
+            if table.infos[slot].key.node
+            != "prediction"  # also computed from targets, such as a cosine similarity
             and table.outputs[slot]
             and (given := [s for s in known[slot] if values[s]])
         }
@@ -71,7 +72,7 @@ class UnchangedOutput(SlotRule):
         return np.isin(np.arange(len(table)), [*wanted])
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares each output, and its inputs, with the previous record."""
+        """Compares each output and its inputs with the previous record."""
         followed = self._followed
         same = np.ones((len(window), len(followed)), np.bool_)
         changed = np.zeros(same.shape, np.bool_)
@@ -85,7 +86,7 @@ class UnchangedOutput(SlotRule):
         return hit & ~_ones_and_zeros(window, at) if hit.any() else hit, window.read("mean", at)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is exactly the same in every record "
             f"{self.streak.since(slot)}, although its inputs change."
@@ -93,7 +94,7 @@ class UnchangedOutput(SlotRule):
 
 
 def _ones_and_zeros(window: Window, at: Slots) -> Bools:
-    """Returns where a tensor contains both ones and zeros and nothing else, like a one-hot code."""
+    """Returns where a tensor consists of zeros and ones, like a one-hot encoding."""
     total = window.read("mean", at).astype(np.float64) * window.elements(at)
     squares = window.read("l2", at).astype(np.float64) ** 2
     between = (window.read("min", at) >= 0) & (window.read("max", at) <= 1)

@@ -16,10 +16,10 @@ class AllZero(SlotRule):
         "The output of a module is exactly zero in all elements of all samples, in every iteration "
         "within a step, for `patience` records in a row."
     )
-    source = "SageMaker Debugger (all values zero)."
+    source = "SageMaker Debugger's check for tensors whose values are all zero."
     advice = (
-        "Look at the inputs: a rectifier with all units dead, weights of zero that are not "
-        "trained, a mask that covers everything, or underflow in float16."
+        "Check the inputs. Common causes are a rectifier whose units are all dead, zero weights "
+        "that are not trained, a mask that covers everything, and underflow in float16."
     )
     explained_by = ("dead_units", "untrained_parameter")
     of_state = True
@@ -32,14 +32,14 @@ class AllZero(SlotRule):
         return table.outputs & table.where(lambda i: bool(i.module_class))
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Finds tensors whose largest magnitude is zero."""
+        """Returns where the largest magnitude of a tensor is zero."""
         size = window.read("abs_max", at, "abs_max")
         return size == 0, np.asarray(size)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out tensors that are zero in some iterations only, such as initial states."""
+        """Leaves out tensors that are zero only in some iterations, such as initial states."""
         return self.in_every_iteration(scene, fired)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         return f"{scene.table.place(slot)} is exactly zero in all elements of all samples."

@@ -169,7 +169,7 @@ def test_panels_own_server_shows_no_run_under_a_rebound_name(root: Path, chromiu
         frames: list[str] = []
         page.on("websocket", lambda ws: ws.on("framereceived", lambda f: frames.append(str(f))))
         page.goto(server.url.replace("127.0.0.1", "evil.example"), timeout=PATIENCE)
-        page.get_by_text("does not serve this host name").wait_for(timeout=PATIENCE)
+        page.get_by_text("does not accept this host name").wait_for(timeout=PATIENCE)
         assert not re.search("group/small|mlp", " ".join(frames) + page.content())
     finally:
         browser.close()

@@ -85,7 +85,7 @@ def test_a_run_whose_writer_died_is_shown_and_said_to_have_stopped(runs: Path, s
         page = show("?run=group/killed")
         page.get_by_text("live \u00b7 2 records").wait_for()
         process.send_signal(signal.SIGKILL)
-    page.locator(".state.stopped", has_text="process is gone \u00b7 2 records").wait_for()
+    page.locator(".state.stopped", has_text="stopped unexpectedly \u00b7 2 records").wait_for()
     page.locator('article[data-step="1"]').wait_for()
 
 

@@ -1,0 +1,240 @@
+"""Single columns of inputs and targets: placeholders, and columns of another scale."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.api import (
+    Count,
+    Factor,
+    Finding,
+    Rows,
+    Rule,
+    RuleParameters,
+    Scene,
+    SlotInfo,
+    Window,
+    input_slots,
+    per_run,
+    read_rows,
+    target_slots,
+    values_of,
+)
+
+_WIDEST = 256  # columns; wider inputs are images and the like
+_VARIED = 10  # different values; fewer are categories
+_SHARE = (0.002, 0.4)  # of the samples that may hold a placeholder
+
+
+class Columns:
+    """Different samples of the floating-point inputs and targets of shape [batch, columns]."""
+
+    def __init__(self) -> None:
+        self.by_slot: dict[int, Rows] = {}
+        self._seen: set[int] = set()
+
+    def look(self, window: Window, *, of_targets: bool) -> None:
+        """Adds the samples of the next records that were not seen before, in any epoch."""
+        table = window.table
+        every = [*input_slots(table).tolist(), *target_slots(table).tolist()]
+        wanted = [s for s in every if _is_table(table.infos[s])]
+        wanted = [s for s in wanted if of_targets or table.infos[s].kind == "input"]
+        for row in read_rows(window).tolist() if wanted else ():
+            given = {slot: values_of(window, row, slot) for slot in every}
+            known = {s: v for s, v in given.items() if v is not None and np.isfinite(v).all()}
+            size = max((len(v) for s, v in known.items() if s in wanted), default=0)
+            new = self._new([v for v in known.values() if len(v) == size], size)
+            for slot in wanted:
+                values = known.get(slot)
+                if values is None or len(values) != size or not new.any():
+                    continue
+                if values.size <= _WIDEST * size:
+                    rows = self.by_slot.setdefault(slot, Rows())
+                    rows.add(int(window.steps[row]), values[new])
+
+    def _new(self, values: list[NDArray[np.float64]], size: int) -> NDArray[np.bool_]:
+        found = np.zeros(size, np.bool_)
+        for sample in range(size):
+            number = hash(tuple(v[sample].tobytes() for v in values))
+            found[sample] = number not in self._seen
+            self._seen.add(number)
+        return found
+
+
+def _is_table(info: SlotInfo) -> bool:
+    return "float" in info.dtype and info.batch_dim == 0 and len(info.shape) <= 2
+
+
+class PlaceholderParameters(RuleParameters):
+    """The options of `placeholder_values`."""
+
+    least: Count = 60
+    """The number of recorded samples needed."""
+
+    far: Factor = 6.0
+    """How many standard deviations of the other values a placeholder lies from their mean."""
+
+
+class PlaceholderValues(Rule):
+    """Codes for missing values that are used as numbers."""
+
+    name = "placeholder_values"
+    certainty = 0.75
+    definition = (
+        "Among at least `least` recorded samples of a floating-point input or target with at most "
+        f"{_WIDEST} columns, one column has exactly the same value at least three times, in at "
+        f"most {_SHARE[1]:.0%} of the samples, and this value lies more than `far` standard "
+        "deviations of the other values from their mean, and no other value is half as far. "
+        "Samples that return in later epochs count once. The others must have "
+        f"at least {_VARIED} different values, so that categories and binary columns do not count."
+    )
+    source = "Own definition; -999, -1 or 1e9 for missing values."
+    advice = (
+        "Leave these samples out, mask them in the loss, or replace the values (by the mean, with "
+        "a further column that marks them)."
+    )
+    explained_by = ("nonfinite",)
+    Parameters = PlaceholderParameters
+
+    _columns = per_run(Columns)
+
+    def look(self, window: Window) -> None:
+        """Gathers samples of inputs and targets."""
+        self._columns.look(window, of_targets=True)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first column with placeholders."""
+        for slot, rows in self._columns.by_slot.items():
+            if rows.count < self.parameters.least:
+                continue
+            for number, column in enumerate(rows.table.T):
+                found = self._placeholder(column)
+                if found is not None:
+                    value, share, mean, std = found
+                    place = scene.table.place(slot)
+                    where = f"column {number} of {place}" if rows.table.shape[1] > 1 else str(place)
+                    first = next(
+                        s
+                        for s, p in zip(rows.steps, rows.parts, strict=True)
+                        if (p[:, number] == value).any()
+                    )
+                    return [
+                        self.finding(
+                            scene,
+                            place=place,
+                            first_step=first,
+                            message=f"{share:.2g}% of the samples have exactly {value:.6g} in "
+                            f"{where}, {abs(value - mean) / std:.0f} standard deviations from the "
+                            f"others ({mean:.3g} ± {std:.2g}): a code for missing values is used "
+                            "as a number.",
+                            evidence={"value": value, "percent": share, "mean": mean, "std": std},
+                        )
+                    ]
+        return []
+
+    def _placeholder(self, column: NDArray[np.float64]) -> tuple[float, float, float, float] | None:
+        low, high = float(column.min()), float(column.max())
+        for value in (low, high):
+            is_it = column == value
+            others = column[~is_it]
+            share = float(is_it.mean())
+            if is_it.sum() < 3 or not _SHARE[0] <= share <= _SHARE[1]:
+                continue
+            if len(np.unique(others)) < _VARIED:
+                continue
+            mean, std = float(others.mean()), float(others.std())
+            gap = float(np.abs(others - value).min())
+            if abs(value - mean) > self.parameters.far * std > 0 and gap > 0.5 * abs(value - mean):
+                return value, 100 * share, mean, std
+        return None
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return _missing(self._columns.by_slot, self.parameters.least)
+
+
+class ColumnParameters(RuleParameters):
+    """The options of `uneven_columns`."""
+
+    least: Count = 60
+    """The number of recorded samples needed."""
+
+    ratio: Factor = 100.0
+    """How many times as large as the median column a column may be."""
+
+
+class UnevenColumns(Rule):
+    """Input columns of very different size."""
+
+    name = "uneven_columns"
+    certainty = 0.7
+    definition = (
+        "Among at least `least` recorded samples of a floating-point input with 2 to "
+        f"{_WIDEST} columns, the root mean square of a column is above `ratio` and above `ratio` "
+        "times that of the median column. Inputs of a normalization layer do not count."
+    )
+    source = "LeCun et al., Efficient BackProp (1998): scale all inputs to a similar variance."
+    advice = (
+        "Subtract each column's mean and divide by its standard deviation over the training data, "
+        "or take its logarithm."
+    )
+    explained_by = ("nonfinite", "placeholder_values")
+    Parameters = ColumnParameters
+
+    _columns = per_run(Columns)
+
+    def look(self, window: Window) -> None:
+        """Gathers samples of inputs."""
+        self._columns.look(window, of_targets=False)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first input with a dominating column."""
+        for slot, rows in self._columns.by_slot.items():
+            table = rows.table
+            if rows.count < self.parameters.least or table.shape[1] < 2 or _normed(scene, slot):
+                continue
+            size = np.sqrt((table**2).mean(0))
+            most, usual = int(size.argmax()), float(np.median(size))
+            limit = self.parameters.ratio
+            if not size[most] > limit * max(usual, 1.0):
+                continue
+            large = int((size > limit * max(usual, 1.0)).sum())
+            more = f" So are {large - 1} more." if large > 1 else ""
+            place = scene.table.place(slot)
+            mean, std = float(table[:, most].mean()), float(table[:, most].std())
+            return [
+                self.finding(
+                    scene,
+                    place=place,
+                    first_step=rows.steps[0],
+                    message=f"Column {most} of {place} is not normalized: {mean:.3g} ± {std:.2g}, "
+                    f"while the median column has a size of {usual:.3g}. It drowns the "
+                    f"others.{more}",
+                    evidence={"column": most, "size": float(size[most]), "median": usual},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return _missing(self._columns.by_slot, self.parameters.least)
+
+
+def _normed(scene: Scene, slot: int) -> bool:
+    """Whether an input is passed to a normalization layer."""
+    table, key = scene.table, scene.table.infos[slot].key
+    for structure in scene.structures.values():
+        for a, b, _ in structure.edges:
+            sink = table.by_key.get(structure.keys[b])
+            known = structure.keys[a] == key and sink is not None
+            if known and "Norm" in table.infos[sink or 0].module_class:
+                return True
+    return False
+
+
+def _missing(rows: dict[int, Rows], least: int) -> str | None:
+    most = max((known.count for known in rows.values()), default=0)
+    if not rows:
+        return "no values of floating-point inputs of shape [batch, columns] are recorded"
+    return None if most >= least else f"it needs {least} recorded samples; the run has {most}"

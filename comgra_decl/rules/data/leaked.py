@@ -1,0 +1,162 @@
+"""Targets that are among the inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.api import (
+    CLASSIFICATION,
+    Count,
+    Finding,
+    Rows,
+    Rule,
+    RuleParameters,
+    Scene,
+    Tokens,
+    Window,
+    count_tokens,
+    input_slots,
+    per_run,
+    read_rows,
+    target_slots,
+    values_of,
+)
+
+_EQUAL = 1 - 1e-5  # correlation of a target with an input that holds it
+_ALIKE = 0.995  # share of tokens
+
+
+class LeakParameters(RuleParameters):
+    """The options of `target_among_inputs`."""
+
+    least: Count = 40
+    """The number of recorded samples, or tokens, needed."""
+
+
+class TargetAmongInputs(Rule):
+    """Targets that are among the inputs."""
+
+    name = "target_among_inputs"
+    certainty = 0.8
+    definition = (
+        "Over at least `least` recorded samples, a target with one number per sample is a linear "
+        f"function of a single input element (correlation above {_EQUAL}), where inputs have at "
+        "least two elements. The first step of a sequence is ignored, because a network may be "
+        "asked to remember it. Or, as an error, integer targets with one token per position equal "
+        f"the last integer input at the same positions (at least {_ALIKE:.1%} of at least `least` "
+        "tokens, in three records): the target was not shifted. Targets that are ignored (negative "
+        "numbers) do not count."
+    )
+    source = (
+        "Kaufman et al., Leakage in Data Mining (2012): a feature that is the target itself. Own "
+        "definition."
+    )
+    advice = (
+        "Remove this element from the inputs. In a sequence, check where windows end, and shift: "
+        "inputs x[:, :-1], targets x[:, 1:]."
+    )
+    Parameters = LeakParameters
+
+    _rows: dict[tuple[int, int], tuple[Rows, Rows]] = per_run(dict)
+    _tokens: dict[tuple[int, int], Tokens] = per_run(dict)
+
+    def look(self, window: Window) -> None:
+        """Gathers inputs and targets of the same samples."""
+        table = window.table
+        sources, goals = input_slots(table), target_slots(table)
+        for row in read_rows(window).tolist() if len(sources) and len(goals) else ():
+            step = int(window.steps[row])
+            given = {int(s): values_of(window, row, int(s)) for s in sources}
+            wanted = {int(s): values_of(window, row, int(s)) for s in goals}
+            for a, x in given.items():
+                for b, y in wanted.items():
+                    if x is not None and y is not None:
+                        self._compare(window, step, (a, x), (b, y))
+
+    def _compare(
+        self,
+        window: Window,
+        step: int,
+        source: tuple[int, NDArray[np.float64]],
+        goal: tuple[int, NDArray[np.float64]],
+    ) -> None:
+        (a, x), (b, y) = source, goal
+        infos = window.table.infos
+        if "float" in infos[a].dtype and infos[a].batch_dim == 0 and infos[b].batch_dim == 0:
+            if len(x) == len(y) == y.size and x.size >= 2 * len(x):
+                mine, other = self._rows.setdefault((a, b), (Rows(), Rows()))
+                mine.add(step, x)
+                other.add(step, y)
+        elif "int" in infos[a].dtype and "int" in infos[b].dtype and x.ndim == 2:
+            flat, length = y.reshape(-1), x.size
+            whole = int(np.prod(infos[a].shape)) == int(np.prod(infos[b].shape))
+            if whole and x.shape[1] > 1 and len(flat) >= length:
+                known = self._tokens.setdefault((a, b), Tokens(step))
+                count_tokens(known, x, flat[:length].reshape(x.shape))
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first target found among the inputs."""
+        for pair, known in self._tokens.items():
+            last = max(a for a, _ in self._tokens)
+            enough = known.records >= 3 and known.count >= self.parameters.least
+            if pair[0] != last or not enough or len(known.values) < 3:
+                continue
+            if known.same >= _ALIKE * known.count and _classifies(scene):
+                return [self._unshifted(scene, pair, known)]
+        for (a, b), (x, y) in self._rows.items():
+            column = self._copied(scene, a, x.table, y.table)
+            if column is not None:
+                place, goal = scene.table.place(a), scene.table.place(b)
+                return [
+                    self.finding(
+                        scene,
+                        place=place,
+                        first_step=x.steps[0],
+                        message=f"Element {column} of each sample of {place} determines the "
+                        f"target ({goal}): they are the same up to scale in all {x.count} "
+                        "recorded samples. The target has leaked into the input.",
+                        evidence={"element": str(column), "samples": x.count},
+                    )
+                ]
+        return []
+
+    def _copied(
+        self, scene: Scene, slot: int, x: NDArray[np.float64], y: NDArray[np.float64]
+    ) -> list[int] | None:
+        """Returns the index of the input element that equals the target up to scale and offset."""
+        if len(x) != len(y) or len(x) < self.parameters.least or len(np.unique(y)) < 2:
+            return None
+        with np.errstate(all="ignore"):
+            left, right = x - x.mean(0), y - y.mean(0)
+            size = np.sqrt((left**2).sum(0) * (right**2).sum(0))
+            related = np.abs((left * right).sum(0)) / size
+        shape = scene.table.infos[slot].shape[1:]
+        for at in np.flatnonzero(related > _EQUAL).tolist():
+            index = [int(i) for i in np.unravel_index(at, shape)]
+            if len(shape) == 1 or index[0] > 0:
+                return index
+        return None
+
+    def _unshifted(self, scene: Scene, pair: tuple[int, int], known: Tokens) -> Finding:
+        place, goal = (scene.table.place(slot) for slot in pair)
+        return self.finding(
+            scene,
+            place=place,
+            first_step=known.step,
+            severity="error",
+            message=f"The target ({goal}) is the input itself ({place}): "
+            f"{100 * known.same / known.count:.4g}% of {known.count} tokens are the same at the "
+            "same position. Was it meant to be shifted by one?",
+            evidence={"same": known.same, "tokens": known.count},
+        )
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        if self._rows or self._tokens:
+            return None
+        return "no values of inputs and targets of the same samples are recorded"
+
+
+def _classifies(scene: Scene) -> bool:
+    return any(call.function in CLASSIFICATION for call in scene.calls)

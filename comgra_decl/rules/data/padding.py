@@ -1,0 +1,134 @@
+"""Padding that counts in the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.api import (
+    CLASSIFICATION,
+    Count,
+    Finding,
+    Fraction,
+    Rule,
+    RuleParameters,
+    Scene,
+    Window,
+    input_slots,
+    per_run,
+    read_rows,
+    target_of,
+    target_slots,
+    values_of,
+)
+
+
+class PaddingParameters(RuleParameters):
+    """The options of `padding_in_loss`."""
+
+    share: Fraction = 0.2
+    """The smallest share of padding among the targets that is reported."""
+
+    least: Count = 20
+    """The number of recorded sequences needed."""
+
+
+@dataclass
+class Ends:
+    """The values at the end of sequences: which, how long, and of how many sequences."""
+
+    step: int
+    sequences: int = 0
+    tokens: int = 0
+    padding: dict[int, int] = field(default_factory=dict)
+    lengths: set[int] = field(default_factory=set)
+
+
+class PaddingInLoss(Rule):
+    """Padding that counts in the loss."""
+
+    name = "padding_in_loss"
+    certainty = 0.7
+    definition = (
+        "Targets of a cross-entropy with one token per position end, in at least half of at least "
+        "`least` recorded sequences, with runs of two or more of one and the same token, of "
+        "different lengths, which together make up more than `share` of all targets. The call is "
+        "the mean over all targets and ignores no such token (`ignore_index`), and has no weights."
+    )
+    source = "Own definition; PyTorch's documentation of CrossEntropyLoss on `ignore_index`."
+    advice = "Pass ignore_index=<the padding token>, or mask the loss at padded positions."
+    Parameters = PaddingParameters
+
+    _ends: dict[int, Ends] = per_run(dict)
+
+    def look(self, window: Window) -> None:
+        """Measures the runs at the end of targets."""
+        infos = window.table.infos
+        goals = [s for s in target_slots(window.table).tolist() if "int" in infos[s].dtype]
+        sources = [s for s in input_slots(window.table).tolist() if "int" in infos[s].dtype]
+        for row in read_rows(window).tolist() if goals and sources else ():
+            x = values_of(window, row, sources[-1])
+            for goal in goals:
+                y = values_of(window, row, goal)
+                if x is None or y is None or x.ndim != 2 or x.shape[1] < 4:
+                    continue
+                table = _as_sequences(y, infos[goal].shape, infos[sources[-1]].shape)
+                if table is not None:
+                    _add(self._ends.setdefault(goal, Ends(int(window.steps[row]))), table)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first loss that counts padding."""
+        for call, seen in scene.calls.items():
+            slot = target_of(scene, call)
+            known = None if slot is None else self._ends.get(slot)
+            if known is None or call.function not in CLASSIFICATION or not known.padding:
+                continue
+            token = max(known.padding, key=known.padding.__getitem__)
+            share = known.padding[token] / known.tokens
+            options = dict(call.arguments)
+            plain = options.get("reduction", "mean") == "mean" and options.get("weight") is None
+            ignored = options.get("ignore_index", -100) == token or token < 0
+            enough = known.sequences >= self.parameters.least and len(known.lengths) > 2
+            if share > self.parameters.share and plain and not ignored and enough:
+                return [
+                    self.finding(
+                        scene,
+                        place=scene.table.place(slot or 0),
+                        first_step=seen.first,
+                        last_step=seen.last,
+                        message=f"About {100 * share:.0f}% of the targets are padding (token "
+                        f"{token} at the end of sequences), and {call.function} counts them all: "
+                        "the network is mostly trained to predict padding.",
+                        evidence={"percent": 100 * share, "token": token},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return None if self._ends else "no values of integer inputs and targets are recorded"
+
+
+def _as_sequences(
+    y: NDArray[np.float64], shape: tuple[int, ...], source: tuple[int, ...]
+) -> NDArray[np.float64] | None:
+    """Returns targets as [sequences, positions]; None if the input does not tell how."""
+    if y.ndim == 2 and len(shape) == 2:
+        return y
+    length = source[1] if len(source) == 2 else 0
+    whole = y.ndim == 1 and len(shape) == 1 and length and shape[0] == source[0] * length
+    return y[: len(y) // length * length].reshape(-1, length) if whole else None
+
+
+def _add(known: Ends, table: NDArray[np.float64]) -> None:
+    known.sequences += len(table)
+    known.tokens += table.size
+    for sequence in table:
+        token = int(sequence[-1])
+        others = np.flatnonzero(sequence != token)
+        run = len(sequence) - (int(others[-1]) + 1 if len(others) else 0)
+        if run > 1 and token not in sequence[: len(sequence) - run]:
+            known.padding[token] = known.padding.get(token, 0) + run
+            known.lengths.add(run)

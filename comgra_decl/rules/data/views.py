@@ -1,0 +1,119 @@
+"""Two inputs that should differ and are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.api import Finding, Patient, Rule, Scene, Window, per_run
+
+_NAMES = ("mean", "std", "l2", "abs_mean", "min", "max")
+
+
+class IdenticalViews(Rule):
+    """Two calls of a network per step that get and return the same."""
+
+    name = "identical_views"
+    certainty = 0.75
+    definition = (
+        "In `patience` records in a row, a model is called twice in a step with gradients, the "
+        "inputs of both calls have exactly the same statistics, and so have its outputs, although "
+        "samples differ from each other. The gradient at both outputs is not zero. Two augmented "
+        "views, or the two sides of a pair, are then the same."
+    )
+    source = "Own definition; an augmentation that is seeded in each call, or is not applied."
+    advice = (
+        "Draw the second view anew: do not seed inside the augmentation, and do not pass the same "
+        "tensor twice."
+    )
+    Parameters = Patient
+
+    _runs: dict[str, tuple[int, int]] = per_run(dict)  # records in a row, their first step
+
+    def look(self, window: Window) -> None:
+        """Compares the first two calls of each model."""
+        names = [name for name in _NAMES if window.has(name)]
+        pairs = [*_pairs(self.scene, window)]
+        if "mean" not in names or not pairs:
+            return
+        shown = _entered(window)
+        for node, one, two, a, b in pairs:
+            same = self._same(window, names, one, two)
+            for first, second in shown:
+                there = window.present[:, first] & window.present[:, second]
+                same &= ~there | self._same(window, names, first, second)
+            same &= np.array([bool(shown)] * len(window))
+            if "l2" in names:
+                size = window.read("l2", np.array([a, b]), "abs_max")
+                same &= (size > 0).all(1)
+            for row, step in enumerate(window.steps.tolist()):
+                if not window.present[row, one]:
+                    continue
+                count, first_step = self._runs.get(node, (0, step))
+                self._runs[node] = (
+                    (count + 1, first_step if count else step) if same[row] else (0, step)
+                )
+
+    def _same(self, window: Window, names: list[str], one: int, two: int) -> NDArray[np.bool_]:
+        found = window.present[:, one] & window.present[:, two]
+        varied = np.zeros(len(window), np.bool_)
+        for name in names:
+            for over in ("mean", "std", "abs_max"):
+                pair = window.read(name, np.array([one, two]), over)
+                found &= pair[:, 0] == pair[:, 1]
+            varied |= window.read(name, np.array([one]), "std")[:, 0] > 0
+        return found & varied
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first model that gets the same twice."""
+        for node, (count, first) in self._runs.items():
+            if count >= self.parameters.patience:
+                slot = next(i.id for i in scene.table.infos if i.key.node == node)
+                return [
+                    self.finding(
+                        scene,
+                        place=scene.table.place(slot),
+                        first_step=first,
+                        message=f"{node} is called twice per step and gets exactly the same input "
+                        "both times, so it returns the same: both views of each pair are "
+                        "identical.",
+                        evidence={"records": count},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return None if self._runs else "no model is called twice per step with gradients"
+
+
+def _pairs(scene: Scene, window: Window) -> Iterator[tuple[str, int, int, int, int]]:
+    """Yields the node, both outputs and both gradients of each model called twice."""
+    roots = {str(m["node"]) for m in scene.documents.get("modules") or [] if not m["path"]}
+    by_key = window.table.by_key
+    for info in window.table.infos:
+        key = info.key
+        if key.node not in roots or key.iteration or key.pass_ != "forward":
+            continue
+        if info.kind != "computed" or not key.role.startswith("output") or info.batch_dim is None:
+            continue
+        again = key._replace(iteration=1)
+        third = key._replace(iteration=2)
+        one, two = (by_key.get(k._replace(pass_="grad")) for k in (key, again))
+        if again in by_key and third not in by_key and one is not None and two is not None:
+            yield key.node, info.id, by_key[again], one, two
+
+
+def _entered(window: Window) -> list[tuple[int, int]]:
+    """Returns the slots of the first two inputs from outside in a step, for each argument.
+
+    Calls are counted over all models, so that these inputs need not be consecutive.
+    """
+    found: dict[str, list[tuple[int, int]]] = {}
+    for info in window.table.infos:
+        if info.kind == "input" and info.key.node == "input" and info.key.pass_ == "forward":
+            found.setdefault(info.key.role, []).append((info.key.iteration, info.id))
+    pairs = [sorted(known) for known in found.values() if len(known) == 2]
+    return [(known[0][1], known[1][1]) for known in pairs]

@@ -1,0 +1,104 @@
+"""Logits that are scaled down so far that the softmax stays uniform."""
+
+from __future__ import annotations
+
+from math import log
+
+import numpy as np
+
+from comgra_decl.rules.api import (
+    LOGITS_OF_CLASSES,
+    Count,
+    Finding,
+    LossCall,
+    Positive,
+    Rule,
+    RuleParameters,
+    Scene,
+    Window,
+    per_run,
+    place_of,
+    prediction_of,
+)
+
+
+class FlatParameters(RuleParameters):
+    """The options of `flat_logits`."""
+
+    least: Count = 20
+    """The number of records needed."""
+
+    steps: Count = 50
+    """The number of steps that the run must have."""
+
+    range: Positive = 0.5
+    """The largest difference between the logits of a sample that counts as flat."""
+
+
+class FlatLogits(Rule):
+    """Logits that are scaled down so far that the softmax stays uniform."""
+
+    name = "flat_logits"
+    certainty = 0.75
+    definition = (
+        "The prediction passed to a cross-entropy is the result of a multiplication or division, "
+        "such as similarities times a temperature, and in all of at least `least` records of at "
+        "least `steps` steps, its largest minus its smallest element in the batch is below "
+        "`range`: no class can get a probability far from 1 / classes, so the loss stays "
+        "at ln(classes)."
+    )
+    source = (
+        "Chen et al., A Simple Framework for Contrastive Learning (2020): similarities are divided "
+        "by a temperature of 0.05 to 0.5."
+    )
+    advice = "Divide similarities by the temperature (x / 0.07), or multiply by its inverse."
+    Parameters = FlatParameters
+
+    _most: dict[int, tuple[int, float]] = per_run(dict)  # records and largest range, by slot
+
+    def look(self, window: Window) -> None:
+        """Notes the largest range of each prediction."""
+        if not window.has("min", "max"):
+            return
+        slots = {prediction_of(self.scene, c) for c in self.scene.calls if _is_scaled(c)}
+        for slot in sorted(s for s in slots if s is not None):
+            at = np.array([slot])
+            high = window.read("max", at)[:, 0] + 2 * window.read("max", at, "std")[:, 0]
+            low = window.read("min", at)[:, 0] - 2 * window.read("min", at, "std")[:, 0]
+            for value in (high - low).astype(np.float64)[window.present[:, slot]].tolist():
+                count, most = self._most.get(slot, (0, 0.0))
+                self._most[slot] = count + 1, max(most, value)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first loss with flat logits."""
+        for call, seen in scene.calls.items():
+            slot = prediction_of(scene, call) if _is_scaled(call) else None
+            count, most = self._most.get(-1 if slot is None else slot, (0, np.inf))
+            enough = count >= self.parameters.least and scene.last_step >= self.parameters.steps
+            if enough and most < self.parameters.range and call.classes > 1:
+                return [
+                    self.finding(
+                        scene,
+                        place=place_of(scene, call),
+                        first_step=seen.first,
+                        last_step=seen.last,
+                        message=f"The logits passed to {call.function} never differ by more than "
+                        f"{most:.2g}, because they are multiplied by a small number: the softmax "
+                        f"stays uniform, and the loss at about ln({call.classes}) = "
+                        f"{log(call.classes):.3g}.",
+                        evidence={"range": float(most), "classes": call.classes},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        if not self._most:
+            return "no cross-entropy gets a prediction that was scaled"
+        count = max(n for n, _ in self._most.values())
+        least = self.parameters.least
+        return None if count >= least else f"it needs {least} records; the run has {count}"
+
+
+def _is_scaled(call: LossCall) -> bool:
+    return call.function in LOGITS_OF_CLASSES and call.prediction.made_by in ("Mul", "Div")

@@ -1,0 +1,53 @@
+"""Parameters that two optimizers move for different losses."""
+
+from __future__ import annotations
+
+from comgra_decl.rules.api import Finding, Place, Rule, Scene
+
+
+class CompetingOptimizers(Rule):
+    """Two optimizers that both move the parameters of one model."""
+
+    name = "competing_optimizers"
+    certainty = 0.8
+    definition = (
+        "All trainable parameters of a model are held by several optimizers, and one of these also "
+        "holds parameters that another one does not hold. An optimizer and its wrapper hold the "
+        "same parameters, so they do not count."
+    )
+    source = "Own definition; a GAN whose discriminator's optimizer also holds the generator."
+    advice = (
+        "Give each optimizer the parameters of its own model only, and detach what the other model "
+        "returns (`fake.detach()`)."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first model with competing optimizers."""
+        held: dict[str, list[frozenset[int]]] = {}
+        model = ""
+        for module in scene.documents.get("modules") or []:
+            model = str(module["node"]) if not module["path"] else model
+            for facts in module["parameters"].values():
+                if facts.get("trainable") and facts.get("optimized"):
+                    held.setdefault(model, []).append(frozenset(facts.get("holders", ())))
+        for name, sets in held.items():
+            common = frozenset.intersection(*sets)
+            others = {h for other, its in held.items() if other != name for h in its}
+            if len(common) < 2 or not any(0 < len(o & common) < len(common) for o in others):
+                continue
+            return [
+                self.finding(
+                    scene,
+                    place=Place(name),
+                    first_step=0,
+                    message=f"{len(common)} optimizers hold the parameters of {name}, and one of "
+                    "them also trains another model: each of its steps moves "
+                    f"{name}, too, for a loss that may be opposed to its own.",
+                    evidence={"optimizers": len(common), "parameters": len(sets)},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return None if scene.documents.get("modules") else "the run has no list of modules"

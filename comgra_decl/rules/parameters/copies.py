@@ -1,0 +1,197 @@
+"""Target networks that lag far behind the model of which they are copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod, sqrt
+
+import numpy as np
+
+from comgra_decl.rules.api import (
+    Count,
+    Finding,
+    First,
+    Fraction,
+    Place,
+    Previous,
+    Rule,
+    RuleParameters,
+    Scene,
+    Slots,
+    Window,
+    per_run,
+    read_rows,
+    values_of,
+)
+
+_MOVED = 0.02  # of its size, by which a model must have moved for its copy to lag
+
+_OFTEN = 10  # records in which the inputs of both models differ
+
+
+class LaggingParameters(RuleParameters):
+    """The options of `lagging_copy`."""
+
+    share: Fraction = 0.05
+    """How far a copy must have moved, relative to the trained model."""
+
+    steps: Count = 100
+    """The number of steps that the run must have."""
+
+
+@dataclass
+class Model:
+    """A model of the run: its class, and its parameters by path and name."""
+
+    kind: str
+    trained: bool = False
+    slots: dict[tuple[str, str], int] = field(default_factory=dict)
+    nodes: set[str] = field(default_factory=set)
+
+
+class LaggingCopy(Rule):
+    """A target network that hardly follows the trained model."""
+
+    name = "lagging_copy"
+    certainty = 0.7
+    definition = (
+        "A model that no optimizer holds has the same class and parameters as a trained one, and "
+        "starts with the same values or with random ones. After at least `steps` steps, the l2 "
+        "norms of its parameters have changed by less than `share` of what those of the trained "
+        f"model have, which are at least {_MOVED:.0%}. It is called without gradients in training "
+        "steps with other inputs than the trained model, as a target network is."
+    )
+    source = (
+        "Mnih et al., Human-level control (2015), on target networks, which copy the trained "
+        "network every few thousand of millions of steps; own definition."
+    )
+    advice = (
+        "Copy the weights to it more often (several times in a run), or let it follow the trained "
+        "model in every step (`lerp_`)."
+    )
+    explained_by = ("nonfinite",)
+    Parameters = LaggingParameters
+
+    _start = per_run(First)
+    _deviation = per_run(First)
+    _largest = per_run(First)
+    _latest = per_run(Previous)
+    _trains: set[str] = per_run(set)  # nodes called without gradients in training
+    _other_inputs = 0
+
+    def look(self, window: Window) -> None:
+        """Notes the parameters, and which models are called without gradients."""
+        self._take(window)
+        table = window.table
+        called = np.asarray(window.present.any(0))
+        for info in table.infos:
+            if info.kind == "computed" and info.key.pass_ == "no_grad" and called[info.id]:
+                self._trains.add(info.key.node)
+        inner = [i for i in table.infos if i.kind == "input" and i.key.pass_ == "no_grad"]
+        for row in read_rows(window).tolist():
+            for info in inner:
+                other = table.by_key.get(info.key._replace(pass_="forward"))
+                if other is not None and self._other_inputs <= _OFTEN:
+                    one, two = (values_of(window, row, slot) for slot in (info.id, other))
+                    if one is not None and two is not None:
+                        self._other_inputs += not np.array_equal(one, two)
+
+    def _take(self, window: Window) -> None:
+        at = np.flatnonzero(window.table.parameters)
+        if len(at) and window.has("l2", "std", "abs_max"):
+            norm = window.read("l2", at).astype(np.float64)
+            self._start.look(at, norm)
+            self._latest.look(at, norm)
+            self._deviation.look(at, window.read("std", at).astype(np.float64))
+            self._largest.look(at, window.read("abs_max", at).astype(np.float64))
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first copy that lags behind."""
+        models = _models(scene)
+        if scene.last_step < self.parameters.steps:
+            return []
+        for name, copy in models.items():
+            for other, model in models.items():
+                if copy.trained or not model.trained or not _are_alike(scene, copy, model):
+                    continue
+                found = self._lags(scene, copy, model)
+                if found is not None:
+                    return [self._report(scene, name, other, found)]
+        return []
+
+    def _lags(self, scene: Scene, copy: Model, model: Model) -> float | None:
+        if not copy.nodes & self._trains or self._other_inputs <= _OFTEN:
+            return None
+        mine = np.array([copy.slots[key] for key in copy.slots])
+        its = np.array([model.slots[key] for key in copy.slots])
+        start, end = self._start.known(mine), self._latest.known(mine)
+        first, last = self._start.known(its), self._latest.known(its)
+        moved, far = np.nansum(np.abs(end - start)), np.nansum(np.abs(last - first))
+        if not far > _MOVED * np.nansum(first) or not moved < self.parameters.share * far:
+            return None
+        copied = np.nansum(np.abs(start - first)) < self.parameters.share * far
+        if not copied and not self._is_random(scene, mine):
+            return None
+        return float(moved / far)
+
+    def _is_random(self, scene: Scene, at: Slots) -> bool:
+        """Whether all larger weights are uniform in ±1/sqrt(fan in), PyTorch's initialization."""
+        shapes = [scene.table.infos[slot].shape for slot in at.tolist()]
+        judged = []
+        for slot, shape in zip(at.tolist(), shapes, strict=True):
+            if len(shape) < 2 or prod(shape) < 50:
+                continue
+            bound = 1 / sqrt(prod(shape[1:]))
+            largest = float(self._largest.known(np.array([slot]))[0])
+            deviation = float(self._deviation.known(np.array([slot]))[0])
+            near = bound * (1 - 12 / prod(shape)) <= largest <= bound * (1 + 1e-5)
+            judged.append(near and abs(deviation * sqrt(3) / bound - 1) < 0.15)
+        return bool(judged) and all(judged)
+
+    def _report(self, scene: Scene, name: str, other: str, share: float) -> Finding:
+        moved = "never changes" if not share else f"has moved only {100 * share:.2g}% as far"
+        return self.finding(
+            scene,
+            place=Place(name),
+            first_step=0,
+            message=f"{name}, a copy of {other} that is used for targets, {moved}"
+            f"{' while the trained model does' if not share else ' as the trained model'}, after "
+            f"{scene.last_step + 1} steps.",
+            evidence={"share": share, "steps": scene.last_step + 1},
+        )
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        if len(_models(scene)) < 2:
+            return "the run has only one model"
+        steps = self.parameters.steps
+        return None if scene.last_step >= steps else f"it needs {steps} steps"
+
+
+def _models(scene: Scene) -> dict[str, Model]:
+    slots = {(i.key.node, i.key.role): i.id for i in scene.table.infos
+             if i.kind == "parameter" and i.key.pass_ == "forward"}  # fmt: skip
+    found: dict[str, Model] = {}
+    name = ""
+    for module in scene.documents.get("modules") or []:
+        node = str(module["node"])
+        if not module["path"]:
+            name = node
+            found[name] = Model(str(module.get("class")))
+        if name not in found:
+            continue
+        model = found[name]
+        model.nodes.add(node)
+        for key, facts in module["parameters"].items():
+            model.trained = model.trained or bool(facts.get("optimized", True))
+            slot = slots.get((node, key))
+            if slot is not None:
+                model.slots[str(module["path"]), key] = slot
+    return found
+
+
+def _are_alike(scene: Scene, copy: Model, model: Model) -> bool:
+    infos = scene.table.infos
+    if copy.kind != model.kind or not copy.slots or not copy.slots.keys() <= model.slots.keys():
+        return False
+    return all(infos[copy.slots[k]].shape == infos[model.slots[k]].shape for k in copy.slots)

@@ -1,0 +1,194 @@
+"""Weight decay and clipping that leave nothing of what the loss asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from comgra_decl.rules.api import (
+    OPTIMIZERS,
+    Count,
+    Finding,
+    Fraction,
+    Positive,
+    Rule,
+    RuleParameters,
+    Scene,
+    Window,
+)
+
+_DECOUPLED = ("AdamW", "SGD")
+"""Optimizers that take learning rate times weight decay of each weight off per step."""
+
+_ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Lion", "Adafactor", "Rprop", "LAMB")
+"""Parts of the names of optimizers whose steps do not depend on the scale of gradients."""
+
+
+class DecayParameters(RuleParameters):
+    """The options of `strong_decay`."""
+
+    share: Fraction = 5e-3
+    """The largest share of a weight that decay may remove per step."""
+
+    least: Count = 10
+    """The number of records needed."""
+
+
+class StrongDecay(Rule):
+    """Weight decay that erases weights within a few hundred steps."""
+
+    name = "strong_decay"
+    certainty = 0.8
+    definition = (
+        "In at least `least` records, and in most of them, the learning rate times the weight "
+        "decay of an optimizer of class AdamW or SGD is above `share`: decay alone halves the "
+        "weights in 140 steps or less."
+    )
+    source = (
+        "Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019). Usual values, such "
+        "as 1e-3 times 0.1 or 0.1 times 5e-4, are 1e-4 or less."
+    )
+    advice = "Lower the weight decay (usual for AdamW: 0.01 to 0.1; for SGD: 1e-4 to 5e-4)."
+    explained_by = ("nonfinite",)
+    Parameters = DecayParameters
+
+    _count = 0
+    _high = 0
+    _first = 0
+    _worst = (0.0, 0.0, 0.0)
+
+    def look(self, window: Window) -> None:
+        """Counts the records whose decay is strong."""
+        for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
+            shares = [*_decays(facts)]
+            if not shares:
+                continue
+            self._count += 1
+            worst = max(shares)
+            if worst[0] > self.parameters.share:
+                self._first = step if not self._high else self._first
+                self._high += 1
+                self._worst = max(self._worst, worst)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding if decay is strong in most records."""
+        if self._high < max(self.parameters.least, 0.5 * self._count):
+            return []
+        share, rate, decay = self._worst
+        half = math.log(2) / -math.log1p(-min(share, 0.999))
+        return [
+            self.finding(
+                scene,
+                first_step=self._first,
+                message=f"Weight decay {decay:.3g} times learning rate {rate:.3g} removes "
+                f"{100 * share:.3g}% of each weight per step: without gradients, weights halve in "
+                f"{half:.0f} steps.",
+                evidence={"share": share, "decay": decay, "rate": rate},
+            )
+        ]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        if self._count < self.parameters.least:
+            return f"it needs {self.parameters.least} records of such optimizers"
+        return None
+
+
+def _decays(facts: Mapping[str, Any]) -> Iterator[tuple[float, float, float]]:
+    for optimizer in facts.get(OPTIMIZERS) or ():
+        for group in optimizer.get("groups") or ():
+            rate, decay = group.get("lr"), group.get("weight_decay")
+            known = isinstance(rate, (int, float)) and isinstance(decay, (int, float))
+            if known and optimizer.get("class") in _DECOUPLED:
+                yield float(rate) * float(decay), float(rate), float(decay)
+
+
+class ClippingParameters(RuleParameters):
+    """The options of `tiny_clipping`."""
+
+    smallest: Positive = 0.02
+    """The smallest norm to which gradients may be clipped."""
+
+    least: Count = 10
+    """The number of consecutive records that must have the same norm."""
+
+
+class TinyClipping(Rule):
+    """Gradients that are clipped to a tiny norm in every step."""
+
+    name = "tiny_clipping"
+    certainty = 0.75
+    definition = (
+        "In the last `least` records or more, and in most records, the total norm of the gradients "
+        "that the optimizer uses is the same number (to a thousandth) below `smallest`, although "
+        "the shares of individual parameters differ: gradients are clipped in every step. Only for "
+        "optimizers whose steps depend on the scale of gradients (SGD, not Adam)."
+    )
+    source = (
+        "Own definition; usual limits are 0.1 to 10. Gradients that are clipped while they are "
+        "still scaled by GradScaler, and unscaled afterwards, become this small."
+    )
+    advice = (
+        "Raise the limit of clipping to about 1. With mixed precision, call `scaler.unscale_` "
+        "before `clip_grad_norm_`."
+    )
+    explained_by = ("nonfinite",)
+    Parameters = ClippingParameters
+
+    _run = 0
+    _total = math.nan
+    _shares = np.zeros(0)
+    _first = 0
+    _count = 0
+
+    def look(self, window: Window) -> None:
+        """Follows the total norm."""
+        at = np.flatnonzero(window.table.parameter_gradients)
+        if not len(at) or not window.has("l2"):
+            return
+        sizes = np.nan_to_num(window.read("l2", at).astype(np.float64))
+        totals = np.sqrt((sizes**2).sum(1))
+        for step, row, total in zip(window.steps.tolist(), sizes, totals.tolist(), strict=True):
+            if not 0 < total < math.inf:
+                continue
+            self._count += 1
+            shares = row / total
+            known = np.zeros(len(shares))
+            known[: len(self._shares)] = self._shares[: len(shares)]
+            same = abs(total - self._total) <= 1e-3 * total
+            differ = bool((np.abs(shares - known) > 1e-3).any())
+            if same and differ:
+                self._run += 1
+            else:
+                self._run, self._first = 0, step
+            self._total, self._shares = total, shares
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding if gradients are clipped to a tiny norm."""
+        enough = self._run >= max(self.parameters.least, 0.5 * self._count)
+        if not enough or self._total >= self.parameters.smallest or not _scales(scene):
+            return []
+        return [
+            self.finding(
+                scene,
+                first_step=self._first,
+                message=f"The gradients have a total norm of exactly {self._total:.3g} in every "
+                "step: they are clipped to it, so that every update is tiny.",
+                evidence={"norm": self._total, "records": self._run},
+            )
+        ]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        if self._count < self.parameters.least:
+            return f"it needs {self.parameters.least} records with gradients of parameters"
+        return None
+
+
+def _scales(scene: Scene) -> bool:
+    """Whether steps are proportional to gradients."""
+    kinds = [str(optimizer.get("class")) for optimizer in scene.optimizers]
+    return bool(kinds) and not any(part in kind for kind in kinds for part in _ADAPTIVE)

@@ -1,0 +1,178 @@
+"""Learning rates that a schedule keeps too small, or raises too far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from comgra_decl.rules.api import (
+    OPTIMIZERS,
+    Count,
+    Factor,
+    Finding,
+    Fraction,
+    Rule,
+    RuleParameters,
+    Scene,
+    Window,
+    began,
+    since,
+)
+
+
+class ScheduleParameters(RuleParameters):
+    """The options of `learning_rate_schedule`."""
+
+    least: Count = 20
+    """The number of steps needed."""
+
+    tiny: Fraction = 1e-3
+    """The share of its largest value below which a learning rate does nothing more."""
+
+    warm: Fraction = 0.2
+    """The share of the optimizer's learning rate that a warm-up must have reached at the end."""
+
+    jump: Factor = 4.0
+    """How far a learning rate may rise from one record to the next, above its largest value."""
+
+
+class LearningRateSchedule(Rule):
+    """Schedules that keep the learning rate too small, or raise it too far."""
+
+    name = "learning_rate_schedule"
+    certainty = 0.75
+    definition = (
+        "The largest learning rate of all parameter groups follows one of three courses. It falls "
+        "below `tiny` times its largest value, and stays there for longer than it was above, and "
+        "for at least `least` steps. Or, once the run has ended after at least `least` steps, it "
+        "has never reached `warm` times the rate with which the optimizer was created "
+        "(`initial_lr`, which schedulers store), and has only risen: the warm-up never ends. A "
+        "rate that never changes must be below a quarter of this. Or it rises, between two "
+        "records, by more than `jump` times above its largest value so far, after at least "
+        "`least` steps in which it has not risen."
+    )
+    source = (
+        "Own definition. A schedule made for epochs but stepped per batch decays at once; one made "
+        "for batches but stepped per epoch hardly leaves its warm-up."
+    )
+    advice = (
+        "Compare the unit of the schedule (epochs or steps) with where `scheduler.step()` is "
+        "called, and check `gamma` (below 1 to decay), the milestones and the number of warm-up "
+        "steps."
+    )
+    explained_by = ("nonfinite",)
+    Parameters = ScheduleParameters
+
+    _first: tuple[int, float] | None = None
+    _most = 0.0
+    _before: tuple[int, float] | None = None
+    _intended: float | None = None
+    _grew = -1  # the last record in which it rose
+    _falls = False
+    _low: tuple[int, int, float] | None = None  # since which step, after which, the rate before
+    _jump: tuple[int, int, float, float] | None = None
+
+    def look(self, window: Window) -> None:
+        """Follows the learning rates."""
+        for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
+            rates, intended = _rates(facts.get(OPTIMIZERS) or ())
+            if not rates:
+                continue
+            rate = max(rates)
+            if intended:
+                self._intended = max(intended)
+            self._take(step, rate)
+
+    def _take(self, step: int, rate: float) -> None:
+        if self._before is None:
+            self._first, self._most, self._before, self._grew = (
+                (step, rate),
+                rate,
+                (step, rate),
+                step,
+            )
+            return
+        at, before = self._before
+        flat = at - self._grew >= self.parameters.least
+        if self._jump is None and flat and rate > self.parameters.jump * self._most > 0:
+            self._jump = step, at, before, rate
+        if rate > before:
+            self._grew = step
+        self._falls = self._falls or rate < before
+        self._most = max(self._most, rate)
+        if rate >= self.parameters.tiny * self._most:
+            self._low = None
+        elif self._low is None:
+            self._low = step, at, rate
+        self._before = step, rate
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first of these courses that is found."""
+        if self._first is None or self._before is None:
+            return []
+        found = self._jumps(scene) or self._vanishes(scene) or self._warms(scene)
+        return [] if found is None else [found]
+
+    def _jumps(self, scene: Scene) -> Finding | None:
+        if self._jump is None:
+            return None
+        step, after, before, rate = self._jump
+        return self.finding(
+            scene,
+            first_step=step,
+            after_step=after,
+            message=f"The learning rate jumps from {before:.3g} to {rate:.3g} "
+            f"{began(step, after).replace('step ', 'at step ')}.",
+            evidence={"rate": rate, "before": before},
+        )
+
+    def _vanishes(self, scene: Scene) -> Finding | None:
+        if self._low is None or self._first is None:
+            return None
+        step, after, rate = self._low
+        below, above = scene.last_step - step, after - self._first[0]
+        if below < max(self.parameters.least, above):
+            return None
+        return self.finding(
+            scene,
+            first_step=step,
+            after_step=after,
+            message=f"The learning rate falls from {self._most:.3g} to {rate:.3g} "
+            f"{since(step, after)} and stays that small for {below} steps: the schedule ends "
+            f"after {100 * (above + 1) / (scene.last_step + 1):.0f}% of the training.",
+            evidence={"rate": rate, "largest": self._most, "steps": below},
+        )
+
+    def _warms(self, scene: Scene) -> Finding | None:
+        if self._before is None or self._first is None or self._intended is None:
+            return None
+        enough = scene.ended and scene.last_step >= self.parameters.least
+        rises = self._before[1] > self._first[1]
+        limit = self.parameters.warm * self._intended / (1 if rises else 4)
+        if not enough or self._falls or self._most >= limit:
+            return None
+        return self.finding(
+            scene,
+            first_step=self._first[0],
+            message=f"The learning rate never leaves its warm-up: after {scene.last_step + 1} "
+            f"steps, it is {self._before[1]:.3g}, "
+            f"{100 * self._before[1] / self._intended:.2g}% of the optimizer's "
+            f"{self._intended:.3g}.",
+            evidence={"rate": self._before[1], "intended": self._intended},
+        )
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        if self._first is None:
+            return "no learning rate is known"
+        least = self.parameters.least
+        return None if scene.last_step >= least else f"it needs {least} steps"
+
+
+def _rates(optimizers: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Returns the learning rates of all groups, and those with which they were created."""
+    groups = [group for optimizer in optimizers for group in optimizer.get("groups") or ()]
+    return [
+        [float(g[name]) for g in groups if isinstance(g.get(name), (int, float))]
+        for name in ("lr", "initial_lr")
+    ]

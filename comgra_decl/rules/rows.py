@@ -1,0 +1,117 @@
+"""The recorded samples of inputs and targets, gathered over the records of a run.
+
+Eight samples per record are stored by default, so a run of a hundred records shows several hundred
+samples of its data: enough to compare columns, not enough to estimate a density.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.memory import Slots
+from comgra_decl.rules.table import SlotTable
+from comgra_decl.rules.window import Window
+
+FIRST, THEN = 20, 5
+"""All of the first records are read, and every fifth of the others."""
+
+MOST_ROWS = 800
+MOST_COLUMNS = 1024
+
+
+def read_rows(window: Window) -> NDArray[np.int64]:
+    """Returns the records of a window whose values are read, the same for any division."""
+    number = window.first + np.arange(len(window))
+    return np.flatnonzero((number < FIRST) | (number % THEN == 0))
+
+
+def input_slots(table: SlotTable) -> Slots:
+    """Returns the inputs of models that have a batch dimension, of the first call of a step."""
+    return np.flatnonzero(
+        table.where(
+            lambda i: (
+                i.kind == "input"
+                and i.key.pass_ == "forward"
+                and i.key.node == "input"
+                and i.key.iteration == 0
+                and bool(i.shape)
+            )
+        )
+    )
+
+
+def target_slots(table: SlotTable) -> Slots:
+    """Returns the targets, with or without a batch dimension."""
+    return np.flatnonzero(
+        table.where(lambda i: i.kind == "target" and i.key.pass_ == "forward" and bool(i.shape))
+    )
+
+
+@dataclass
+class Rows:
+    """Samples of one tensor, gathered over records.
+
+    Attributes:
+        steps: the step of each gathered record.
+        parts: the samples of each record, [samples, columns].
+    """
+
+    steps: list[int] = field(default_factory=list)
+    parts: list[NDArray[np.float64]] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, step: int, values: NDArray[np.float64]) -> None:
+        """Adds the samples of a record, unless there are enough or their shape differs."""
+        rows = values.reshape(len(values), -1) if values.size else values.reshape(0, 0)
+        known = self.parts[0].shape[1] if self.parts else rows.shape[1]
+        if self.count >= MOST_ROWS or not 0 < rows.shape[1] <= MOST_COLUMNS:
+            return
+        if rows.shape[1] == known:
+            self.steps.append(step)
+            self.parts.append(rows)
+            self.count += len(rows)
+
+    @property
+    def table(self) -> NDArray[np.float64]:
+        """All samples, [rows, columns]."""
+        return np.concatenate(self.parts) if self.parts else np.zeros((0, 0))
+
+
+def values_of(window: Window, row: int, slot: int) -> NDArray[np.float64] | None:
+    """Returns the recorded samples of a tensor; None if they are not recorded.
+
+    A tensor without a batch dimension counts as a single sample, whose dimension is removed.
+    """
+    found = window.details.values(row, slot)
+    if found is None or not len(found):
+        return None
+    values = np.asarray(found, np.float64)
+    whole = window.table.infos[slot].batch_dim is None and values.ndim > 1 and len(values) == 1
+    return values[0] if whole else values
+
+
+@dataclass
+class Tokens:
+    """How many tokens of a target are those of an input at the same place, or at the next one."""
+
+    step: int
+    records: int = 0
+    count: int = 0
+    same: int = 0
+    next_: int = 0
+    values: set[float] = field(default_factory=set)
+
+
+def count_tokens(known: Tokens, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
+    """Compares the tokens of an input and a target, both [samples, positions]."""
+    counts = y >= 0
+    known.records += 1
+    known.count += int(counts.sum())
+    known.same += int(((x == y) & counts).sum())
+    shifted = counts[:, :-1]
+    known.next_ += int(((x[:, 1:] == y[:, :-1]) & shifted).sum())
+    if len(known.values) < 10:
+        known.values |= {*np.unique(y[counts]).tolist()}

@@ -1,0 +1,131 @@
+"""Modules that take the batch for the time axis, which their settings and shapes show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from comgra_decl.rules.api import Finding, Place, Rule, Scene, SlotInfo
+
+_SEQUENCES = ("LSTM", "GRU", "RNN", "MultiheadAttention")
+"""Classes of torch whose sequences have the shape [time, batch, ...] unless `batch_first` is set.
+"""
+
+
+class BatchAsTime(Rule):
+    """Sequences whose batch and time axes are swapped."""
+
+    name = "batch_as_time"
+    severity = "error"
+    certainty = 0.9
+    definition = (
+        "A recurrent or attention module without `batch_first=True` returns a tensor of shape "
+        "[a, b, features], although the loss compares one target per sample for a samples, and a "
+        "differs from b and b from 1. It runs over the batch instead of over time. Or, as a "
+        "warning, a buffer or parameter of shape [length, 1, features] (a table of positions) "
+        "belongs to a module that returns such a tensor, and no tensor of the model has the shape "
+        "[b, a, features]: it adds the sample's number in the batch instead of the position."
+    )
+    source = (
+        "PyTorch's documentation of nn.LSTM and nn.MultiheadAttention: `batch_first` is False by "
+        "default. Own definition."
+    )
+    advice = (
+        "Pass batch_first=True, or transpose the input to [time, batch, features]. "
+        "`comgra-decl batch-mixing` shows where samples meet."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first such module."""
+        samples = _samples(scene)
+        if samples is None:
+            return []
+        found = next(self._modules(scene, samples), None) or next(
+            self._positions(scene, samples), None
+        )
+        return [] if found is None else [found]
+
+    def _modules(self, scene: Scene, samples: int) -> Iterator[Finding]:
+        for module in scene.documents.get("modules") or []:
+            settings = module.get("settings") or {}
+            if module.get("class") not in _SEQUENCES or settings.get("batch_first") is not False:
+                continue
+            node = str(module["node"])
+            layer = node.rpartition(".")[0]  # a layer of an encoder calls its attention inside
+            for info in _sequences(
+                scene, {node, layer} if "Multihead" in module["class"] else {node}
+            ):
+                if _is_swapped(info, samples):
+                    yield self.finding(
+                        scene,
+                        place=scene.table.place(info.id),
+                        first_step=0,
+                        message=f"{node} ({module['class']}) expects [time, batch, ...] because "
+                        f"batch_first is not set, but gets the batch of {samples} samples first: "
+                        f"its output has the shape {list(info.shape)}. It runs over the batch "
+                        "and mixes samples.",
+                        evidence={"samples": samples, "shape": str(list(info.shape))},
+                    )
+
+    def _positions(self, scene: Scene, samples: int) -> Iterator[Finding]:
+        every = [info.shape for info in scene.table.infos if info.kind == "computed"]
+        for module in scene.documents.get("modules") or []:
+            node = str(module["node"])
+            for name, shape in _tables(module):
+                for info in _sequences(scene, {node}):
+                    a, b, features = info.shape
+                    if (
+                        features == shape[2]
+                        and _is_swapped(info, samples)
+                        and (b, a, features) not in every
+                    ):
+                        yield self.finding(
+                            scene,
+                            place=Place(node),
+                            first_step=0,
+                            severity="warning",
+                            certainty=0.7,
+                            message=f"{name} of {node} has the shape {shape} ([position, 1, "
+                            f"features]), but is combined with {list(info.shape)}, where the "
+                            f"batch of {samples} samples comes first: positions count samples "
+                            "instead of time.",
+                            advice="Give the table the shape [1, positions, features] and slice "
+                            "it by x.size(1), or use sequences of shape [time, batch, features].",
+                            evidence={"samples": samples, "shape": str(list(info.shape))},
+                        )
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        if _samples(scene) is None:
+            return "no loss compares one target per sample"
+        return None
+
+
+def _samples(scene: Scene) -> int | None:
+    """Returns the size of the first batch, if its targets are one number per sample."""
+    first = min(scene.calls.items(), key=lambda item: item[1].first, default=None)
+    if first is None:
+        return None
+    shape = first[0].target.shape
+    return shape[0] if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1) else None
+
+
+def _sequences(scene: Scene, nodes: set[str]) -> Iterator[SlotInfo]:
+    for info in scene.table.infos:
+        forward = info.kind == "computed" and info.key.pass_ == "forward"
+        returned = info.key.node in nodes and info.key.role.startswith("output")
+        if forward and returned and len(info.shape) == 3:
+            yield info
+
+
+def _is_swapped(info: SlotInfo, samples: int) -> bool:
+    a, b, _ = info.shape
+    return a == samples and b not in (1, samples)
+
+
+def _tables(module: dict[str, Any]) -> Iterator[tuple[str, list[int]]]:
+    shapes = dict(module.get("buffers") or {})
+    shapes |= {name: facts.get("shape", ()) for name, facts in module["parameters"].items()}
+    for name, shape in shapes.items():
+        if len(shape) == 3 and shape[1] == 1 and shape[0] > 1:
+            yield name, list(shape)

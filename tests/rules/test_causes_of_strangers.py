@@ -1,0 +1,498 @@
+"""Bugs of kinds that others write, each beside a healthy training in which nothing is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from comgra_decl.rules import Finding, diagnose
+from tests.support.traced import traced
+
+NODES = {
+    "all": {"select": "**", "capture": ["output", "output_grad"], "values": True},
+    "weights": {"select": "**", "capture": ["parameter", "parameter_grad"]},
+}
+Loss = Callable[[nn.Module], Tensor]
+
+
+def found(root: Path, training: Callable[[], object]) -> dict[str, Finding]:
+    """Returns the findings of a training by rule."""
+    torch.manual_seed(0)
+    findings = diagnose(traced(root, NODES, training, histogram={"bins": 64})).findings
+    return {finding.rule: finding for finding in findings}
+
+
+def mlp(features: int, out: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(features, 16), nn.ReLU(), nn.Linear(16, out))
+
+
+def fit(
+    model: nn.Module,
+    loss_of: Loss,
+    *,
+    steps: int = 20,
+    optimizer: torch.optim.Optimizer | None = None,
+    after: Callable[[], object] = lambda: None,
+) -> None:
+    optimizer = optimizer or torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        after()
+        optimizer.step()
+
+
+# -- data --------------------------------------------------------------------------------------
+
+Change = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def with_target(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.cat([x[:, 1:], 2 * y[:, None] - 1], 1), y
+
+
+def with_codes_in_targets(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x, torch.where(torch.rand(len(y)) < 0.05, -199.0, y)
+
+
+def with_codes_in_inputs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    codes = (torch.rand(x.shape) < 0.05) & (torch.arange(x.shape[1]) == 2)
+    return torch.where(codes, -99.0, x), y
+
+
+def with_large_column(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x * torch.tensor([1.0, 1, 1, 5000, 1]), y
+
+
+def unchanged(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x, y
+
+
+def regression(change: Change, model: nn.Module) -> Tensor:
+    x = torch.randn(32, 5)
+    x, y = change(x, x.sum(1) + 0.3 * torch.randn(32))
+    return F.mse_loss(model(x)[:, 0], y)
+
+
+DATA_RULES = {"target_among_inputs", "placeholder_values", "uneven_columns"}
+
+
+@pytest.mark.parametrize(
+    ("change", "rules"),
+    [
+        (with_target, {"target_among_inputs"}),
+        (with_codes_in_targets, {"placeholder_values"}),
+        (with_codes_in_inputs, {"placeholder_values"}),
+        (with_large_column, {"uneven_columns"}),
+        (unchanged, set()),
+    ],
+)
+def test_columns_of_inputs_and_targets(change: Change, rules: set[str], tmp_path: Path) -> None:
+    findings = found(tmp_path, lambda: fit(mlp(5, 1), partial(regression, change)))
+    assert findings.keys() & DATA_RULES == rules
+    if change is with_target:
+        assert findings["target_among_inputs"].evidence["element"] == "[4]"
+    if change is with_codes_in_inputs:
+        assert findings["placeholder_values"].evidence["value"] == -99
+    if change is with_large_column:
+        assert findings["uneven_columns"].evidence["column"] == 3
+
+
+def rows_out_of_order(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x, y[torch.randperm(len(y))]
+
+
+@pytest.mark.parametrize("change", [rows_out_of_order, unchanged])
+def test_targets_that_belong_to_other_rows(change: Change, tmp_path: Path) -> None:
+    findings = found(tmp_path, lambda: fit(mlp(5, 1), partial(regression, change), steps=150))
+    finding = findings.get("no_better_than_constant")
+    if change is unchanged:
+        assert finding is None
+    else:
+        assert finding is not None
+        assert float(finding.evidence["constant"]) == pytest.approx(5.09, rel=0.1)  # its variance
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_binary_targets_that_have_nothing_to_do_with_inputs(known: bool, tmp_path: Path) -> None:
+    def loss_of(model: nn.Module) -> Tensor:
+        x = torch.randn(32, 5)
+        y = (x[:, 0] > 0.5) if known else torch.rand(32) < 0.3
+        return F.binary_cross_entropy_with_logits(model(x)[:, 0], y.float())
+
+    findings = found(tmp_path, lambda: fit(mlp(5, 1), loss_of, steps=150))
+    assert ("no_better_than_constant" in findings) is not known
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_noise_that_is_added_to_the_data_set(in_place: bool, tmp_path: Path) -> None:
+    def training() -> None:
+        data = torch.randn(320, 5)
+        labels = (data[:, 0] > 0).long()
+        batches = iter([*range(0, 320, 32)] * 12)
+
+        def loss_of(model: nn.Module) -> Tensor:
+            at = next(batches)
+            x, noise = data[at : at + 32], 0.3 * torch.randn(32, 5)
+            x = x.add_(noise) if in_place else x + noise
+            return F.cross_entropy(model(x), labels[at : at + 32])
+
+        fit(mlp(5, 3), loss_of, steps=120)
+
+    assert ("input_drift" in found(tmp_path, training)) is in_place
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_two_views_of_each_sample(same: bool, tmp_path: Path) -> None:
+    def loss_of(model: nn.Module) -> Tensor:
+        x = torch.randn(32, 5)
+        one = x + 0.1 * torch.randn(32, 5)
+        two = one.clone() if same else x + 0.1 * torch.randn(32, 5)
+        a, b = (F.normalize(model(view), dim=1) for view in (one, two))
+        return F.cross_entropy(a @ b.T / 0.2, torch.arange(32))
+
+    assert ("identical_views" in found(tmp_path, lambda: fit(mlp(5, 8), loss_of))) is same
+
+
+# -- sequences ---------------------------------------------------------------------------------
+
+
+class Tagger(nn.Module):
+    """A recurrent network with an output per token."""
+
+    def __init__(self, *, both: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.rnn = nn.GRU(8, 8, batch_first=True, bidirectional=both)
+        self.out = nn.Linear(16 if both else 8, 11)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.rnn(self.embed(x))[0])
+        return logits
+
+
+def next_token(model: nn.Module, *, shift: int = 1) -> Tensor:
+    tokens = torch.randint(0, 11, (16, 13))
+    x, y = tokens[:, :-1], tokens[:, shift : 12 + shift]
+    return F.cross_entropy(model(x).reshape(-1, 11), y.reshape(-1))
+
+
+SEQUENCE_RULES = {"target_among_inputs", "future_visible", "wrong_positions"}
+
+
+@pytest.mark.parametrize(
+    ("shift", "both", "rules"),
+    [
+        (1, False, set()),
+        (0, False, {"target_among_inputs"}),
+        (1, True, {"future_visible"}),
+    ],
+)
+def test_targets_of_a_language_model(
+    shift: int, both: bool, rules: set[str], tmp_path: Path
+) -> None:
+    training = partial(fit, Tagger(both=both), partial(next_token, shift=shift))
+    assert found(tmp_path, training).keys() & SEQUENCE_RULES == rules
+
+
+class Attention(nn.Module):
+    """Self-attention with four heads, written in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.embed, self.out = nn.Embedding(11, 16), nn.Linear(16, 11)
+        self.project = nn.Linear(16, 48)
+        self.layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.embed(x)
+        batch, length, width = hidden.shape
+        if self.way.startswith("layer"):
+            mask = nn.Transformer.generate_square_subsequent_mask(length)
+            hidden = self.layer(hidden, mask if self.way == "layer" else None)
+            logits: Tensor = self.out(hidden)
+            return logits
+        q, k, v = self.project(hidden).reshape(batch, length, 3, 4, 4).unbind(2)
+        if self.way != "over heads":
+            q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        if self.way.startswith("by hand"):
+            later = torch.ones(length, length).triu(1).bool()
+            hidden_from = {"by hand": later, "by hand, reversed": later.T}.get(self.way)
+            scores = q @ k.transpose(-1, -2) / 2
+            if hidden_from is not None:
+                scores = scores.masked_fill(hidden_from, -torch.inf)
+            mixed = scores.softmax(-1) @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.way == "fused")
+        if self.way != "over heads":
+            mixed = mixed.transpose(1, 2)
+        mixed = mixed.reshape(batch, length, width)
+        predicted: Tensor = self.out(hidden + mixed)
+        return predicted
+
+
+@pytest.mark.parametrize(
+    ("way", "rules"),
+    [
+        ("fused", set()),
+        ("fused, open", {"future_visible"}),
+        ("by hand", set()),
+        ("by hand, open", {"future_visible"}),
+        ("by hand, reversed", {"future_visible"}),
+        ("layer", set()),
+        ("layer, open", {"future_visible"}),
+        ("over heads", {"wrong_positions"}),
+    ],
+)
+def test_what_attention_sees(way: str, rules: set[str], tmp_path: Path) -> None:
+    findings = found(tmp_path, lambda: fit(Attention(way), next_token, steps=5))
+    assert findings.keys() & SEQUENCE_RULES == rules
+
+
+class Masked(nn.Module):
+    """Attention over padded sequences."""
+
+    def __init__(self, way: str, *, inverted: bool) -> None:
+        super().__init__()
+        self.way, self.inverted = way, inverted
+        self.embed, self.out = nn.Embedding(11, 16), nn.Linear(16, 3)
+        self.attend = nn.MultiheadAttention(16, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, ignored = self.embed(x), (x != 0) if self.inverted else (x == 0)
+        if self.way == "module":
+            h = h + self.attend(h, h, h, key_padding_mask=ignored)[0]
+        else:
+            one, mask = h[:, None], ~ignored[:, None, None, :]
+            h = h + F.scaled_dot_product_attention(one, one, one, attn_mask=mask)[:, 0]
+        logits: Tensor = self.out(h.mean(1))
+        return logits
+
+
+def padded(*shape: int) -> Tensor:
+    """Tokens of 1 .. 10, followed by zeros from a random position on."""
+    tokens, lengths = torch.randint(1, 11, shape), torch.randint(3, shape[1] - 2, (shape[0],))
+    return tokens.masked_fill(torch.arange(shape[1]) >= lengths[:, None], 0)
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+@pytest.mark.parametrize("way", ["module", "function"])
+def test_padding_masks(way: str, inverted: bool, tmp_path: Path) -> None:
+    def loss_of(model: nn.Module) -> Tensor:
+        return F.cross_entropy(model(padded(16, 12)), torch.randint(0, 3, (16,)))
+
+    findings = found(tmp_path, lambda: fit(Masked(way, inverted=inverted), loss_of, steps=5))
+    assert ("wrong_positions" in findings) is inverted
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_padding_in_the_loss(ignored: bool, tmp_path: Path) -> None:
+    def loss_of(model: nn.Module) -> Tensor:
+        tokens = padded(16, 13)
+        logits = model(tokens[:, :-1]).reshape(-1, 11)
+        skip = 0 if ignored else -100
+        return F.cross_entropy(logits, tokens[:, 1:].reshape(-1), ignore_index=skip)
+
+    findings = found(tmp_path, lambda: fit(Tagger(), loss_of))
+    assert ("padding_in_loss" in findings) is not ignored
+
+
+class Reader(nn.Module):
+    """A recurrent network that reads [batch, time, features]."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(3, 8, batch_first=batch_first), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.rnn(x)[0][:, -1])
+        return logits
+
+
+class Positions(nn.Module):
+    """Adds a table of positions [32, 1, features] to sequences."""
+
+    def __init__(self, *, by_time: bool) -> None:
+        super().__init__()
+        self.table, self.by_time = nn.Buffer(torch.randn(32, 1, 3)), by_time
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.by_time:
+            return x + self.table[: x.size(1)].transpose(0, 1)
+        return x + self.table[: x.size(0)]
+
+
+def waves(model: nn.Module) -> Tensor:
+    return F.cross_entropy(model(torch.randn(16, 7, 3)), torch.randint(0, 4, (16,)))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_recurrent_network_that_runs_over_the_batch(batch_first: bool, tmp_path: Path) -> None:
+    findings = found(tmp_path, lambda: fit(Reader(batch_first=batch_first), waves, steps=3))
+    assert ("batch_as_time" in findings) is not batch_first
+
+
+def test_positions_that_count_samples(tmp_path: Path) -> None:
+    model = nn.Sequential(Positions(by_time=False), Reader(batch_first=True))
+    finding = found(tmp_path, lambda: fit(model, waves, steps=3))["batch_as_time"]
+    assert finding.evidence["shape"] == "[16, 7, 3]"
+
+
+# -- optimizers and settings -------------------------------------------------------------------
+
+
+def sums(model: nn.Module) -> Tensor:
+    x = torch.randn(32, 5)
+    return F.mse_loss(model(x)[:, 0], x.sum(1))
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]] = {
+    "decays at once": lambda o: torch.optim.lr_scheduler.StepLR(o, 4, gamma=0.5),
+    "warms up for ever": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: n / 5000),
+    "rises": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [60], gamma=10),
+    "warms up": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: min(1, n / 50)),
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 150),
+    "restarts": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 40),
+    "steps": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [60, 100], gamma=0.1),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules(name: str, tmp_path: Path) -> None:
+    model = mlp(5, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    schedule = SCHEDULES[name](optimizer)
+
+    def training() -> None:
+        for _ in range(150):
+            fit(model, sums, steps=1, optimizer=optimizer)
+            schedule.step()
+
+    wrong = name in ("decays at once", "warms up for ever", "rises")
+    assert ("learning_rate_schedule" in found(tmp_path, training)) is wrong
+
+
+@pytest.mark.parametrize(("decay", "strong"), [(1.0, True), (0.01, False)])
+def test_weight_decay(decay: float, strong: bool, tmp_path: Path) -> None:
+    model = mlp(5, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, weight_decay=decay)
+    findings = found(tmp_path, lambda: fit(model, sums, optimizer=optimizer))
+    assert ("strong_decay" in findings) is strong
+
+
+@pytest.mark.parametrize(("norm", "tiny"), [(1e-3, True), (0.5, False)])
+def test_clipping(norm: float, tiny: bool, tmp_path: Path) -> None:
+    model = mlp(5, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    clip = partial(nn.utils.clip_grad_norm_, [*model.parameters()], norm)
+    findings = found(tmp_path, lambda: fit(model, sums, optimizer=optimizer, after=clip))
+    assert ("tiny_clipping" in findings) is tiny
+
+
+@pytest.mark.parametrize(("rate", "lost"), [(1e-5, True), (3e-2, False)])
+def test_updates_of_weights_in_half_precision(rate: float, lost: bool, tmp_path: Path) -> None:
+    def loss_of(model: nn.Module) -> Tensor:
+        x = torch.randn(32, 5).bfloat16()
+        return F.mse_loss(model(x)[:, 0], x.sum(1))
+
+    model = mlp(5, 1).bfloat16()
+    optimizer = torch.optim.Adam(model.parameters(), rate)
+    findings = found(tmp_path, lambda: fit(model, loss_of, optimizer=optimizer))
+    assert ("lost_updates" in findings) is lost
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_optimizers_of_a_generator_and_a_discriminator(both: bool, tmp_path: Path) -> None:
+    def training() -> None:
+        generator, judge = mlp(4, 2), mlp(2, 1)
+        held = [*judge.parameters(), *(generator.parameters() if both else ())]
+        first = torch.optim.Adam(generator.parameters(), 1e-3)
+        second = torch.optim.Adam(held, 1e-3)
+        score = F.binary_cross_entropy_with_logits
+        for _ in range(10):
+            second.zero_grad()
+            fake = judge(generator(torch.randn(16, 4)))
+            real = judge(torch.randn(16, 2))
+            (score(real, torch.ones(16, 1)) + score(fake, torch.zeros(16, 1))).backward()
+            second.step()
+            first.zero_grad()
+            score(judge(generator(torch.randn(16, 4))), torch.ones(16, 1)).backward()
+            first.step()
+
+    assert ("competing_optimizers" in found(tmp_path, training)) is both
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_frozen_layers_whose_weights_were_not_loaded(loaded: bool, tmp_path: Path) -> None:
+    body = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
+    if loaded:
+        for parameter in body.parameters():
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    head = nn.Linear(32, 1)
+    optimizer = torch.optim.Adam(head.parameters(), 0.01)
+    model = nn.Sequential(body.requires_grad_(False), head)
+    findings = found(tmp_path, lambda: fit(model, sums, optimizer=optimizer))
+    assert ("random_frozen" in findings) is not loaded
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.99])
+def test_the_momentum_of_a_batch_norm(momentum: float, tmp_path: Path) -> None:
+    model = nn.Sequential(
+        nn.Linear(5, 8), nn.BatchNorm1d(8, momentum=momentum), nn.ReLU(), nn.Linear(8, 1)
+    )
+    assert ("batch_norm_momentum" in found(tmp_path, lambda: fit(model, sums))) is (momentum > 0.5)
+
+
+@pytest.mark.parametrize(("every", "copied"), [(0, True), (0, False), (10, True)])
+def test_a_target_network(every: int, copied: bool, tmp_path: Path) -> None:
+    def training() -> None:
+        model = mlp(4, 2)
+        target = deepcopy(model) if copied else mlp(4, 2)
+        steps = iter(range(120))
+
+        def loss_of(model: nn.Module) -> Tensor:
+            if every and next(steps) % every == 0:
+                target.load_state_dict(model.state_dict())
+            state, action = torch.randn(32, 4), torch.randint(0, 2, (32, 1))
+            with torch.no_grad():
+                value = state.sum(1) + 0.9 * target(torch.randn(32, 4)).amax(1)
+            return F.smooth_l1_loss(model(state).gather(1, action)[:, 0], value)
+
+        fit(model, loss_of, steps=120)
+
+    assert ("lagging_copy" in found(tmp_path, training)) is (every == 0)
+
+
+# -- losses ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_the_weights_of_classes(inverted: bool, tmp_path: Path) -> None:
+    weights = torch.tensor([4.0, 1.0, 0.2] if inverted else [0.2, 1.0, 4.0])
+
+    def loss_of(model: nn.Module) -> Tensor:
+        y = torch.multinomial(torch.tensor([0.7, 0.2, 0.1]), 32, replacement=True)
+        return F.cross_entropy(model(torch.randn(32, 5) + y[:, None]), y, weight=weights)
+
+    findings = found(tmp_path, lambda: fit(mlp(5, 3), loss_of))
+    assert ("inverted_weights" in findings) is inverted
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_the_temperature_of_similarities(divided: bool, tmp_path: Path) -> None:
+    def loss_of(model: nn.Module) -> Tensor:
+        x = torch.randn(32, 5)
+        a, b = (F.normalize(model(x + 0.1 * torch.randn(32, 5)), dim=1) for _ in range(2))
+        likeness = a @ b.T
+        return F.cross_entropy(likeness / 0.07 if divided else likeness * 0.07, torch.arange(32))
+
+    findings = found(tmp_path, lambda: fit(mlp(5, 8), loss_of, steps=60))
+    assert ("flat_logits" in findings) is not divided

@@ -1,0 +1,234 @@
+"""`run.plot`, `slot.plot` and `group.plot`: HoloViews elements with the numbers of the tables."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import holoviews as hv
+import numpy as np
+import pandas as pd
+import pytest
+
+from comgra_decl.errors import UnknownNameError
+from comgra_decl.query import Group, Run, open_group, open_run
+from comgra_decl.viewer.plotting import plotted, save
+from tests.support.fake_run import FakeRun
+
+PATIENCE = 30_000  # milliseconds, on a busy machine
+
+
+@pytest.fixture
+def run(fake: FakeRun) -> Run:
+    return open_run(fake.path)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    for number in range(3):
+        fake = FakeRun(tmp_path / "group" / f"run{number}", nodes=("net", "head"), seed=number)
+        fake.write(6, commit=3)
+        fake.close()
+    return open_group(tmp_path / "group")
+
+
+def dimensions(element: Any) -> list[str]:
+    return [str(dimension) for dimension in element.dimensions()]
+
+
+def test_a_series_has_the_numbers_and_names_of_the_table(run: Run) -> None:
+    curve = plotted(run).series("head", "std")
+    expected = run.series("head", "std")
+    assert isinstance(curve, hv.Curve)
+    assert dimensions(curve) == ["step", "std"]
+    table = curve.dframe()
+    np.testing.assert_array_equal(table["step"], expected.index)
+    np.testing.assert_array_equal(table["std"], expected)
+
+
+def test_a_heat_map_has_a_row_for_each_slot(run: Run) -> None:
+    mesh = plotted(run).heat("l2", of="grad")
+    expected = run.heat("l2", of="grad")
+    assert dimensions(mesh) == ["step", "slot", "l2"]
+    found = mesh.dimension_values("l2", flat=False)
+    np.testing.assert_allclose(found, expected.to_numpy().T)
+    assert len(mesh.interface.coords(mesh, "step", edges=True)) == len(expected) + 1
+
+
+def test_the_metrics_are_an_overlay_of_curves(run: Run) -> None:
+    overlay = plotted(run).kpis()
+    table = run.kpis()
+    assert dimensions(overlay)[0] == "metric"
+    assert list(overlay.keys()) == list(dict.fromkeys(table["name"]))
+    for name, curve in overlay.items():
+        mine = table[table["name"] == name]
+        np.testing.assert_array_equal(curve.dframe()["value"], mine["value"])
+    one = plotted(run).kpis("loss")
+    assert list(one.keys()) == ["loss"]
+
+
+def test_smoothing_is_the_debiased_moving_average_of_tensorboard(run: Run) -> None:
+    raw = plotted(run).kpis("loss")["loss"].dframe()["value"].to_numpy()
+    found = plotted(run).kpis("loss", smoothing=0.6)["loss"].dframe()["value"].to_numpy()
+    last, weight = 0.0, 0.0
+    for number, value in enumerate(raw):
+        last, weight = 0.6 * last + 0.4 * value, 0.6 * weight + 0.4
+        assert found[number] == pytest.approx(last / weight)
+    with pytest.raises(ValueError, match="smoothing must be from 0 to less than 1, got 1"):
+        plotted(run).kpis("loss", smoothing=1)
+
+
+def test_the_samples_of_a_tensor_are_curves_and_points(run: Run) -> None:
+    overlay = plotted(run.slot("head")).samples("mean")
+    expected = run.slot("head").samples("mean")
+    assert list(overlay.keys()) == list(expected.columns)
+    np.testing.assert_array_equal(overlay[0].dframe()["mean"], expected[0])
+    step = int(run.steps[3])
+    points = plotted(run).cloud("head", step=step, x="mean", y="l2").dframe()
+    row = run.slot("head").row(step)
+    np.testing.assert_allclose(points[["mean", "l2"]], row[["mean", "l2"]])
+
+
+def test_a_histogram_has_the_counts_and_edges_of_the_slot(run: Run) -> None:
+    step = int(run.steps[0])
+    found = plotted(run.slot("head")).histogram(step)
+    counts, edges = run.slot("head").histogram(step)
+    np.testing.assert_array_equal(found.dimension_values("count"), counts)
+    np.testing.assert_allclose(found.edges, edges)
+
+
+def test_a_distribution_shows_the_quantiles_of_the_histograms(run: Run) -> None:
+    """The oracle spreads each bin's values evenly over it."""
+    overlay = plotted(run.slot("head")).distribution()
+    table = overlay.get(2).dframe()
+    steps, counts, ranges = run.slot("head").histograms()
+    np.testing.assert_array_equal(table["step"], steps)
+    for number in (0, len(steps) - 1):
+        low, high = ranges[number]
+        edges = np.linspace(low, high, len(counts[number]) + 1)
+        values = np.concatenate(
+            [
+                low + (np.arange(n * 50) + 0.5) / (n * 50) * (high - low)
+                for low, high, n in zip(edges[:-1], edges[1:], counts[number], strict=True)
+                if n
+            ]
+        )
+        width = edges[1] - edges[0]
+        assert table["p50"][number] == pytest.approx(np.median(values), abs=width / 20)
+
+
+def test_a_metric_of_a_group_is_a_curve_for_each_run(group: Group) -> None:
+    overlay = plotted(group).kpi("loss")
+    assert list(overlay.keys()) == group.names
+    for name, curve in overlay.items():
+        table = group[name].kpis()
+        mine = table[table["name"] == "loss"]
+        np.testing.assert_array_equal(curve.dframe()["loss"], mine["value"])
+    series = plotted(group).series("head", "std")
+    expected = group["run1"].series("head", "std")
+    np.testing.assert_array_equal(series["run1"].dframe()["std"], expected)
+
+
+def test_what_is_not_there_is_an_error_that_suggests_similar_names(run: Run, group: Group) -> None:
+    with pytest.raises(UnknownNameError, match="no metric 'los'; did you mean 'loss'"):
+        plotted(run).kpis("los")
+    with pytest.raises(UnknownNameError, match="no metric 'los'; did you mean 'loss'"):
+        plotted(group).kpi("los")
+    with pytest.raises(UnknownNameError, match="do not differ in a setting 'lr'"):
+        plotted(group).settings("lr", "loss")
+    with pytest.raises(UnknownNameError, match="did you mean 'head'"):
+        plotted(run).series("haed")
+
+
+def test_elements_compose_and_link(run: Run) -> None:
+    """A brush over steps in one plot selects the same steps in the other."""
+    plots = plotted(run)
+    overlay = plots.series("head", "std") * plots.series("embed", "std")
+    assert isinstance(overlay, hv.Overlay)
+    layout = plots.heat("l2") + overlay + plots.kpis()
+    assert isinstance(layout, hv.Layout)
+    assert hv.render(layout, backend="bokeh") is not None
+
+    steps = run.steps
+    linker = hv.link_selections.instance()
+    points = hv.Points(run.slot("head").series("std").reset_index(), ["step", "std"])
+    other = hv.Points(run.slot("head").series("l2").reset_index(), ["step", "l2"])
+    linker(points + other)
+    linker.selection_expr = hv.dim("step") <= int(steps[2])
+    assert len(linker.filter(other)) == 3
+
+
+@pytest.mark.browser
+def test_a_saved_page_needs_no_network_and_shows_the_curves(
+    run: Run, tmp_path: Path, page: Any
+) -> None:
+    layout = plotted(run).series("head", "std") + plotted(run).heat("l2")
+    path = save(layout, tmp_path / "plots.html")
+    page.set_content(path.read_text())
+    page.locator(".bk-Figure canvas").first.wait_for(timeout=PATIENCE)
+    assert page.locator(".bk-Figure").count() == 2
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_every_plot_can_be_saved_as_an_image(
+    run: Run, group: Group, tmp_path: Path, suffix: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    slot = run.slot("head")
+    step = int(run.steps[0])
+    plots = {
+        "series": plotted(run).series("head", "std"),
+        "heat": plotted(run).heat("l2"),
+        "kpis": plotted(run).kpis(),
+        "cloud": plotted(run).cloud("head", step=step),
+        "samples": plotted(slot).samples(),
+        "histogram": plotted(slot).histogram(step),
+        "distribution": plotted(slot).distribution(),
+        "kpi": plotted(group).kpi("loss"),
+    }
+    for name, element in plots.items():
+        path = save(element, tmp_path / f"{name}.{suffix}")
+        content = path.read_bytes()
+        if suffix == "png":
+            assert content.startswith(b"\x89PNG")
+        else:
+            assert ET.fromstring(content).tag.endswith("svg")
+    with pytest.raises(ValueError, match=r"path must end with one of .html, .png"):
+        save(plots["kpis"], tmp_path / "plots.gif")
+
+
+def test_the_properties_lead_here(run: Run, group: Group) -> None:
+    assert isinstance(run.plot.series("head"), hv.Curve)
+    assert isinstance(run.slot("head").plot.samples(), hv.NdOverlay)
+    assert isinstance(group.plot.kpi("loss"), hv.NdOverlay)
+
+
+def test_reading_numbers_imports_no_plots(fake: FakeRun) -> None:
+    code = (
+        "import sys, comgra_decl as c; c.open_run(sys.argv[1]).series('head'); "
+        "assert 'holoviews' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(fake.path)], check=True)
+
+
+def test_a_gap_in_the_records_is_a_gap_in_the_curve(run: Run) -> None:
+    step = int(run.steps[0])
+    series = run.series("aux", "mean")
+    found = plotted(run).series("aux", "mean").dframe().set_index("step")["mean"]
+    pd.testing.assert_series_equal(found.isna(), series.isna(), check_names=False)
+    assert step in found.index
+
+
+def test_hvplot_draws_the_tables(run: Run) -> None:
+    import hvplot.pandas  # noqa: F401 - adds `hvplot` to tables
+
+    metrics: Any = run.kpis()
+    overlay = metrics.hvplot.line("step", "value", by="name")
+    assert set(overlay.keys()) == set(metrics["name"])
+    samples: Any = run.slot("head").samples("mean").reset_index()
+    assert hv.render(samples.hvplot.line("step"), backend="bokeh") is not None
+    row: Any = run.row(int(run.steps[0])).reset_index()
+    assert hv.render(row.hvplot.scatter("mean", "std"), backend="bokeh") is not None

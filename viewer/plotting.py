@@ -1,0 +1,423 @@
+"""HoloViews elements of runs, tensors and groups: `run.plot`, `slot.plot` and `group.plot`.
+
+Each method reads the same table as the method of the same name on `Run`, `Slot` or `Group`, and
+returns an element whose dimensions have the table's names. The elements therefore compose with `+`
+and `*`, link with `holoviews.link_selections`, and return their numbers as a table (`dframe`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, overload
+
+import holoviews as hv
+import numpy as np
+import pandas as pd
+from bokeh.embed import file_html
+from bokeh.resources import INLINE
+from numpy.typing import NDArray
+
+from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_mean, shown
+from comgra_decl.query import Group, Run
+from comgra_decl.query.slot import Slot
+from comgra_decl.viewer.palette import BLUE, LINES, SCALE
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Quantiles that `SlotPlots.distribution` shows."""
+
+_STATIC = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
+
+
+@overload
+def plotted(recorded: Run) -> RunPlots: ...
+@overload
+def plotted(recorded: Slot) -> SlotPlots: ...
+@overload
+def plotted(recorded: Group) -> GroupPlots: ...
+def plotted(recorded: Run | Slot | Group) -> RunPlots | SlotPlots | GroupPlots:
+    """Returns the plots of a run, a recorded tensor or a group of runs."""
+    _use("bokeh")
+    if isinstance(recorded, Group):
+        return GroupPlots(recorded)
+    return SlotPlots(recorded) if isinstance(recorded, Slot) else RunPlots(recorded)
+
+
+class RunPlots:
+    """Plots of one run.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def series(
+        self,
+        node: str,
+        statistic: str = "mean",
+        *,
+        over_batch: str = "mean",
+        type: str | None = None,
+    ) -> hv.Curve:
+        """Returns one statistic of a node's output by step: `slot(node).plot.series(statistic)`."""
+        slot = self._run.slot(node)
+        return SlotPlots(slot).series(statistic, over_batch=over_batch, type=type)
+
+    def heat(
+        self,
+        statistic: str,
+        *,
+        of: str = "forward",
+        over_batch: str = "mean",
+        type: str | None = None,
+    ) -> hv.QuadMesh:
+        """Returns one statistic of all tensors of a pass: steps from left to right, a row each.
+
+        The dimensions are `step`, `slot` (index of the column of `Run.heat`) and the statistic.
+        Cells without a record are transparent.
+        """
+        table = self._run.heat(statistic, of=of, over_batch=over_batch, type=type)
+        names = _names(table.columns)
+        rows = np.arange(len(names))
+        steps = np.asarray(table.index, np.int64)
+        if len(steps) == 1:  # a mesh needs two positions for the width of its cells
+            steps = np.array([steps[0], steps[0] + 1])
+            table = table.iloc[[0, 0]]
+        mesh = hv.QuadMesh(
+            (_edges(steps), _edges(rows), table.to_numpy(np.float64).T),
+            kdims=["step", "slot"],
+            vdims=[statistic],
+            label=f"{statistic} ({of})",
+        )
+        ticks = list(zip(rows.tolist(), names, strict=True))
+        mesh = mesh.opts(
+            hv.opts.QuadMesh(cmap=list(SCALE), colorbar=True, yticks=ticks, invert_yaxis=True)
+        )
+        return mesh.opts(
+            hv.opts.QuadMesh(
+                responsive=True, height=max(200, 14 * len(names)), tools=["hover"], backend="bokeh"
+            )
+        )
+
+    def kpis(self, *names: str, smoothing: float = 0.0, type: str | None = None) -> hv.NdOverlay:
+        """Returns metrics by step: an overlay of curves of `value`, with the key `metric`.
+
+        Args:
+            names: names of the metrics; by default, all.
+            smoothing: weight of the past in an exponential moving average, from 0 (none) to less
+                than 1.
+            type: type of execution; by default, all.
+
+        Raises:
+            UnknownNameError: the run has no metric with this name.
+        """
+        table = self._run.kpis()
+        if type is not None:
+            table = table[table["type"] == type]
+        there = list(dict.fromkeys(table["name"]))
+        for name in names:
+            _check_metric(name, there)
+        chosen = names or tuple(there)
+        curves = {n: _metric(table[table["name"] == n], "value", smoothing) for n in chosen}
+        return _overlay(curves, "metric")
+
+    def cloud(
+        self,
+        node: str,
+        *,
+        step: int,
+        x: str = "mean",
+        y: str = "std",
+        type: str | None = None,
+    ) -> hv.Points:
+        """Returns the recorded samples of a node's output as points, by two statistics.
+
+        The dimensions are the statistics, `sample` and `category` (the sample's category, or "").
+        """
+        table = self._run.slot(node).row(step, type=type)
+        labels = table.attrs.get("labels") or [None] * len(table)
+        points = table[[x, y]].assign(
+            sample=np.arange(len(table)),
+            category=["" if label is None else label for label in labels],
+        )
+        found = hv.Points(
+            points.reset_index(drop=True),
+            kdims=[x, y],
+            vdims=["sample", "category"],
+            label=f"{node} at step {step}",
+        )
+        return found.opts(
+            hv.opts.Points(
+                color="category", cmap=list(LINES), size=6, tools=["hover"], backend="bokeh"
+            )
+        )
+
+
+class SlotPlots:
+    """Plots of one recorded tensor.
+
+    Args:
+        slot: the tensor.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+
+    def series(
+        self, statistic: str = "mean", *, over_batch: str = "mean", type: str | None = None
+    ) -> hv.Curve:
+        """Returns one statistic by step, with gaps where the tensor was not recorded."""
+        series = self._slot.series(statistic, over_batch=over_batch, type=type)
+        table = pd.DataFrame({"step": series.index, statistic: series.to_numpy()})
+        curve = hv.Curve(table, "step", statistic, label=_label(self._slot))
+        return _lines(curve)
+
+    def samples(self, statistic: str = "mean", *, type: str | None = None) -> hv.NdOverlay:
+        """Returns one statistic of each recorded sample by step, with the key `sample`."""
+        table = self._slot.samples(statistic, type=type)
+        curves = {
+            number: hv.Curve(
+                pd.DataFrame({"step": table.index, statistic: table[number].to_numpy()}),
+                "step",
+                statistic,
+            )
+            for number in table.columns
+        }
+        return _overlay(curves, "sample")
+
+    def histogram(self, step: int, *, type: str | None = None) -> hv.Histogram:
+        """Returns the histogram of the values at a step; its dimensions are `value` and `count`."""
+        counts, edges = self._slot.histogram(step, type=type)
+        label = f"{_label(self._slot)} at step {step}"
+        found = hv.Histogram((edges, counts), kdims=["value"], vdims=["count"], label=label)
+        found = found.opts(hv.opts.Histogram(color=BLUE))
+        return found.opts(
+            hv.opts.Histogram(line_color=None, responsive=True, height=300, backend="bokeh")
+        )
+
+    def distribution(self, *, type: str | None = None) -> hv.Overlay:
+        """Returns the values' distribution by step: median, quartiles, and the 5 % and 95 % marks.
+
+        Estimated from the histograms by linear interpolation within a bin.
+        """
+        steps, counts, ranges = self._slot.histograms(type=type)
+        found = np.array([_quantiles(c, r) for c, r in zip(counts, ranges, strict=True)])
+        found = found.reshape(-1, len(QUANTILES))
+        table = pd.DataFrame(found, columns=["p5", "p25", "p50", "p75", "p95"])
+        table.insert(0, "step", steps)
+        bands = [
+            hv.Area(table, "step", [low, high], label=label).opts(
+                hv.opts.Area(color=BLUE, alpha=alpha)
+            )
+            for low, high, label, alpha in (
+                ("p5", "p95", "5% to 95%", 0.2),
+                ("p25", "p75", "25% to 75%", 0.35),
+            )
+        ]
+        median = hv.Curve(table, "step", "p50", label="median").opts(hv.opts.Curve(color=BLUE))
+        overlay = bands[0] * bands[1] * median
+        return overlay.opts(hv.opts.Overlay(title=_label(self._slot))).opts(
+            hv.opts.Overlay(responsive=True, height=300, backend="bokeh")
+        )
+
+
+class GroupPlots:
+    """Plots of several runs.
+
+    Args:
+        group: the runs.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def kpi(self, name: str, *, smoothing: float = 0.0, type: str | None = None) -> hv.NdOverlay:
+        """Returns a metric of each run by step, as an overlay of curves with the key `run`.
+
+        Runs without the metric are left out.
+
+        Args:
+            name: name of the metric.
+            smoothing: weight of the past in an exponential moving average, from 0 (none) to less
+                than 1.
+            type: type of execution; by default, all.
+
+        Raises:
+            UnknownNameError: no run has a metric with this name.
+        """
+        tables = {run.name: run.kpis() for run in self._group}
+        if type is not None:
+            tables = {run: table[table["type"] == type] for run, table in tables.items()}
+        _check_metric(name, list(dict.fromkeys(n for t in tables.values() for n in t["name"])))
+        mine = {run: table[table["name"] == name] for run, table in tables.items()}
+        return _overlay(
+            {run: _metric(table, name, smoothing) for run, table in mine.items() if len(table)},
+            "run",
+        )
+
+    def series(
+        self,
+        node: str,
+        statistic: str = "mean",
+        *,
+        over_batch: str = "mean",
+        type: str | None = None,
+    ) -> hv.NdOverlay:
+        """Returns one statistic of a node's output in each run, with the key `run`."""
+        table = self._group.compare(node, statistic, over_batch=over_batch, type=type)
+        steps = table.index
+        curves = {
+            str(run): hv.Curve(
+                pd.DataFrame({"step": steps, statistic: table[run].to_numpy()}).dropna(),
+                "step",
+                statistic,
+            )
+            for run in table.columns
+        }
+        return _overlay(curves, "run")
+
+    def settings(self, setting: str, kpi: str) -> hv.Points:
+        """Returns the runs as points: a setting against the last value of a metric.
+
+        The dimensions are the setting, the metric and `run`.
+
+        Raises:
+            UnknownNameError: the runs do not differ in this setting, or have no such metric.
+        """
+        table = self._group.differences()
+        if setting not in table.index:
+            there = [*table.index]
+            raise UnknownNameError(
+                f"the runs do not differ in a setting {shown(setting)}"
+                f"{did_you_mean(setting, there) or '.'} They differ in: "
+                f"{', '.join(map(repr, there)) or 'none'}."
+            )
+        rows: list[tuple[Any, float, str]] = []
+        for run in self._group:
+            metrics = run.kpis()
+            mine = metrics[metrics["name"] == kpi]
+            if len(mine):
+                rows.append((table.loc[setting, run.name], float(mine["value"].iloc[-1]), run.name))
+        if not rows:
+            there = list(dict.fromkeys(n for run in self._group for n in run.kpis()["name"]))
+            _check_metric(kpi, there)
+        points = pd.DataFrame(rows, columns=[setting, kpi, "run"])
+        found = hv.Points(points, kdims=[setting, kpi], vdims=["run"])
+        return found.opts(hv.opts.Points(color=BLUE)).opts(
+            hv.opts.Points(size=8, tools=["hover"], backend="bokeh")
+        )
+
+
+def save(element: Any, path: str | Path) -> Path:
+    """Saves an element as a self-contained HTML file, or as PNG, SVG or PDF; returns the path.
+
+    Images are drawn by Matplotlib (`pip install 'comgra-decl[plot]'`).
+
+    Args:
+        element: anything that a `plot` method returns, or a composition of such elements.
+        path: where to save; its suffix selects the format.
+
+    Raises:
+        ValueError: the suffix is unknown.
+        MissingPackageError: an image was requested and Matplotlib is not installed.
+    """
+    target = Path(path)
+    suffix = target.suffix.lower()
+    if suffix == ".html":
+        _use("bokeh")
+        # HoloViews' own page loads Panel's style sheets from the network
+        page = file_html(hv.render(element, backend="bokeh"), INLINE, title=target.stem)
+        target.write_text(page, encoding="utf-8")
+    elif suffix in _STATIC:
+        try:
+            _use("matplotlib")
+        except ImportError as error:
+            raise MissingPackageError(
+                f"saving {target.name!r} needs Matplotlib: pip install 'comgra-decl[plot]'; "
+                "'.html' needs nothing more"
+            ) from error
+        hv.save(element, target, fmt=_STATIC[suffix], backend="matplotlib")
+    else:
+        names = ", ".join([".html", *_STATIC])
+        raise ValueError(f"path must end with one of {names}, got {target.name!r}")
+    return target
+
+
+def _use(backend: str) -> None:
+    """Loads a backend of HoloViews and keeps the one that the program has chosen, if any."""
+    chosen = hv.Store.current_backend if hv.Store.renderers else None
+    if backend not in hv.Store.renderers:
+        hv.renderer(backend)
+    hv.Store.set_current_backend(chosen or backend)
+
+
+def _metric(table: pd.DataFrame, dimension: str, smoothing: float) -> hv.Curve:
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing must be from 0 to less than 1, got {smoothing}")
+    values = table["value"].astype(float)
+    if smoothing:
+        values = values.ewm(alpha=1 - smoothing, adjust=True).mean()
+    points = pd.DataFrame({"step": table["step"].to_numpy(), dimension: values.to_numpy()})
+    return hv.Curve(points, "step", dimension)
+
+
+def _check_metric(name: str, there: Iterable[str]) -> None:
+    known = [*there]
+    if name not in known:
+        raise UnknownNameError(
+            f"there is no metric {shown(name)}{did_you_mean(name, known) or '.'} "
+            f"The metrics are: {', '.join(map(repr, known)) or 'none'}."
+        )
+
+
+def _overlay(curves: Mapping[Any, hv.Curve], dimension: str) -> hv.NdOverlay:
+    lines = {key: _lines(curve) for key, curve in curves.items()}
+    overlay = hv.NdOverlay(lines, kdims=[dimension], sort=False)
+    cycle = hv.Cycle(list(LINES))
+    return overlay.opts(hv.opts.Curve(color=cycle)).opts(
+        hv.opts.NdOverlay(responsive=True, height=300, legend_position="right", backend="bokeh")
+    )
+
+
+def _lines(curve: hv.Curve) -> hv.Curve:
+    return curve.opts(hv.opts.Curve(responsive=True, height=300, tools=["hover"], backend="bokeh"))
+
+
+def _label(slot: Slot) -> str:
+    parts = [slot.node]
+    if slot.role != "output":
+        parts.append(slot.role)
+    if slot.iteration:
+        parts.append(f"iteration {slot.iteration}")
+    if slot.pass_name != "forward":
+        parts.append(slot.pass_name)
+    return ", ".join(parts)
+
+
+def _names(columns: pd.MultiIndex | pd.Index[Any]) -> list[str]:
+    """Returns a short name of each column of `Run.heat`."""
+    found = []
+    for node, role, iteration, _ in columns:
+        parts = [str(node)] + ([str(role)] if role != "output" else [])
+        found.append(", ".join(parts + ([f"iteration {iteration}"] if iteration else [])))
+    return found
+
+
+def _edges(positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Returns the edges of cells: halfway between neighbours."""
+    if len(positions) == 1:
+        return np.array([positions[0] - 0.5, positions[0] + 0.5])
+    middle = (positions[1:] + positions[:-1]) / 2
+    first, last = 2 * positions[0] - middle[0], 2 * positions[-1] - middle[-1]
+    return np.concatenate([[first], middle, [last]])
+
+
+def _quantiles(counts: NDArray[np.int64], span: NDArray[np.float64]) -> NDArray[np.float64]:
+    total = counts.sum()
+    if not total or not np.isfinite(span).all():
+        return np.full(len(QUANTILES), np.nan)
+    edges = np.linspace(span[0], span[1], len(counts) + 1)
+    below = np.concatenate([[0.0], np.cumsum(counts) / total])
+    return np.interp(QUANTILES, below, edges)
