@@ -7,6 +7,7 @@ disk.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -52,6 +53,40 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
 
 
+SAMPLE = "sample"
+"""The axis of the batch dimension, which always comes first."""
+
+POOLED = frozenset({"depth", "height", "width", "length", "time", "query", "key"})
+"""Axes along which previews hold means, since neighbours resemble each other."""
+
+AXIS_NAME = re.compile(r"[^\W\d][\w .-]{0,39}")
+"""What a name of an axis looks like."""
+
+
+class Axis(NamedTuple):
+    """An axis of a preview: `size` entries of the tensor, of which `how` made the entries kept.
+
+    "all": unchanged; "first": the first ones; "mean": entry i of m is the mean of the entries from
+    floor(i size / m) to ceil((i + 1) size / m) - 1 (adaptive average pooling).
+    """
+
+    name: str
+    how: str
+    size: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StoredPreview:
+    """A small part of a tensor, [samples, ...], or without samples if it has no batch dim."""
+
+    axes: tuple[Axis, ...]
+    values: NDArray[Any]
+
+
+PREVIEW_BYTES = 4096
+"""Maximum size of a preview."""
+
+
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
     """One row of the slot table, written once when the slot first appears.
@@ -59,7 +94,7 @@ class SlotInfo:
     `shape` is the full shape in the first record, batch dim included; a record whose tensor has a
     different shape stores that shape. `batch_dim` is the batch dimension or None. `names` are all
     names of a shared tensor. `piece` is the part held by this process; None if it holds the whole
-    tensor.
+    tensor. `axes` are names of the value dims, from the spec.
     """
 
     id: int
@@ -71,6 +106,7 @@ class SlotInfo:
     module_class: str
     names: tuple[str, ...] = ()
     piece: Piece | None = None
+    axes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +159,11 @@ class StepInfo:
     samples: list[int] = field(default_factory=list)  # batch indices recorded individually
     cost: float = 0.0  # seconds of the training thread spent on this record
     extra: dict[str, Any] = field(default_factory=dict)
+    previews: dict[int, StoredPreview] = field(default_factory=dict)  # by slot; stored as values
+
+
+def _bytes_of_previews(info: StepInfo) -> int:
+    return sum(preview.values.nbytes for preview in info.previews.values())
 
 
 @dataclass(slots=True)
@@ -172,6 +213,7 @@ class RawStep:
         histogram = 0 if self.histogram_values is None else self.histogram_values.nbytes
         extra = 0 if self.extra is None else self.extra.nbytes
         values = sum(v.nbytes for v in (*self.values.values(), *self.spare_values.values()))
+        values += _bytes_of_previews(self.info)
         return self.raw.nbytes + extra + histogram + values + 512
 
     def only(self, tensor: int) -> float:
@@ -218,6 +260,7 @@ class StepBatch:
         """Bytes held until stored."""
         arrays = (self.aggregates, self.samples, self.counts, self.ranges)
         values = sum(v.nbytes for by_slot in self.values for v in by_slot.values())
+        values += sum(map(_bytes_of_previews, self.steps))
         return sum(a.nbytes for a in arrays if a is not None) + values + 512 * len(self.steps)
 
 

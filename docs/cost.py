@@ -136,6 +136,10 @@ the tensor both times; later records reuse the result if both readings were equa
 ## Expensive options
 
 - `values: true` stores whole tensors; `values.max_elements` limits the size of each.
+- `preview` keeps up to 4 kB of each tensor, in every 20th record unless the spec says otherwise. In
+  thread time, a record with previews took 1.15 times one without for an MLP of 7 layers, 1.08 for a
+  CNN of 6 convolutions and 1.07 for a transformer of 6 layers: 1.008, 1.004 and 1.003 on average
+  over 20 records (one CPU thread). `preview: false` keeps none.
 - `keep` captures every step, which costs as much as recording it except for the storage.
 - Statistics that read a tensor again (quantiles, singular values, custom functions) take time for
   each tensor in each record.

@@ -26,7 +26,7 @@ def html_token(text: str) -> str:
     return html.escape(text)
 
 
-def bokeh_text(text: str) -> str | PlainText:
-    """Returns text that is safe in a Bokeh title, axis label or tick label."""
-    shown = visible(text)
+def bokeh_text(*lines: str) -> str | PlainText:
+    """Returns lines of text that are safe in a Bokeh title, axis label or tick label."""
+    shown = "\n".join(map(visible, lines))
     return PlainText(text=shown) if any(sign in shown for sign in _TEX) else shown

@@ -73,6 +73,7 @@ class ModulePlan:
                 iteration=iteration,
                 kind=self.kind,
                 module_class=self.module_class,
+                axes=self.capture.axes,
             )
         return slot
 

@@ -14,7 +14,9 @@ from comgra_decl.records import SlotInfo, SlotKey
 from comgra_decl.store.parts import Part
 
 from . import distributions, statistics
+from . import preview as previews
 from .display import from_viewer
+from .preview import Preview
 from .snapshot import Snapshot
 
 
@@ -197,6 +199,23 @@ class Slot:
         return distributions.value(
             self._snapshot, self._info, step, sample=sample, part=part, type_=type
         )
+
+    def preview(self, step: int, *, type: str | None = None) -> Preview:
+        """Returns something to look at: the values of a step, or else a small part of them.
+
+        If the record keeps the tensor's values, these are returned; otherwise the preview of the
+        newest record up to this step, or of the next one if there is none (`Preview.step` tells
+        which). Of several ranks, the first one's.
+
+        Args:
+            step: the step.
+            type: type of execution or tag.
+
+        Raises:
+            UnknownNameError: the step was not recorded, or the run has neither values nor previews
+                of this tensor.
+        """
+        return previews.preview(self._snapshot, self._info, step, type)
 
     def histogram(
         self, step: int, *, type: str | None = None

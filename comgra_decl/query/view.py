@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.records import Note, SlotInfo, Structure
+from comgra_decl.records import Note, SlotInfo, StoredPreview, Structure
 from comgra_decl.store import RunMeta
 from comgra_decl.store.parts import Part
 from comgra_decl.store.sessions import Session
@@ -131,6 +131,9 @@ class RecordView(Protocol):
 
         None if there are none.
         """
+
+    def preview(self, record: int, slot: int) -> StoredPreview | None:
+        """Returns the preview that a record holds of a slot; None if it holds none."""
 
     def value_slots(self, record: int) -> list[int]:
         """Returns the slots whose values a record holds."""

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 from comgra_decl.spec.base import Bool, SpecModel
 from comgra_decl.spec.keep import KeepSpec
 from comgra_decl.spec.nodes import NodeSpec, Selectors
+from comgra_decl.spec.preview import Previewing, PreviewSpec
 from comgra_decl.spec.rules import FindingSpec, Rules
 from comgra_decl.spec.run import (
     HistogramSpec,
@@ -56,6 +57,10 @@ class Spec(SpecModel):
 
     values: ValuesSpec = ValuesSpec()
     """Limits on the tensors whose values are kept."""
+
+    preview: Previewing = PreviewSpec()
+    """How often to keep a small preview of every tensor whose values are not kept; false for
+    never."""
 
     schedule: ScheduleSpec = ScheduleSpec()
     """Which steps to record."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from comgra_decl.spec.axes import AxisNames
 from comgra_decl.spec.base import Bool, SpecModel
 from comgra_decl.spec.functions import (
     FUNCTION_CAPTURES,
@@ -190,6 +191,10 @@ class NodeSpec(SpecModel):
 
     batch_dim: Annotated[int | Literal["auto"] | None, BeforeValidator(_checked_batch_dim)] = "auto"
     """The batch dimension; `auto` infers it from the data, null means there is none."""
+
+    axes: Annotated[AxisNames, BeforeValidator(_listed)] | None = None
+    """Names of the dims of the outputs and inputs, without the batch dim: `[head, query, key]`, for
+    pictures of them. Null, or a tensor with another number of dims: from module class and shape."""
 
     split: SplitSpec | None = None
     """Splits captured tensors into further roles, one per head, token or expert."""

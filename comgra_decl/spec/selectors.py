@@ -49,6 +49,7 @@ class Capture:
     optimizer_state: bool = False
     values: bool = False
     batch_dim: Literal["auto"] | int | None = "auto"
+    axes: tuple[str, ...] = ()
     split: SplitSpec | None = None
     attention: AttentionSpec | None = None
     entries: tuple[str, ...] = ()
@@ -60,6 +61,7 @@ class Capture:
             **dict.fromkeys(entry.capture, True),
             values=self.values or entry.values,
             batch_dim=self.batch_dim if entry.batch_dim == "auto" else entry.batch_dim,
+            axes=tuple(entry.axes or self.axes),
             split=entry.split or self.split,
             attention=entry.attention or self.attention,
             entries=(*self.entries, name),

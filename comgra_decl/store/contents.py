@@ -10,7 +10,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from comgra_decl.errors import StoreError
-from comgra_decl.records import ScalarBatch, StepBatch, Structure
+from comgra_decl.records import ScalarBatch, StepBatch, StepInfo, Structure
 
 from .blocks import BlockBuffer, RecordChunks, whole_blocks
 from .commit import Commit
@@ -31,8 +31,9 @@ from .layout import (
 )
 from .logs import Facts, Log, Names, Stage, slot_row
 from .meta import RunMeta
+from .previews import preview_index
 from .scalars import ScalarTable
-from .values import ValueTable
+from .values import ValueTable, array_of
 from .view import View
 
 _FILLS: dict[str, Any] = {"kpi": MISSING, "agg": float("nan"), "smp": float("nan"), "hist": 0}
@@ -94,7 +95,8 @@ class Contents:
         self._stage_slots(batches)
         blocks = self._blocks or self._stage_forms(commit)
         values = [by_slot for batch in batches for by_slot in batch.values]
-        self._write_values(commit, first, values)
+        infos = [info for batch in batches for info in batch.steps]
+        self._write_values(commit, first, _with_previews(values, infos))
         self._write_facts(commit, first, batches, values)
         families = self._families(first, batches)
         for name, at, data in blocks.pieces(first, families):
@@ -219,6 +221,8 @@ class Contents:
             "extra": runs_of([info.extra for info in infos]),
             "values": self._values.index(values),
         }
+        if any(info.previews for info in infos):
+            facts["previews"] = runs_of([preview_index(info.previews, array_of) for info in infos])
         if self._facts.stage(first, facts):
             commit.put_json(step_key(first), facts)
 
@@ -231,6 +235,16 @@ class Contents:
             created = self._db.array(form, create=True, transaction=commit.transaction)
             self._created[form.name] = created
         return self._created[form.name]
+
+
+def _with_previews(values: Values, infos: Sequence[StepInfo]) -> Values:
+    """Returns everything to write into the arrays of values, [records]."""
+    if not any(info.previews for info in infos):
+        return values
+    return [
+        {**{slot: each.values for slot, each in info.previews.items()}, **by_slot}
+        for info, by_slot in zip(infos, values, strict=True)
+    ]
 
 
 def _advanced(head: Mapping[str, Any], batches: Sequence[StepBatch]) -> dict[str, Any]:

@@ -135,6 +135,7 @@ def slot_row(slot: SlotInfo) -> dict[str, Any]:
         "module_class": slot.module_class,
         "names": list(slot.names),
         **({} if slot.piece is None else {"piece": list(map(list, slot.piece))}),
+        **({"axes": list(slot.axes)} if slot.axes else {}),
     }
 
 
@@ -151,4 +152,5 @@ def read_slot(number: int, row: dict[str, Any]) -> SlotInfo:
         module_class=row["module_class"],
         names=tuple(row["names"]),
         piece=Piece(*map(tuple, row["piece"])) if "piece" in row else None,
+        axes=tuple(row.get("axes", ())),
     )

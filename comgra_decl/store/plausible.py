@@ -23,6 +23,7 @@ from .layout import (
     RecordColumn,
     standard_forms,
 )
+from .previews import check_previews
 from .surviving import LOST
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def check_depth(content: Any, name: str) -> None:
 def check_slot(slot: SlotInfo) -> SlotInfo:
     """Returns a row of the slot table if it is plausible."""
     texts = (*slot.key[:2], slot.key.pass_, slot.kind, slot.dtype, slot.module_class, *slot.names)
+    texts = (*texts, *slot.axes)
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("a name is not a string")
     check_shape(slot.shape)
@@ -217,6 +219,9 @@ def check_facts(facts: Any) -> dict[str, Any]:
     for _, stored in facts["values"]:
         if not all(isinstance(slots, list) for slots in stored.values()):
             raise TypeError("slots with raw values are not a list")
+    for offset, index in facts.get("previews", ()):  # older runs have none
+        _whole(offset, "offset", 1 << 40)
+        check_previews(index)
     return dict(facts)
 
 

@@ -104,6 +104,12 @@ class ValueTable:
         return form.name, lane
 
 
+def array_of(value: NDArray[Any]) -> str:
+    """Returns the name of the array in which a value is stored."""
+    stored = _storable(value)
+    return _form(stored.dtype, stored.shape).name
+
+
 @lru_cache(maxsize=4096)
 def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArrayForm:
     return raw_form(dtype.name, shape, dtype.itemsize)

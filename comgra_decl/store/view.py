@@ -12,7 +12,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from comgra_decl.errors import DamagedRunError
-from comgra_decl.records import Note, SlotInfo, SlotKey, Structure
+from comgra_decl.records import Note, SlotInfo, SlotKey, StoredPreview, Structure
 
 from .database import Database
 from .documents import check_document
@@ -26,6 +26,7 @@ from .layout import (
 from .meta import RunMeta
 from .parts import Part, cut
 from .plausible import check_depth, check_edges, check_facts, check_records
+from .previews import find_preview
 from .salvage import Salvage, TooLargeError, reserve
 from .scalars import LOST as LOST_SCALAR
 from .scalars import ScalarReader
@@ -305,6 +306,15 @@ class View:
                 return self._read(name, record, lane, *chosen)[rest]
         return None
 
+    def preview(self, record: int, slot: int) -> StoredPreview | None:
+        """Returns the preview of a slot that a record holds; None if it holds none."""
+        found = find_preview(self._fact("previews", record) or {}, slot)
+        if found is None:
+            return None
+        name, axes = found
+        values = self._read(name, record, self._lane(name, slot))
+        return StoredPreview(axes, values)
+
     def _lane(self, name: str, slot: int) -> int:
         lane = self._tables.lanes.get(name, {}).get(slot)
         if lane is None:
@@ -317,8 +327,12 @@ class View:
         return sorted(slot for slots in stored.values() for slot in slots)
 
     def stored_values(self, record: int) -> dict[str, list[int]]:
-        """Returns the arrays with a record's raw values, and the slots in each."""
-        return dict(self._fact("values", record) or {})
+        """Returns the arrays with a record's raw values or previews, and the slots in each."""
+        stored = {name: [*slots] for name, slots in (self._fact("values", record) or {}).items()}
+        for name, groups in (self._fact("previews", record) or {}).items():
+            for _, slots in groups:
+                stored.setdefault(name, []).extend(slots)
+        return stored
 
     def samples(self, record: int) -> list[int]:
         """Returns the batch indices recorded individually."""
@@ -357,7 +371,7 @@ class View:
         self._refuse_lost(record)
         first = int(self.records[record, RecordColumn.FACTS])
         found = None
-        for offset, value in self._facts(first)[name]:
+        for offset, value in self._facts(first).get(name, ()):
             if first + offset > record:
                 break
             found = value

@@ -15,12 +15,14 @@ from comgra_decl.query.ranks.reader import JoinedReader, open_reader
 from comgra_decl.query.view import RecordView
 from comgra_decl.records import (
     STATISTICS,
+    Axis,
     Note,
     ScalarBatch,
     SlotInfo,
     SlotKey,
     StepBatch,
     StepInfo,
+    StoredPreview,
     Structure,
 )
 from comgra_decl.store import Reader, RunMeta, RunWriter
@@ -29,6 +31,11 @@ from tests.support.fake_statistics import reduce, statistics
 
 RECORDS, BATCH, SAMPLES, BINS = 300, 8, 4, 6
 """More records than one block of 256, so that both forms of storage are read."""
+
+PREVIEWED = 51
+"""The record with a preview of the weight."""
+
+PREVIEW_AXES = (Axis("out", "first", 3), Axis("in", "all", 5))
 
 LATE = 20
 """The first record that has the last slot."""
@@ -96,8 +103,12 @@ def write(folder: Path, *, rank: int, world_size: int) -> None:
             for part, slot in zip(parts, slots, strict=True)
         ]
         values = {} if record % 50 else {s.id: p for s, p in zip(slots, parts, strict=True)}
+        info = _info(record, share, meta.sample_count)
+        if record == PREVIEWED:
+            weight = tensor(SLOTS[WEIGHT], record)[:2]
+            info.previews[WEIGHT] = StoredPreview(PREVIEW_AXES, weight)
         batch = StepBatch(
-            steps=[_info(record, share, meta.sample_count)],
+            steps=[info],
             slots=np.array([slot.id for slot in slots], np.int32),
             aggregates=np.stack([one[0] for one in reduced])[None],
             samples=np.stack([one[1] for one in reduced])[None],
@@ -273,6 +284,15 @@ class TestRecordView:
         np.testing.assert_array_equal(view.value(50, OUTPUT, 1), output[1])
         np.testing.assert_array_equal(view.value(50, OUTPUT, 1, slice(0, 2)), output[1, :2])
         assert view.value(51, OUTPUT) is None
+
+    def test_previews_have_their_axes(self, view: RecordView) -> None:
+        found = view.preview(PREVIEWED, WEIGHT)
+        assert found is not None
+        assert found.axes == PREVIEW_AXES
+        np.testing.assert_array_equal(found.values, tensor(SLOTS[WEIGHT], PREVIEWED)[:2])
+        assert view.preview(PREVIEWED, OUTPUT) is None
+        assert view.preview(PREVIEWED + 1, WEIGHT) is None
+        assert view.value(PREVIEWED, WEIGHT) is None
 
     def test_members_of_the_protocol_are_all_tried_here(self, view: RecordView) -> None:
         source = Path(__file__).read_text()

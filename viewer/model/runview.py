@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.errors import UnknownNameError
-from comgra_decl.query import Run, arrays
+from comgra_decl.query import Preview, Run, arrays
 from comgra_decl.query import Slot as Handle
 from comgra_decl.records import SlotInfo, Structure
 from comgra_decl.viewer.model.cache import Cache
@@ -286,6 +286,11 @@ class RunView:
         """Returns a slot's recorded values at a step; raises the same errors as `Run.value`."""
         key = ("value", slot.id, step, type_)
         return self.ever(key, lambda: self._handle(slot).value(step, type=type_ or None))
+
+    def preview(self, slot: Slot, step: int, type_: str) -> Preview:
+        """Returns a slot's values at a step, or a preview of them (`Slot.preview`)."""
+        key = ("preview", slot.id, step, type_)
+        return self.ever(key, lambda: self._handle(slot).preview(step, type=type_ or None))
 
     def structure(self, step: int, type_: str) -> Structure | None:
         """Returns the dependency graph valid at a step; most steps share one."""

@@ -1,43 +1,44 @@
-"""Recorded values of the selected tensor at one step, as an image."""
+"""Values of the selected tensor at one step, drawn by their meaning: all, or a preview of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import prod, sqrt
-from typing import Any
+from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError
-from comgra_decl.viewer.model.numbers import count, shape
+from comgra_decl.query import Preview
+from comgra_decl.viewer.model.drawing import Drawing, draw, limit_of, numbers
+from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection
 
-PIXELS = 200_000
-"""Maximum number of cells; larger images show an evenly spaced subset, mentioned in `facts`."""
+_SCALED = 5
+"""Number of steps, evenly spaced, whose values determine the colour scale of all steps."""
 
-Floats = NDArray[np.float64]
+
+def _nothing() -> Drawing:
+    return Drawing("map", np.zeros((1, 1)), "")
 
 
 @dataclass(frozen=True, slots=True)
 class ValuesPicture:
-    """Values [rows, columns], row 0 on top; `limit` is where the colours saturate.
+    """A drawing of values; `limit` is where the colours saturate, the same at all steps.
 
-    `marks` [rows, columns] are cells with NaN or infinity, `broken` their number; cells between
-    tiles are NaN and not marked. `facts` describes the image.
+    `step` is the record that the values are of, `whole` whether they are all that was to be kept.
     """
 
-    image: Floats = field(default_factory=lambda: np.zeros((1, 1)))
-    marks: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((1, 1), bool))
+    drawing: Drawing = field(default_factory=_nothing)
     limit: float = 1.0
-    facts: str = ""
+    step: int | None = None
+    whole: bool = True
     missing: str = ""
 
     @property
     def broken(self) -> int:
         """Number of displayed values that are NaN or infinite."""
-        return int(self.marks.sum())
+        return int(self.drawing.marks.sum())
 
 
 def values_picture(view: RunView, slot: Slot | None, at: Selection) -> ValuesPicture:
@@ -45,19 +46,45 @@ def values_picture(view: RunView, slot: Slot | None, at: Selection) -> ValuesPic
     if slot is None or at.step is None:
         return ValuesPicture(missing="Not recorded for this tensor.")
     try:
-        values = np.asarray(view.value(slot, at.step, at.type))
+        preview = view.preview(slot, at.step, at.type)
     except ComgraError:
         return ValuesPicture(missing=_why_missing(view, slot, at))
-    if values.size == 0:
+    if preview.values.size == 0:
         return ValuesPicture(missing="The tensor is empty at this step.")
-    if slot.batch_dim is None:
-        return _one(_numbers(values[0]))  # stored as a single sample
-    if at.sample is None:
-        rows = _numbers(values).reshape(len(values), -1)
-        return _drawn(rows, f"sample \u00d7 element \u00b7 {shape(rows.shape)}")
-    if at.sample >= len(values):
-        return ValuesPicture(missing=f"Sample {at.sample} was not recorded at this step.")
-    return _one(_numbers(values[at.sample]))
+    batched = slot.batch_dim is not None
+    if batched and at.sample is not None and at.sample >= len(preview.values):
+        return ValuesPicture(missing=_no_sample(at.sample, preview))
+    sample = at.sample if batched else None
+    drawing = draw(preview, sample=sample, picture=slot.kind == "input")
+    limit = max(_scale(view, slot, at), 0.0) or limit_of(numbers(preview.values))
+    return ValuesPicture(drawing, limit, preview.step, preview.whole)
+
+
+def _scale(view: RunView, slot: Slot, at: Selection) -> float:
+    """Returns the largest of the limits of some steps over the whole run."""
+
+    def read() -> float:
+        steps = view.steps(at.type)
+        places = np.unique(np.linspace(0, len(steps) - 1, _SCALED).round().astype(int))
+        limits: dict[int, float] = {}
+        for step in steps[places].tolist():
+            try:
+                preview = view.preview(slot, step, at.type)
+            except ComgraError:
+                continue
+            if preview.step not in limits:
+                limits[preview.step] = limit_of(numbers(preview.values))
+        return max(limits.values(), default=0.0)
+
+    return view.now(("values scale", slot.id, at.type), read)
+
+
+def _no_sample(sample: int, preview: Preview) -> str:
+    if preview.whole:
+        return f"Sample {sample} was not recorded at this step."
+    kept = len(preview.values)
+    held = "only sample 0" if kept == 1 else f"only samples 0 to {kept - 1}"
+    return f"The preview holds {held}. Set `values: true` in this node's spec entry for more."
 
 
 def _why_missing(view: RunView, slot: Slot, at: Selection) -> str:
@@ -70,49 +97,3 @@ def _why_missing(view: RunView, slot: Slot, at: Selection) -> str:
             f"(values.max_elements: {limit})."
         )
     return "No values recorded. Set `values: true` in this node's spec entry."
-
-
-def _numbers(values: NDArray[Any]) -> Floats:
-    return np.abs(values) if np.iscomplexobj(values) else values.astype(np.float64)
-
-
-def _one(values: Floats) -> ValuesPicture:
-    """Returns the image of a tensor without a batch; maps side by side for three or more dims."""
-    if values.ndim >= 3 and min(values.shape[-2:]) > 1:
-        maps = values.reshape(-1, *values.shape[-2:])
-        facts = f"{len(maps)} maps of {shape(maps.shape[1:])}"
-        return _drawn(tiled(maps), facts, gaps=tiled(np.zeros(maps.shape)))
-    flat = values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
-    return _drawn(flat, f"row \u00d7 column \u00b7 {shape(values.shape)}")
-
-
-def tiled(maps: Floats) -> Floats:
-    """Returns maps [n, h, w] in reading order on a nearly square grid, separated by NaN."""
-    n, h, w = maps.shape
-    across = min(n, max(1, round(sqrt(n * (h + 1) / (w + 1)))))
-    down = -(-n // across)
-    sheet = np.full((down, across, h + 1, w + 1), np.nan)
-    sheet.reshape(down * across, h + 1, w + 1)[:n, :h, :w] = maps
-    joined = sheet.transpose(0, 2, 1, 3).reshape(down * (h + 1), across * (w + 1))
-    return joined[:-1, :-1]
-
-
-def _drawn(values: Floats, facts: str, *, gaps: Floats | None = None) -> ValuesPicture:
-    marks = ~np.isfinite(values)
-    if gaps is not None:
-        marks &= ~np.isnan(gaps)
-    stride = -(-values.size // PIXELS)
-    if stride > 1:
-        part = (slice(None), slice(None, None, stride))[:: 1 if values.shape[1] > stride else -1]
-        values, marks = values[part], marks[part]
-        facts += f", every {count(stride)}th"
-    return ValuesPicture(values, marks, _limit(values), facts)
-
-
-def _limit(values: Floats) -> float:
-    """Returns a magnitude that only half a percent of the values exceed."""
-    finite = np.abs(values[np.isfinite(values)])
-    if not len(finite):
-        return 1.0
-    limit = float(np.quantile(finite, 0.995))
-    return limit or float(finite.max()) or 1.0

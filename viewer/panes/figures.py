@@ -92,7 +92,8 @@ class Frame:
             output_backend="canvas",
             tags=["frame"],  # see shared.js
         )
-        self._title_text = self._below = self._left = ""
+        self._title_text = self._left = ""
+        self._below: tuple[str, ...] = ("",)
         self._title = Title(text="", text_font_size="12.5px", text_font_style="bold")
         self.figure.title = self._title
         zoomer = BoxZoomTool(dimensions="both" if both else "width")
@@ -189,11 +190,11 @@ class Frame:
             self._formatter.args = {"power": int(log)}
             self.figure.yaxis.ticker = self._log if log else self._linear
 
-    def label(self, x: str) -> None:
-        """Sets the label of the x axis."""
+    def label(self, *x: str) -> None:
+        """Sets the label of the x axis, in one or more lines."""
         if self._below != x:
             self._below = x
-            self.figure.xaxis[0].axis_label = bokeh_text(x)
+            self.figure.xaxis[0].axis_label = bokeh_text(*x)
 
     def label_left(self, y: str) -> None:
         """Sets the label of the y axis."""

@@ -1,25 +1,29 @@
-"""Recorded values of the selected tensor at the current step."""
+"""Values of the selected tensor at the current step, drawn by their meaning."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 import numpy as np
-from bokeh.models import ColumnDataSource, LinearColorMapper
+from bokeh.models import ColumnDataSource, ImageRGBA, Line, LinearColorMapper, Rect, Text, VBar
 
+from comgra_decl.viewer.model.drawing import Drawing, labels_of
 from comgra_decl.viewer.model.labels import named, pass_label
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.selection import slots_of
 from comgra_decl.viewer.model.sheet import Tensor, tensor_of
 from comgra_decl.viewer.model.tables import values_csv
 from comgra_decl.viewer.model.values import ValuesPicture, values_picture
-from comgra_decl.viewer.palette import RED, signed_faded
+from comgra_decl.viewer.palette import BLUE, GREY, ORANGE, RED, signed_faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
-from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image, put, whole
+from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image, plainly, put
 from comgra_decl.viewer.panes.hovering import CELL, SUBJECT
 from comgra_decl.viewer.panes.inline import inline
 
 _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
+_POINTS: dict[str, list[Any]] = {"x": [], "y": []}
+_TEXTS: dict[str, list[Any]] = {"x": [], "y": [], "text": []}
+_BOXES: dict[str, list[Any]] = {"x": [], "y": [], "width": [], "height": []}
 
 
 class ValuesPane(Pane):
@@ -33,7 +37,7 @@ class ValuesPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates the figure: an image of the values and one of non-finite values."""
+        """Creates the figure: one renderer for each form of drawing, and the marks on them."""
         tooltips = [SUBJECT, *CELL]
         self.frame = Frame(tooltips=tooltips, both=True, ticks=FEW)
         self._image = ColumnDataSource(dict(_EMPTY))
@@ -43,11 +47,30 @@ class ValuesPane(Pane):
         )
         fig = self.frame.figure
         drawn = image(fig, self._image, self._mapper)
+        self._photo = ColumnDataSource(dict(_EMPTY))
+        columns: dict[str, Any] = {name: name for name in IMAGE}
+        plainly(fig, ImageRGBA(**columns), self._photo)
         marks = LinearColorMapper(palette=[RED, RED], low=0, high=1, nan_color="#00000000")
         image(fig, self._broken, marks)
+        colour = ORANGE if self._place else BLUE
+        self._bars, self._line = ColumnDataSource(dict(_POINTS)), ColumnDataSource(dict(_POINTS))
+        bar = VBar(x="x", top="y", bottom=0, width=0.8, fill_color=colour, line_color=None)
+        plainly(fig, bar, self._bars)
+        plainly(fig, Line(x="x", y="y", line_color=colour, line_width=1.2), self._line)
+        self._zeros = ColumnDataSource(dict(_BOXES))
+        box = Rect(
+            x="x", y="y", width="width", height="height", fill_color=None, line_color=RED,
+            line_dash="dashed",
+        )  # fmt: skip
+        plainly(fig, box, self._zeros)
+        self._numbers = ColumnDataSource(dict(_TEXTS))
+        text = Text(
+            x="x", y="y", text="text", text_font_size="9px", text_color=GREY,
+            text_baseline="top", x_offset=2,
+        )  # fmt: skip
+        plainly(fig, text, self._numbers)
         fig.hover.renderers = [drawn]
         fig.ygrid.grid_line_color = None
-        fig.yaxis.formatter = whole()
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
@@ -74,28 +97,90 @@ class ValuesPane(Pane):
             self._drawn = key
 
     def _draw(self, picture: ValuesPicture) -> None:
-        if picture.missing:
-            put(self._image, dict(_EMPTY))
-            put(self._broken, dict(_EMPTY))
+        drawing, shown = picture.drawing, "" if picture.missing else picture.drawing.form
+        self._draw_cells(drawing if shown in ("map", "colours") else None, picture.limit)
+        numbered = labels_of(drawing) if shown in ("map", "colours") else ()
+        zeros = [tile for tile in drawing.tiles if tile.zero] if shown == "map" else []
+        put(
+            self._numbers,
+            {
+                "x": [tile.left - 0.5 for tile in numbered],
+                "y": [tile.top - 0.5 for tile in numbered],
+                "text": [str(tile.number) for tile in numbered],
+            },
+        )
+        put(
+            self._zeros,
+            {
+                "x": [tile.left + tile.width / 2 - 0.5 for tile in zeros],
+                "y": [tile.top + tile.height / 2 - 0.5 for tile in zeros],
+                "width": [tile.width for tile in zeros],
+                "height": [tile.height for tile in zeros],
+            },
+        )
+        for form, source in (("bars", self._bars), ("line", self._line)):
+            put(source, _row(drawing) if shown == form else dict(_POINTS))
+        if not shown:
             self.frame.show(x=(0.0, 1.0), y=(0.0, 1.0))
+        elif shown in ("bars", "line"):
+            columns = drawing.image.shape[1]
+            self.frame.show(x=(-0.5, columns - 0.5), y=_heights(drawing, picture.limit))
+            self.frame.label(drawing.facts, drawing.notes)
         else:
-            rows, columns = picture.image.shape
-            place = {"x": [-0.5], "y": [-0.5], "dw": [columns], "dh": [rows]}
-            self._mapper.update(low=-picture.limit, high=picture.limit)
-            self._image.data = {"image": [inline(picture.image, np.float64)], **place}
-            marks = np.where(picture.marks, 1.0, np.nan)
-            put(
-                self._broken,
-                {"image": [inline(marks)], **place} if picture.broken else dict(_EMPTY),
-            )
+            rows, columns = drawing.image.shape
             self.frame.show(x=(-0.5, columns - 0.5), y=(rows - 0.5, -0.5))
-            self.frame.label(f"{picture.facts} \u00b7 \u00b1{number(picture.limit, digits=3)}")
+            scale = [f"\u00b1{number(picture.limit, digits=3)}"] if shown == "map" else []
+            notes = [drawing.notes] if drawing.notes else []
+            self.frame.label(drawing.facts, " \u00b7 ".join([*notes, *scale]))
         self.frame.show_message(picture.missing)
+
+    def _draw_cells(self, drawing: Drawing | None, limit: float) -> None:
+        if drawing is None:
+            for source in (self._image, self._photo, self._broken):
+                put(source, dict(_EMPTY))
+            return
+        rows, columns = drawing.image.shape
+        place = {"x": [-0.5], "y": [-0.5], "dw": [columns], "dh": [rows]}
+        self._mapper.update(low=-limit, high=limit)
+        cells = drawing.rgba is None
+        put(
+            self._image,
+            {"image": [inline(drawing.image, np.float64)], **place} if cells else dict(_EMPTY),
+        )
+        put(
+            self._photo,
+            dict(_EMPTY) if drawing.rgba is None
+            else {"image": [inline(drawing.rgba, np.uint32)], **place},
+        )  # fmt: skip
+        marks = drawing.marks
+        put(
+            self._broken,
+            {"image": [inline(np.where(marks, 1.0, np.nan))], **place}
+            if marks.any()
+            else dict(_EMPTY),
+        )
+
+
+def _row(drawing: Drawing) -> dict[str, Any]:
+    values = drawing.image[0]
+    return {"x": inline(np.arange(len(values))), "y": inline(values, np.float64)}
+
+
+def _heights(drawing: Drawing, limit: float) -> tuple[float, float]:
+    """Returns the range of the values, with the scale of all steps and zero in it."""
+    finite = drawing.image[np.isfinite(drawing.image)]
+    low, high = (min(finite.min(), 0.0), max(finite.max(), 0.0)) if len(finite) else (0.0, 0.0)
+    low, high = (-max(limit, -low) if low < 0 else 0.0), (max(limit, high) if high > 0 else 0.0)
+    margin = (high - low or 1.0) * 0.05
+    return low - margin * (low < 0), high + margin
 
 
 def _title(shown: Shown, place: int, picture: ValuesPicture) -> str:
     at = shown.at
     what = f"sample {at.sample}" if at.sample is not None and not picture.missing else "values"
     parts = [pass_label(at.gradient) if place else "forward", what]
+    if not (picture.missing or picture.whole):
+        parts[1] = "preview" if what == "values" else f"preview, {what}"
+        parts += [f"step {picture.step}"] if picture.step != at.step else []
     parts += [f"{picture.broken} not finite"] if picture.broken else []
     return " \u00b7 ".join(parts)

@@ -42,7 +42,11 @@ class CallPlan:
         slot = self.slots.get((role, iteration))
         if slot is None:
             slot = self.slots[role, iteration] = Slot(
-                self.node, role, iteration=iteration, module_class=self.function
+                self.node,
+                role,
+                iteration=iteration,
+                module_class=self.function,
+                axes=self.capture.axes,
             )
         return slot
 

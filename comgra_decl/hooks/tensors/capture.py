@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from comgra_decl.hooks.tensors.categories import Categories
     from comgra_decl.hooks.tensors.opt_in_statistics import Measured
+    from comgra_decl.hooks.tensors.previewing import Previewing
     from comgra_decl.hooks.tensors.slots import Slot, SlotTable
     from comgra_decl.spec import Spec
     from comgra_decl.stats import Reduced
@@ -83,6 +84,8 @@ class StepCapture:
         self.said: dict[str, Any] = {}  # what the program said of the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
         self.measured: Measured | None = None  # opt-in statistics
+        self.previewing: Previewing | None = None
+        self._previews: Previewing | None = None  # the same, in records that have previews
         self.categories: Categories | None = None  # of the samples, if the spec requests them
 
     def begin(self) -> None:
@@ -90,6 +93,8 @@ class StepCapture:
         self._reducer.clear()
         if self.measured is not None:
             self.measured.clear()
+        if self.previewing is not None:
+            self._previews = self.previewing.begin()
         if self.categories is not None:
             self.categories.restart()
         self._entries.clear()
@@ -183,6 +188,8 @@ class StepCapture:
             self._spare.add(slot)
         if self.measured is not None:
             self.measured.add(index, slot, tensor, batch_dim)
+        if self._previews is not None and not (keep and values):
+            self._previews.add(index, slot, tensor, batch_dim)
         self._entries.append((slot, index))
         if alone:
             self.cost += time.perf_counter() - started
@@ -271,6 +278,10 @@ class StepCapture:
         if self.measured is not None:
             step.extra, settle = self.measured.finish(reduced)
             step.wait = settle if reduced.wait is None else partial(_both, reduced.wait, settle)
+        if self.previewing is not None:
+            info.previews, copied = self.previewing.finish(self._entries)
+            if copied is not None:
+                step.wait = copied if step.wait is None else partial(_both, step.wait, copied)
         self.open = False
         self.once = self._reducer.take_compiling()
         info.cost = max(self.cost + time.perf_counter() - started - self.once, 0.0)
@@ -364,6 +375,10 @@ def new_capture(spec: Spec, *, training: bool, warn: Callable[[str], None]) -> S
 
         refuse = capture.refused.setdefault
         capture.measured = Measured(spec.opt_in, refuse=refuse, complete=training)
+    if spec.preview is not None:
+        from comgra_decl.hooks.tensors.previewing import previewing
+
+        capture.previewing = previewing(spec, refuse=capture.refused.setdefault)
     capture.categories = categories(spec.samples, warn=warn, training=training)
     return capture
 

@@ -27,6 +27,7 @@ class Slot:
     """
 
     __slots__ = (
+        "axes",
         "batch_dim",
         "dtype",
         "forward",
@@ -53,6 +54,7 @@ class Slot:
         kind: str = "computed",
         module_class: str = "",
         names: Callable[[], tuple[str, ...]] = tuple,
+        axes: tuple[str, ...] = (),
     ) -> None:
         self.node = node
         self.role = role
@@ -61,6 +63,7 @@ class Slot:
         self.kind = kind
         self.module_class = module_class
         self.names = names
+        self.axes = axes  # names of the value dims, from the spec
         self.id = -1
         self.shape: tuple[int, ...] = ()
         self.dtype = ""
@@ -99,6 +102,7 @@ class Slot:
                 kind=self.kind,
                 module_class=self.module_class,
                 names=self.names,
+                axes=self.axes,
             )
             slot.forward = self
         return slot
@@ -146,6 +150,7 @@ class SlotTable:
             module_class=slot.module_class,
             names=slot.names(),
             piece=slot.piece,
+            axes=slot.axes,
         )
 
     def _unique(self, key: SlotKey) -> SlotKey:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import DamagedRunError
-from comgra_decl.records import SlotInfo
+from comgra_decl.records import SlotInfo, StoredPreview
 from comgra_decl.store.parts import Part
 from comgra_decl.store.view import View
 
@@ -85,6 +85,12 @@ class Member:
         if not self.has(record, slot):
             return None
         return self.view.value(int(self.records[record]), int(self.ids[slot]), sample, part)
+
+    def preview(self, record: int, slot: int) -> StoredPreview | None:
+        """Returns a slot's preview on this rank; see `View.preview`."""
+        if not self.has(record, slot):
+            return None
+        return self.view.preview(int(self.records[record]), int(self.ids[slot]))
 
 
 def _arranged(table: NDArray[Any], ids: NDArray[np.int64], axis: int) -> NDArray[Any]:

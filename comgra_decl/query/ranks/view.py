@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import DamagedRunError
-from comgra_decl.records import Note, SlotInfo, SlotKey, Structure
+from comgra_decl.records import Note, SlotInfo, SlotKey, StoredPreview, Structure
 from comgra_decl.store import RunMeta
 from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
 from comgra_decl.store.parts import Part, cut
@@ -388,6 +388,14 @@ class JoinedView:
             return np.concatenate(there)
         pieces = [member.slot(slot) for member in self._members]
         return facts.assemble(self.slots[slot].shape, pieces, parts)
+
+    def preview(self, record: int, slot: int) -> StoredPreview | None:
+        """Returns the preview of the first rank that holds one, and thus of its samples."""
+        for member in self._members:
+            found = member.preview(record, slot)
+            if found is not None:
+                return found
+        return None
 
     def value_slots(self, record: int) -> list[int]:
         """Returns the slots for which any rank holds raw values."""

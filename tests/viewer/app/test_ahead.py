@@ -45,7 +45,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     listen(Arrays, "row", "row", lambda _, step: step)
     listen(Slot, "row", "sample_row", lambda slot, _: slot.node)
-    for name in ("series", "histograms", "value"):
+    for name in ("series", "histograms", "preview"):
         listen(Slot, name, name, lambda slot, *_: slot.node)
     return asked
 
@@ -81,7 +81,7 @@ def test_a_node_under_the_pointer_is_read_ahead(
 ) -> None:
     look = dashboard.screen.graph.view._handle_msg
     rested(dashboard, lambda: look({"look": "head"}))
-    assert {"series", "histograms", "value"} <= {name for name, what in reads if what == "head"}
+    assert {"series", "histograms", "preview"} <= {name for name, what in reads if what == "head"}
     assert dashboard.state.node != "head"
     reads.clear()
     dashboard.screen.graph.view._handle_msg({"select": "head"})

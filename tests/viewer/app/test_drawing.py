@@ -16,7 +16,6 @@ from comgra_decl.viewer.model.distribution import picture
 from comgra_decl.viewer.model.graph import scale_of
 from comgra_decl.viewer.model.series import Curve, bounds, drawn, isolated, thin
 from comgra_decl.viewer.model.ticks import log_ticks
-from comgra_decl.viewer.model.values import tiled
 from comgra_decl.viewer.panes.distribution import SHADES, shades
 
 values = arrays(np.float64, st.integers(1, 400), elements=st.floats(-1e6, 1e6) | st.just(math.nan))
@@ -137,18 +136,6 @@ def test_a_band_that_reaches_below_zero_goes_to_the_end_of_a_logarithmic_axis() 
     )
     log = line.logarithmic()
     np.testing.assert_array_equal(log.low, [-1.0, log.bounds[0], math.nan])
-
-
-@given(st.integers(1, 30), st.integers(2, 6), st.integers(2, 6))
-def test_tiles_hold_every_value_once(n: int, h: int, w: int) -> None:
-    maps = np.arange(n * h * w, dtype=float).reshape(n, h, w)
-    sheet = tiled(maps)
-    known = sheet[~np.isnan(sheet)]
-    np.testing.assert_array_equal(np.sort(known), maps.ravel())
-    np.testing.assert_array_equal(sheet[:h, :w], maps[0])
-    gaps = np.isnan(sheet)
-    assert gaps[h :: h + 1].all()
-    assert gaps[:, w :: w + 1].all()
 
 
 def histograms(*centres: float, bins: int = 32) -> tuple[np.ndarray, np.ndarray]:

@@ -137,15 +137,17 @@ def test_a_series_leaves_a_gap_where_nothing_was_recorded(view: RunView) -> None
 def test_values_are_the_recorded_samples(fake: FakeRun, view: RunView) -> None:
     selection = at(view, node="embed", step=4)
     picture = values_picture(view, slots_of(view, selection)[0], selection)
-    expected = tensor(fake, "embed", 4)[[0, 4, 8, 12]].reshape(4, -1)
-    np.testing.assert_array_equal(picture.image, expected)
-    assert picture.facts == "sample \u00d7 element \u00b7 4\u00d748"
+    expected = tensor(fake, "embed", 4)[[0, 4, 8, 12]]
+    for tile, each in zip(picture.drawing.tiles, expected, strict=True):
+        rows = picture.drawing.image[tile.top : tile.top + tile.height]
+        np.testing.assert_array_equal(rows[:, tile.left : tile.left + tile.width], each)
+    assert picture.drawing.facts == "4 samples \u00b7 6\u00d78"
 
 
 def test_one_sample_keeps_its_shape(fake: FakeRun, view: RunView) -> None:
     selection = at(view, node="embed", step=4, batch="3")
     picture = values_picture(view, slots_of(view, selection)[0], selection)
-    np.testing.assert_array_equal(picture.image, tensor(fake, "embed", 4)[12])
+    np.testing.assert_array_equal(picture.drawing.image, tensor(fake, "embed", 4)[12])
 
 
 def test_values_that_are_not_finite_are_counted(view: RunView) -> None:
@@ -153,6 +155,14 @@ def test_values_that_are_not_finite_are_counted(view: RunView) -> None:
     picture = values_picture(view, slots_of(view, selection)[0], selection)
     assert picture.broken == 1
     assert math.isfinite(picture.limit)
+
+
+def test_the_colours_mean_the_same_at_all_steps(view: RunView) -> None:
+    found = []
+    for step in (1, 4, 7):
+        selection = at(view, node="embed", step=step)
+        found.append(values_picture(view, slots_of(view, selection)[0], selection).limit)
+    assert len(set(found)) == 1
 
 
 def test_missing_values_say_why(view: RunView) -> None:

@@ -1,0 +1,77 @@
+"""Decides in which records and of which tensors previews are kept, and what their axes mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from comgra_decl.spec.axes import name_axes
+from comgra_decl.stats import CannotReduceError
+from comgra_decl.stats.previews import Previews
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.tensors.slots import Slot
+    from comgra_decl.records import StoredPreview
+    from comgra_decl.spec import Spec
+
+_WHOLE_NUMBERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+class Previewing:
+    """The previews of every n-th record.
+
+    Args:
+        every: n.
+        samples: maximum number of samples in a preview.
+        refuse: called with a name and a reason if a preview cannot be taken.
+    """
+
+    def __init__(self, every: int, *, samples: int, refuse: Callable[[str, str], object]) -> None:
+        self._every = every
+        self._refuse = refuse
+        self._records = 0
+        self._previews = Previews(samples=samples)
+
+    def begin(self) -> Previewing | None:
+        """Starts a record; returns itself if the record has previews."""
+        self._previews.clear()
+        return None if self._records % self._every else self
+
+    def add(self, index: int, slot: Slot, tensor: torch.Tensor, batch_dim: int | None) -> None:
+        """Takes the preview of the tensor with the reducer's index `index`."""
+        if slot.piece is not None:
+            return  # a shard: only together do the pieces show the tensor
+        shape = tuple(tensor.shape)
+        names = name_axes(
+            shape if batch_dim is None else shape[:batch_dim] + shape[batch_dim + 1 :],
+            kind=slot.kind,
+            node=slot.node(),
+            role=slot.role,
+            module_class=slot.module_class,
+            whole_numbers=tensor.dtype in _WHOLE_NUMBERS,
+            batched=batch_dim is not None,
+            declared=slot.axes,
+        )
+        try:
+            self._previews.add(index, tensor, batch_dim, names)
+        except (CannotReduceError, RuntimeError) as error:
+            self._refuse(f"the preview of {slot.node()} {slot.role}", str(error))
+
+    def finish(
+        self, entries: Iterable[tuple[Slot, int]]
+    ) -> tuple[dict[int, StoredPreview], Callable[[], None] | None]:
+        """Ends a record; returns its previews by slot id, valid after calling the function."""
+        self._records += 1
+        found, wait = self._previews.finish()
+        if not found:
+            return {}, None
+        return {slot.id: found[index] for slot, index in entries if index in found}, wait
+
+
+def previewing(spec: Spec, *, refuse: Callable[[str, str], object]) -> Previewing | None:
+    """Returns what takes the previews that a spec asks for; None if it asks for none."""
+    if spec.preview is None:
+        return None
+    return Previewing(spec.preview.every, samples=spec.samples.count, refuse=refuse)

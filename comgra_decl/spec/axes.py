@@ -1,0 +1,112 @@
+"""Names the dims of recorded tensors: from the spec, else from module class and shape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from comgra_decl.records import AXIS_NAME, SAMPLE
+
+_SPACE = ("depth", "height", "width")
+_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+_WEIGHTS = re.compile(r"softmax|weights|prob|scores", re.IGNORECASE)
+_ONE_DIMENSIONAL = re.compile(r"(Conv|Pool|BatchNorm|InstanceNorm).*1d")
+
+
+def checked_axes(names: list[str]) -> list[str]:
+    """Returns the names if each can name an axis and none occurs twice."""
+    for name in names:
+        if not AXIS_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} must be a word such as 'head', of at most 40 characters")
+        if name == SAMPLE:
+            raise ValueError("'sample' is always the batch dimension; name only the other dims")
+    if len(set(names)) < len(names):
+        raise ValueError("names the same axis twice")
+    return names
+
+
+AxisNames = Annotated[list[str], Field(min_length=1), AfterValidator(checked_axes)]
+
+
+def name_axes(
+    shape: Sequence[int],
+    *,
+    kind: str,
+    node: str,
+    role: str,
+    module_class: str,
+    whole_numbers: bool = False,
+    batched: bool = True,
+    declared: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """Returns the names of a tensor's value dims, one for each; the batch dim is not among them.
+
+    Args:
+        shape: sizes of the value dims.
+        kind: kind of the tensor, as in the slot table ("parameter", "computed", ...).
+        node: name of the node.
+        role: role of the tensor within its node.
+        module_class: class of its module, "" if unknown.
+        whole_numbers: whether it holds integers, such as token ids.
+        batched: whether it has a batch dim besides these dims.
+        declared: names from the spec, used if they are as many as the dims. Of a parameter, the
+            module's structure determines the names.
+    """
+    number = len(shape)
+    class_ = module_class.rpartition(".")[2]
+    if kind in ("parameter", "buffer"):
+        names = _of_parameter(number, class_)
+    elif declared and len(declared) == number:
+        names = tuple(declared)
+    else:
+        called = (class_, role, node.rpartition(".")[2])
+        names = _of_activation(shape, called, whole_numbers, batched)
+    return names or tuple(f"dim {i}" for i in range(number))
+
+
+def _of_parameter(number: int, class_: str) -> tuple[str, ...]:
+    if number == 1:
+        return ("feature",)
+    if number == 2:
+        return ("token", "feature") if class_.startswith("Embedding") else ("out", "in")
+    if "Conv" in class_ and number <= 5:
+        first = ("in", "out") if "Transpose" in class_ else ("out", "in")
+        return (*first, *_space(number - 2))
+    return ()
+
+
+def _of_activation(
+    shape: Sequence[int], called: tuple[str, ...], whole_numbers: bool, batched: bool
+) -> tuple[str, ...]:
+    """Names the dims of an output or input; `called` are its class, role and node."""
+    number, class_ = len(shape), called[0]
+    weights = number > 1 and shape[-1] == shape[-2] and _any(_WEIGHTS, called)
+    if number == 1:
+        return ("position" if whole_numbers and batched else "feature",)
+    if number == 2:
+        if _ONE_DIMENSIONAL.search(class_):
+            return "channel", "length"
+        return ("query", "key") if weights else ("position", "feature")
+    if number == 3 and batched:
+        attention = _any(_ATTENTION, called)
+        if weights or (attention and shape[1] == shape[2]):
+            return "head", "query", "key"
+        if attention:
+            return "head", "position", "feature"
+        if shape[2] == 3 and shape[0] > 4 and shape[1] > 4:
+            return "height", "width", "channel"
+        return "channel", "height", "width"
+    if number == 4 and batched and "3d" in class_:
+        return ("channel", *_SPACE)
+    return ()
+
+
+def _any(pattern: re.Pattern[str], names: tuple[str, ...]) -> bool:
+    return any(pattern.search(name) for name in names)
+
+
+def _space(number: int) -> tuple[str, ...]:
+    return ("length",) if number == 1 else _SPACE[3 - number :]

@@ -1,0 +1,265 @@
+"""Draws values by the meaning of their axes: images, channels, kernels, maps, bars, lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.query import Preview
+from comgra_decl.records import SAMPLE, Axis
+from comgra_decl.viewer.model.numbers import count, shape
+
+PIXELS = 200_000
+"""Maximum number of cells; of larger drawings, only the first tiles or an evenly spaced subset."""
+
+_LABELLED = 36  # tiles; more leave no room for numbers
+_SPACE = ("height", "width")
+_PLURAL = {"key": "keys", "query": "queries", "feature": "features"}
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One of several maps in a drawing: its number, its box, and whether all of it is zero."""
+
+    number: int
+    left: int
+    top: int
+    width: int
+    height: int
+    zero: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Values as a picture.
+
+    `form` is "map" (`image` [rows, columns], row 0 on top, NaN between tiles), "colours" (`rgba`
+    uint32 [rows, columns]), "bars" or "line" (`image` [1, n]). `gaps` [rows, columns] are the cells
+    between tiles. `down` and `across` name the axes, `facts` says what is seen, `notes` what else
+    should be known.
+    """
+
+    form: str
+    image: Floats
+    facts: str
+    notes: str = ""
+    down: str = ""
+    across: str = ""
+    tiles: tuple[Tile, ...] = ()
+    gaps: NDArray[np.bool_] | None = None
+    rgba: NDArray[np.uint32] | None = None
+
+    @property
+    def marks(self) -> NDArray[np.bool_]:
+        """Cells [rows, columns] with NaN or infinity."""
+        marks = ~np.isfinite(self.image)
+        return marks if self.gaps is None else marks & ~self.gaps
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The values to draw and their axes, without samples unless `samples`."""
+
+    values: Floats
+    axes: tuple[Axis, ...]
+    samples: Axis | None = None
+    colour: bool = False
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.axes)
+
+
+def draw(preview: Preview, *, sample: int | None = None, picture: bool = False) -> Drawing:
+    """Returns the drawing that fits the axes of a preview.
+
+    Args:
+        preview: values with the meaning of their axes.
+        sample: draws only this sample, which must be there; None draws all, or the first one where
+            there is room for only one.
+        picture: whether three channels are red, green and blue.
+    """
+    part = _part(preview, sample, picture)
+    if part.samples is None:
+        return _one(part)
+    if not part.axes or part.values[0].size == 1:
+        return _row("bars", part, SAMPLE, part.values.reshape(1, -1))
+    if len(part.axes) == 1:
+        cells = shape(part.values.shape)
+        return _map(part, f"sample \u00d7 {part.names[0]}{_of(cells, part.axes)}", SAMPLE)
+    if part.colour:
+        return _colours(part.values, part)
+    if len(part.axes) == 2:
+        return _tiles(part.values, part, SAMPLE, len(part.values), part.axes)
+    note = "sample 0"
+    zero = (part.values == 0).all(axis=(0, 2, 3)) if part.values.ndim == 4 else None
+    return _one(_Part(part.values[0], part.axes, notes=(note,)), zero)
+
+
+def numbers(values: NDArray[Any]) -> Floats:
+    """Returns values as float64; complex ones as magnitudes."""
+    return np.abs(values) if np.iscomplexobj(values) else values.astype(np.float64)
+
+
+def limit_of(values: Floats) -> float:
+    """Returns a magnitude that only the outermost half percent of values exceeds."""
+    finite = np.abs(values[np.isfinite(values)])
+    if not len(finite):
+        return 1.0
+    limit = float(np.quantile(finite, 0.995))
+    return limit or float(finite.max()) or 1.0
+
+
+def _part(preview: Preview, sample: int | None, picture: bool) -> _Part:
+    """Picks the samples, drops axes of one cell, and moves the channels to the front."""
+    values, axes = numbers(preview.values), preview.meanings
+    samples: Axis | None = None
+    notes: tuple[str, ...] = ()
+    if axes and axes[0].name == SAMPLE:
+        samples, axes = axes[0], axes[1:]
+        if sample is not None or (len(values) == 1 and len(axes) > 1):
+            notes = () if sample is not None else ("sample 0",)
+            values, samples = values[sample or 0], None
+    first = 0 if samples is None else 1
+    if len(axes) > 1 and all(size == 1 for size in values.shape[first + 1 :]):
+        axes = axes[:1]
+        values = values.reshape(values.shape[: first + 1])
+    names = [axis.name for axis in axes]
+    if names == [*_SPACE, "channel"]:
+        values = np.moveaxis(values, -1, first)
+        axes = (axes[2], *axes[:2])
+    colour = picture and [a.name for a in axes] == ["channel", *_SPACE] and axes[0].size == 3
+    return _Part(values, tuple(axes), samples, colour and values.shape[first] == 3, notes)
+
+
+def _one(part: _Part, zero: NDArray[np.bool_] | None = None) -> Drawing:
+    """Draws a tensor without samples."""
+    values, axes = part.values, part.axes
+    if values.ndim < 2:
+        form = "line" if values.size > 1 else "bars"
+        return _row(form, part, part.names[0] if axes else "", values.reshape(1, -1))
+    if values.ndim == 2:
+        names = " \u00d7 ".join(part.names)
+        return _map(part, f"{names}{_of(shape(values.shape), axes)}", part.names[0])
+    if part.colour:
+        return _colours(values[None], part)
+    across = values.shape[1] if values.ndim == 4 and values.shape[1] > 1 else None
+    maps = values.reshape(-1, *values.shape[-2:])
+    return _tiles(maps, part, part.names[0], axes[0].size, axes[-2:], across=across, zero=zero)
+
+
+def _row(form: str, part: _Part, name: str, values: Floats) -> Drawing:
+    first = part.samples if part.samples is not None else (part.axes or (None,))[0]
+    of = f" of {count(first.size)}" if first is not None and first.size > values.size else ""
+    each = _PLURAL.get(name, f"{name}s") if values.size > 1 else name
+    return Drawing(form, values, f"{count(values.size)}{of} {each}", _notes(part), "", name)
+
+
+def _map(part: _Part, facts: str, down: str) -> Drawing:
+    values = part.values
+    stride = -(-values.size // PIXELS)
+    if stride > 1:
+        values = values[:, ::stride] if values.shape[1] > stride else values[::stride]
+        facts += f", every {count(stride)}th"
+    return Drawing("map", values, facts, _notes(part), down, part.names[-1])
+
+
+def _tiles(
+    maps: Floats,
+    part: _Part,
+    name: str,
+    total: int,
+    axes: Sequence[Axis],
+    *,
+    across: int | None = None,
+    zero: NDArray[np.bool_] | None = None,
+) -> Drawing:
+    """Draws maps [n, h, w] side by side, see `boxes_of`."""
+    kept = len(maps)
+    fits = max(1, PIXELS // maps[0].size)
+    maps = maps[:fits]
+    zero = (maps == 0).all(axis=(1, 2)) if zero is None else zero[: len(maps)]
+    boxes = boxes_of(maps.shape, across)
+    height = max(box.top + box.height for box in boxes)
+    width = max(box.left + box.width for box in boxes)
+    image = np.full((height, width), np.nan)
+    gaps = np.ones((height, width), bool)
+    for box, each in zip(boxes, maps, strict=True):
+        where = np.s_[box.top : box.top + box.height, box.left : box.left + box.width]
+        image[where], gaps[where] = each, False
+    tiles = tuple(
+        Tile(box.number, box.left, box.top, box.width, box.height, bool(none))
+        for box, none in zip(boxes, zero, strict=True)
+    )
+    if across is not None:
+        what = f"{part.names[0]} \u00d7 {part.names[1]} {kept // across}\u00d7{across}"
+        whole = part.axes[0].size, part.axes[1].size
+        what += f" of {shape(whole)}" if whole != (kept // across, across) else ""
+    else:
+        of = f" of {count(total)}" if total > len(maps) else ""
+        what = f"{count(len(maps))}{of} {name}{'s' if len(maps) > 1 else ''}"
+    facts = f"{what}{_of(shape(maps.shape[1:]), axes)}"
+    notes = [f"{int(zero.sum())} all zero"] if name == "channel" and zero.any() else []
+    return Drawing("map", image, facts, _notes(part, *notes), tiles=tiles, gaps=gaps)
+
+
+def boxes_of(maps: tuple[int, ...], across: int | None = None) -> list[Tile]:
+    """Returns the places of maps [n, h, w] in reading order, with a cell between them.
+
+    The whole is nearly a square; `across` maps stay side by side.
+    """
+    n, h, w = maps
+    columns = min(n, max(1, round(sqrt(n * (h + 1) / (w + 1)))))
+    if across is not None:
+        columns = across * max(1, round(columns / across))
+    return [Tile(i, i % columns * (w + 1), i // columns * (h + 1), w, h) for i in range(n)]
+
+
+def labels_of(drawing: Drawing) -> tuple[Tile, ...]:
+    """Returns the tiles to number; none if there are too many, or only one."""
+    return drawing.tiles if 1 < len(drawing.tiles) <= _LABELLED else ()
+
+
+def _colours(images: Floats, part: _Part) -> Drawing:
+    """Draws images [n, 3, h, w] in colour; from 0 to 1 or 255, else from lowest to highest."""
+    finite = images[np.isfinite(images)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    if low >= 0 and high <= 255:
+        low, high = 0.0, 1.0 if high <= 1 else 255.0
+    boxes = boxes_of((len(images), *images.shape[2:]))
+    height = max(box.top + box.height for box in boxes)
+    width = max(box.left + box.width for box in boxes)
+    sheet = np.zeros((height, width, 4), np.uint8)
+    gaps = np.ones((height, width), bool)
+    grey = np.full((height, width), np.nan)
+    for box, each in zip(boxes, images, strict=True):
+        where = np.s_[box.top : box.top + box.height, box.left : box.left + box.width]
+        scaled = (np.nan_to_num(each, nan=low, posinf=high, neginf=low) - low) / (high - low or 1.0)
+        sheet[where][..., :3] = np.rint(np.clip(scaled, 0, 1) * 255).transpose(1, 2, 0)
+        sheet[where][..., 3] = 255
+        gaps[where], grey[where] = False, each.mean(0)
+    what = f"{count(len(images))} image{'s' if len(images) > 1 else ''}"
+    facts = f"{what}{_of(shape(images.shape[2:]), part.axes[-2:])}"
+    rgba = np.ascontiguousarray(sheet).view(np.uint32)[..., 0]
+    return Drawing("colours", grey, facts, _notes(part), tiles=tuple(boxes), gaps=gaps, rgba=rgba)
+
+
+def _of(cells: str, axes: Sequence[Axis]) -> str:
+    """Says how many cells there are, and of how many they are the means or the first ones."""
+    sizes = shape(tuple(axis.size for axis in axes))
+    if any(axis.how == "mean" for axis in axes):
+        return f", means of {sizes}"
+    first = any(axis.how == "first" for axis in axes)
+    return f", first {cells} of {sizes}" if first else f" \u00b7 {cells}"
+
+
+def _notes(part: _Part, *more: str) -> str:
+    return " \u00b7 ".join([*part.notes, *more])
