@@ -50,11 +50,11 @@ class DormantUnits(SampledRule):
     severity = "hint"
     certainty = 0.5
     definition = (
-        "In the output of an activation function, the mean magnitude of more than `share` of the "
-        "units is below `activity` times the mean over all units of the layer. Magnitudes are "
-        "averaged over the recorded samples of `looks` records; only every n-th record (`every`) "
-        "is used. A unit is a channel of an image, or an index of the last dimension for other "
-        "tensors."
+        "More than `share` of the units in the output of an activation function are dormant: "
+        "their mean magnitude is below `activity` times the mean over all units of the layer. "
+        "Magnitudes are averaged over the recorded samples from `looks` records; only every n-th "
+        "record (`every`) is used. A unit is a channel of an image, or an index of the last "
+        "dimension for other tensors."
     )
     source = "Sokar et al., The Dormant Neuron Phenomenon (2023), who use a threshold of 0.025."
     advice = (

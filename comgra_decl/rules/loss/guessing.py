@@ -57,13 +57,13 @@ class NoBetterThanGuessing(CurveRule):
     definition = (
         "Guessing costs H = -sum p ln p, where p are the class frequencies of the recorded "
         "targets (integers, one per sample). The condition is met if the mean loss of the last "
-        "quarter is not below H by more than `gain` times H, is above H by no more than a tenth, "
-        "and has not fallen by two standard errors since the previous quarter. The input then "
-        "provides no information about the target. The condition is also met if the last tenth of "
-        "the training loss is below H by `learned` times H, but the lowest of at least `patience` "
-        "validation losses is not below H by more than `gain` times H. The model then learns "
-        f"nothing that generalizes. The rule applies only if the first loss is {_NEAR[0]} to "
-        f"{_NEAR[1]} times ln(classes), as for an untrained model."
+        "quarter is less than `gain` times H below H and at most a tenth above H, and has not "
+        "fallen by two standard errors since the previous quarter. In this case, the input "
+        "provides no information about the target. The condition is also met if the last tenth "
+        "of the training loss is below H by `learned` times H, but all validation losses (at "
+        "least `patience`) are less than `gain` times H below H, or higher. In this case, the "
+        "model learns nothing that generalizes. The rule applies only if the first loss is "
+        f"{_NEAR[0]} to {_NEAR[1]} times ln(classes), as for an untrained model."
     )
     source = (
         "The entropy of the labels is the cost of the best constant prediction. On random labels: "

@@ -32,8 +32,9 @@ class NeverStepped(Rule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "backward() was called at least `least` times, but no optimizer step followed, and no step "
-        "ended in any other way (parameters updated by hand, comgra.step())."
+        "backward() was called at least `least` times, but no call of optimizer.step() followed. "
+        "No step ended in any other way either, such as by updating parameters by hand or by "
+        "calling comgra.step()."
     )
     source = "Own definition; the usual cause is a missing call of optimizer.step()."
     advice = (

@@ -25,16 +25,16 @@ class BatchMixing(Rule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "The prediction passed to `nll_loss` was computed by a log-softmax over a dimension other "
-        "than that of the classes (the second, or the only one). Alternatively, and only as a "
-        "warning, a softmax in the backward graph of the loss runs over the batch, that is, over "
-        "dimension 0 of a tensor whose size in that dimension equals the batch size of the "
-        "targets, and whose next dimension has a different size. Alternatively, and only as a "
-        "warning, the only loss of the run is a cross-entropy whose first value is within "
-        f"{_NEAR:.0%} of ln(batch), while ln(classes) differs from it."
+        "The prediction passed to `nll_loss` was computed by a log-softmax over a dimension "
+        "other than that of the classes (the second dimension, or the only one). Two further "
+        "conditions lead only to a warning. First, a softmax in the backward graph of the loss "
+        "runs over the batch. This is assumed if the softmax runs over dimension 0, the size of "
+        "this dimension equals the batch size of the targets, and the next dimension has a "
+        "different size. Second, the only loss of the run is a cross-entropy whose first value "
+        f"is within {_NEAR:.0%} of ln(batch), while ln(classes) differs from ln(batch)."
     )
     source = (
-        "Karpathy, A Recipe for Training Neural Networks, who suggests using backprop to find "
+        "Karpathy, A Recipe for Training Neural Networks, which suggests using backprop to find "
         "information that is mixed across the batch dimension; own definition."
     )
     advice = (
