@@ -1,8 +1,8 @@
 """The checklist for training problems, answered by the findings of the rules.
 
 The questions follow the usual order of debugging: code, data, initialization, dynamics,
-activations, architecture. Each question lists the rules that answer it and which of them are
-decisive. A question is ticked only if all decisive rules could check the run and the recorded
+activations, architecture. Each question lists the rules that answer it, and states which of them
+are decisive. A question is ticked only if all decisive rules could check the run and the recorded
 values do not contradict them. Rules that no question lists (new rules, or the user's own) answer
 the last question of their family.
 """
@@ -20,10 +20,14 @@ from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.readings import Reading
 
 Colour = Literal["red", "amber", "green", "partly", "unchecked"]
-"""red: an error, or a finding that explains one; amber: a warning, a hint, only findings that
-another one explains, or values that answer the question with no; green: all decisive rules checked
-the run without findings, and no value contradicts them; partly: only some of the decisive rules
-could check the run; unchecked: no decisive rule could, or the required values are missing.
+"""The answer to a question:
+
+- red: there is an error, or a finding that explains an error.
+- amber: there is a warning or a hint, there are only findings that another finding explains, or the
+  values answer the question with no.
+- green: all decisive rules checked the run without findings, and no value contradicts them.
+- partly: only some of the decisive rules could check the run.
+- unchecked: no decisive rule could check the run, or the required values are missing.
 """
 
 
@@ -38,7 +42,8 @@ class Question:
         rules: further rules whose findings answer the question.
         families: folders of rules that answer the question unless another question names them.
         reading: the name of the run's values for the question.
-        experiment: the experiment with the script that answers the question, because no rule can.
+        experiment: the experiment with the training script that answers the question, if no rule
+            can answer it.
     """
 
     part: str
@@ -143,9 +148,9 @@ CHECKLIST = (
 """All questions, in their order."""
 
 _UNSEEN = (
-    "Problems that no rule can detect: targets that leak into inputs, samples that are in both the "
-    "training and the validation data, consistently wrong labels, and data that differ from those "
-    "in production."
+    "No rule can detect the following problems: targets that leak into inputs, samples that are in "
+    "both the training and the validation data, consistently wrong labels, and data that differ "
+    "from the data in production."
 )
 
 

@@ -105,5 +105,5 @@ class DeadUnits(SlotRule):
         """Returns the message for a slot."""
         info, share = scene.table.infos[slot], self.streak.worst[slot]
         if info.kind == "parameter":
-            return f"{share:.0%} of the units of {info.key.node} are dead: they are never active."
+            return f"{share:.0%} of the units of {info.key.node} are dead, that is, never active."
         return f"{share:.1%} of {scene.table.place(slot)} is zero."

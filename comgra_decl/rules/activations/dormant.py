@@ -90,7 +90,9 @@ class DormantUnits(SampledRule):
 
     def _add(self, slot: int, activity: NDArray[np.float64]) -> None:
         known = self._sums.get(slot)
-        if known is None or known.shape != activity.shape:  # another length means other units
+        if (
+            known is None or known.shape != activity.shape
+        ):  # a different length means different units
             known, self._looks[slot] = np.zeros(activity.shape), 0
         self._sums[slot] = known + activity
         self._looks[slot] += 1
@@ -104,8 +106,8 @@ class DormantUnits(SampledRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-            f"{self.streak.worst[slot]:.0%} of the units of {scene.table.place(slot)} are dormant: "
-            "they are hardly active compared with the others."
+            f"{self.streak.worst[slot]:.0%} of the units of {scene.table.place(slot)} are dormant, "
+            "that is, hardly active compared with the others."
         )
 
 

@@ -67,6 +67,6 @@ class HeavyDropout(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} keeps {self.streak.worst[slot]:.0%} of its input; the "
+            f"{scene.table.place(slot)} keeps {self.streak.worst[slot]:.0%} of its input. The "
             "argument of Dropout is the probability of dropping an element."
         )

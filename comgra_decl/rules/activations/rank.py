@@ -76,5 +76,5 @@ class RankCollapse(SlotRule):
         """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} has lost rank: its rank has fallen to "
-            f"{self.streak.worst[slot]:.1%} of the initial value."
+            f"{self.streak.worst[slot]:.1%} of its initial value."
         )

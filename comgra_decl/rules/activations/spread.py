@@ -183,7 +183,7 @@ class ActivationDrift(SlotRule):
 
 
 def _before(spread: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns the smallest spread of all preceding layers for each layer; NaN for the first."""
+    """Returns, for each layer, the smallest spread of all preceding layers; NaN for the first."""
     rank = np.argsort(order, kind="stable")
     smallest = np.fmin.accumulate(spread[:, rank], axis=1)
     found = np.full(spread.shape, np.nan)
@@ -196,9 +196,9 @@ def _embeds(module_class: str) -> bool:
 
 
 def _normalized(scene: Scene) -> set[int]:
-    """Returns the slots that enter only normalization layers, by the graphs so far.
+    """Returns the slots that enter only normalization layers, according to the graphs so far.
 
-    They may do so through modules that only pass on or reshape one tensor, such as the patch
+    Between the two, there may be modules that only pass on or reshape one tensor, such as the patch
     embedding that contains the layer.
     """
     infos, sources = scene.table.infos, sources_of(scene)

@@ -1,4 +1,4 @@
-"""Attention without a useful pattern: all on one token, or every token on itself."""
+"""Attention without a useful pattern: all on one token, or from every token to itself."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class EvaluationGap(SlotRule):
     def _off(
         self, before: NDArray[np.float64], after: NDArray[np.float64]
     ) -> tuple[Bools, NDArray[np.float64]]:
-        """Returns where both ratios are too large or too small, and the one closer to 1."""
+        """Returns where both ratios are too large or too small, and the ratio closer to 1."""
         factor = np.fmax(np.fmin(before, after), 1 / np.fmax(before, after))
         return factor > self.parameters.factor, factor
 

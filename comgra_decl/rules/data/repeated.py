@@ -54,7 +54,7 @@ class RepeatedBatch(SlotRule):
         )
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where all statistics are equal to those of the previous record."""
+        """Returns where all statistics are identical to those in the previous record."""
         same = np.ones((len(window), len(at)), np.bool_)
         varied = np.zeros(same.shape, np.float64)
         for name in (name for name in _NAMES if window.has(name)):

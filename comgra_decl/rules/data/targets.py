@@ -98,7 +98,7 @@ class Unshuffled(Rule):
     explained_by = ("single_class",)
     Parameters = OrderParameters
 
-    # by slot, and the function and classes of its loss: sums of 1, mean, mean^2 and variance / size
+    # by slot, function and classes of its loss: sums of 1, mean, mean^2 and variance / size
     _sums: dict[tuple[int, str, int], NDArray[np.float64]] = per_run(dict)
 
     def look(self, window: Window) -> None:

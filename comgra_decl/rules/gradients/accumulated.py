@@ -29,7 +29,7 @@ class AccumulatedParameters(Patient):
     """Options of `accumulated_gradient`."""
 
     growth: Factor = 3.0
-    """Factor by which gradients of weights may grow relative to those of the layers' outputs."""
+    """Factor by which weight gradients may grow relative to gradients of the layers' outputs."""
 
     change: Fraction = 0.4
     """Largest relative change of a mean between records that is considered smooth."""

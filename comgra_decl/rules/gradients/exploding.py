@@ -93,7 +93,7 @@ class ExplodingGradient(SlotRule):
         return wanted
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares each gradient with others of its step, and with the first records."""
+        """Compares each gradient with others in the same step, and with the first records."""
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
         there = (~np.isnan(known)).sum(1)

@@ -35,13 +35,15 @@ class VanishingParameters(Patient):
     """Options of `vanishing_gradient`."""
 
     patience: Count = 10
-    """Consecutive records that must meet the condition; attention keys start like this."""
+    """Number of consecutive records that must meet the condition. The default is high because
+    attention keys start like this.
+    """
 
     ratio: Fraction = 1e-3
     """Smallest allowed gradient, relative to the upper quartile of all gradients."""
 
     fall: Fraction = 1e-3
-    """Smallest allowed value of that ratio, relative to its initial value."""
+    """Smallest allowed ratio to the upper quartile, relative to the initial value of this ratio."""
 
     won: Fraction = 0.05
     """Share of its initial value below which the loss of a competing model counts as won."""
@@ -141,7 +143,7 @@ class VanishingGradient(SlotRule):
                 message=f"One of the competing models has won: {won} has fallen to "
                 f"{falls[won]:.1%} of its initial value, and the gradient of "
                 f"{scene.table.infos[slot].key.node} and the layers after it to "
-                f"{share[model]:.1%} of its initial norm, so that these layers no longer learn.",
+                f"{share[model]:.1%} of its initial norm, so these layers no longer learn.",
                 advice="Weaken the winning model: use a lower learning rate, fewer steps, noise "
                 "on its inputs, a gradient penalty or spectral normalization. Or use a loss that "
                 "does not saturate (-log D(G(z)), hinge, Wasserstein).",
@@ -163,7 +165,7 @@ class VanishingGradient(SlotRule):
         return table.layer_gradients
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares each gradient with the upper quartile of its step."""
+        """Compares each gradient with the upper quartile in the same step."""
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
         enough = (~np.isnan(known)).sum(1) >= _FEWEST
@@ -203,7 +205,7 @@ class VanishingGradient(SlotRule):
         share = self.streak.worst[slot]
         return (
             f"The gradient vanishes towards the first layers: {scene.table.place(slot)} is "
-            f"{share:.1e} times the upper quartile of all layers."
+            f"{share:.1e} times the upper quartile over all layers."
         )
 
 

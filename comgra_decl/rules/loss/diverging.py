@@ -32,7 +32,7 @@ from comgra_decl.rules.api import (
 
 _GROWN = 2.0  # factor; if targets grow by more than this, their loss grows as well
 _STARTS = 3  # number of losses considered as the start
-_LEAST_START = 1e-2  # smaller initial losses are no reference for later ones
+_LEAST_START = 1e-2  # replaces smaller initial losses as the reference for later losses
 
 
 class DivergingParameters(RuleParameters):

@@ -28,7 +28,7 @@ from comgra_decl.rules.api import (
 _NEAR = (
     0.7,
     1.7,
-)  # times ln C; outside, the loss is no mean cross-entropy, or the model is trained already
+)  # times ln C; other losses are no mean cross-entropy, or the model is already trained
 
 
 class GuessingParameters(RuleParameters):
@@ -57,13 +57,13 @@ class NoBetterThanGuessing(CurveRule):
     definition = (
         "Guessing costs H = -sum p ln p, where p are the class frequencies of the recorded "
         "targets (integers, one per sample). The condition is met if the mean loss of the last "
-        "quarter is less than `gain` times H below H and at most a tenth above H, and has not "
-        "fallen by two standard errors since the previous quarter. In this case, the input "
+        "quarter is below H by at most `gain` times H, or above H by at most a tenth, and has "
+        "not fallen by two standard errors since the previous quarter. In this case, the input "
         "provides no information about the target. The condition is also met if the last tenth "
-        "of the training loss is below H by `learned` times H, but all validation losses (at "
-        "least `patience`) are less than `gain` times H below H, or higher. In this case, the "
-        "model learns nothing that generalizes. The rule applies only if the first loss is "
-        f"{_NEAR[0]} to {_NEAR[1]} times ln(classes), as for an untrained model."
+        "of the training loss is below H by `learned` times H, but none of at least `patience` "
+        "validation losses is below H by more than `gain` times H. In this case, the model "
+        f"learns nothing that generalizes. The rule applies only if the first loss is {_NEAR[0]} "
+        f"to {_NEAR[1]} times ln(classes), as for an untrained model."
     )
     source = (
         "The entropy of the labels is the cost of the best constant prediction. On random labels: "

@@ -99,7 +99,7 @@ class InitialLoss(LossRule):
             scene,
             first_step=step,
             last_step=step,
-            message=f"The first loss is {loss:.4g}; guessing the class would cost {named} = "
+            message=f"The first loss is {loss:.4g}, but guessing the class would cost {named} = "
             f"{guessing:.3f}.",
             evidence={"loss": loss, "guessing": guessing, "classes": max(several)},
         )

@@ -65,9 +65,9 @@ class GrowingWeight(SlotRule):
 
     def advise(self, scene: Scene) -> str:
         """Returns advice adapted to the optimizer settings."""
-        further = "Or add a normalization layer after this layer."
+        further = "Alternatively, add a normalization layer after this layer."
         if not decays(scene):
-            further = "Or add weight decay or a normalization layer after this layer."
+            further = "Alternatively, add weight decay or a normalization layer after this layer."
         return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:

@@ -124,7 +124,7 @@ class StaleCopy(Rule):
         for name, (kind, nodes, optimized) in models.items():
             steps = sorted({step for node in nodes for step in self._seen.get(node, [])})
             slots = {i.id for i in scene.table.infos if i.key.node in nodes}
-            often = len(steps) > scene.records / 2  # a teacher, which is called in every step
+            often = len(steps) > scene.records / 2  # a teacher is called in every step
             rare = len(steps) < self.parameters.patience
             if optimized or often or rare or slots & self._moved:
                 continue

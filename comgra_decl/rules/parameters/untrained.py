@@ -35,8 +35,8 @@ _STATES = {
 }
 _ADVICE = {
     "unused": (
-        "Use the parameter (is its module called?) or remove it. To keep it for later use, set "
-        "requires_grad=False."
+        "Use the parameter (check whether its module is called), or remove it. To keep it for "
+        "later use, set requires_grad=False."
     ),
     "unreached": (
         "Include the output of the module in the loss, or remove the module. To keep it for later "
@@ -124,7 +124,7 @@ class Untrained(SlotRule):
         return still & ~still.all(1, keepdims=True), size
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding for all untrained parameters, named after the most serious."""
+        """Returns one finding for all untrained parameters; its message names the most serious."""
         found = self._found(scene)
         if not found:
             return []
@@ -133,7 +133,7 @@ class Untrained(SlotRule):
         lead = same[0]
         if (
             state == "zero"
-        ):  # gradients flow backwards from the loss, so they end at the last layer that lacks one
+        ):  # gradients flow backwards from the loss, so the last layer without one cuts them off
             lead = max(same, key=lambda place: self._ran(scene, place))
         rest = [place for place in found if place != lead]
         return [
@@ -257,7 +257,7 @@ class Untrained(SlotRule):
         return max((int(scene.table.order[slot]) for slot in slots), default=-1)
 
     def _is_still(self, scene: Scene, slot: int) -> bool:
-        """Returns whether a state lasts for nearly all records; experts may start late."""
+        """Returns whether a state lasts for nearly all records; experts may be used only later."""
         return bool(self.streak.records[slot] + self.patience >= 0.9 * self.streak.seen[slot])
 
     def _without(self, scene: Scene) -> set[Place]:

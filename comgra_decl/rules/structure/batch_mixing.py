@@ -58,7 +58,7 @@ class BatchMixing(Rule):
                         message=f"The softmax before {call.function} is computed over dimension "
                         f"{call.prediction.dim} of "
                         f"{shape}{(', the batch' if call.prediction.dim == 0 else '')}; the "
-                        f"classes are dimension {min(1, len(shape) - 1)}.",
+                        f"classes are in dimension {min(1, len(shape) - 1)}.",
                         evidence={"dim": int(call.prediction.dim or 0), "shape": str(shape)},
                     )
                 ]
@@ -86,8 +86,8 @@ class BatchMixing(Rule):
                 scene,
                 place=place_of(scene, call),
                 first_step=0,
-                message=f"The first loss is {loss:.4g}. This is ln({batch}), the cost of guessing "
-                f"among the samples of the batch; among {classes} classes, guessing costs "
+                message=f"The first loss is {loss:.4g}, which is ln({batch}), the cost of guessing "
+                f"among the samples of the batch. Guessing among {classes} classes costs "
                 f"{log(classes):.4g}. A softmax is probably computed over the batch.",
                 severity="warning",
                 certainty=0.7,
@@ -104,7 +104,7 @@ class BatchMixing(Rule):
                         scene,
                         first_step=0,
                         message=f"A softmax of shape {list(shape)} is computed over dimension 0, "
-                        "the batch: samples influence each other.",
+                        "the batch, so samples influence each other.",
                         severity="warning",
                         certainty=0.75,
                         evidence={"shape": str(list(shape))},

@@ -28,7 +28,7 @@ from comgra_decl.rules.api import (
     sources_of,
 )
 
-_STARTS_SMALL = 10  # times `ratio`: a branch that starts smaller is intended to
+_STARTS_SMALL = 10  # times `ratio`; a branch below this limit starts small on purpose
 
 
 class BranchParameters(Patient):
@@ -43,7 +43,7 @@ class BranchParameters(Patient):
     """Largest allowed magnitude of a parameter that is added to data, relative to the data."""
 
     after: Annotated[Int, Field(ge=0)] = 10
-    """Number of first records to ignore, because branches may start at zero on purpose."""
+    """Number of initial records to ignore, because branches may start at zero on purpose."""
 
 
 class _Branches(SlotRule):

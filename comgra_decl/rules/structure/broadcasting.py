@@ -43,7 +43,7 @@ class SilentBroadcasting(Rule):
                     first_step=seen.first,
                     last_step=seen.last,
                     message=f"{_named(call)} receives a prediction of shape {a} and a target of "
-                    f"shape {b}, which are broadcast to {result}: every prediction is compared "
+                    f"shape {b}, which are broadcast to {result}, so every prediction is compared "
                     "with every target.",
                     advice=_advice(call),
                     evidence={"prediction": str(a), "target": str(b), "result": str(result)},

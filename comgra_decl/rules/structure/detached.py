@@ -74,8 +74,8 @@ class Detached(Rule):
                 scene,
                 place=place,
                 first_step=0,
-                message=f"No gradient flows back from {sink.node} to {place}, its input: {place} "
-                "is trained only through other paths.",
+                message=f"No gradient flows back from {sink.node} to its input {place}, which is "
+                "trained only through other paths.",
                 advice="If this is not intended, look for detach(), torch.no_grad(), or a call of "
                 "sample() instead of rsample().",
                 severity="hint",

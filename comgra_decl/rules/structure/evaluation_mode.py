@@ -22,7 +22,7 @@ _CLASSES = ("Dropout", "BatchNorm", "InstanceNorm", "StochasticDepth", "DropPath
 
 _FROM_START = (
     "Call model.train() before training, because a model may be in evaluation mode when it is "
-    "loaded. If this is intended, switch this rule off."
+    "loaded. If this is intended, disable this rule."
 )
 
 

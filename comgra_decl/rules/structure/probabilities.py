@@ -81,7 +81,7 @@ class ProbabilitiesAsLogits(SlotRule):
                         first_step=seen.first,
                         last_step=seen.last,
                         message=f"{call.function} receives probabilities, computed by a {how}, "
-                        "and applies the softmax to them again: the loss cannot fall below "
+                        "and applies the softmax to them again. The loss cannot fall below "
                         f"{_bound(call.classes):.3g}.",
                         certainty=0.95,
                         evidence={"made_by": how, "classes": call.classes},
@@ -105,7 +105,7 @@ class ProbabilitiesAsLogits(SlotRule):
         """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} contains probabilities, to which the loss applies the "
-            f"softmax again: the loss cannot fall below {_bound(int(self.streak.worst[slot])):.3g}."
+            f"softmax again. The loss cannot fall below {_bound(int(self.streak.worst[slot])):.3g}."
         )
 
 

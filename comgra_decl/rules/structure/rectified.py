@@ -113,7 +113,7 @@ class RectifiedAnswer(SlotRule):
         source = scene.table.place(int(self._sources[slot]))
         return (
             f"Between {source} and {scene.table.place(slot)}, an activation function keeps "
-            f"{max(0.0, self.streak.worst[slot]):.0%} of the negative values, so that the "
+            f"{max(0.0, self.streak.worst[slot]):.0%} of the negative values, so the "
             "prediction can hardly become negative."
         )
 

@@ -79,6 +79,6 @@ class InputIndependence(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} is the same for every sample of the batch (relative "
-            f"variation {self.streak.worst[slot]:.1e}): it does not depend on the input."
+            f"{scene.table.place(slot)} is the same for every sample in the batch (relative "
+            f"variation {self.streak.worst[slot]:.1e}), so it does not depend on the input."
         )

@@ -34,7 +34,9 @@ class OneAnswerParameters(Patient):
     """Options of `one_answer`."""
 
     patience: Count = 15
-    """Number of consecutive records that must meet the condition; many runs start like this."""
+    """Number of consecutive records that must meet the condition. The default is high because many
+    runs start like this.
+    """
 
     surety: Annotated[Number, Field(ge=0, lt=1)] = 0.5
     """Smallest confidence of the prediction, from 0 (guessing) to 1 (certain)."""
