@@ -102,7 +102,7 @@ def raise_rate(scene: Scene, otherwise: str) -> str:
     if rates.zero is not None:
         first, after = rates.zero
         if after is None:
-            return "The learning rate is 0 from the start: set it, or check its schedule."
+            return "The learning rate is 0 from the start. Set it, or check its schedule."
         return (
             f"The learning rate is 0 {since(first, after)}; it was {rates.most:.3g} before. Check "
             "the number of steps for which its schedule is designed, and whether the schedule is "
@@ -110,8 +110,8 @@ def raise_rate(scene: Scene, otherwise: str) -> str:
         )
     if rates.now < _LOWERED * rates.most:
         return (
-            f"The learning rate has fallen from {rates.most:.3g} to {rates.now:.3g}: check its "
-            "schedule."
+            f"The learning rate has fallen from {rates.most:.3g} to {rates.now:.3g}. Check "
+            "its schedule."
         )
     return (
         f"Raise the learning rate of {rates.now:.3g}, or find out why the gradients are so small."
@@ -130,10 +130,10 @@ def lower_rate(scene: Scene, otherwise: str, *, further: str = "") -> str:
     if not rates.now:
         return otherwise
     warm = "" if rates.warms_up else ", or use a warmup"
-    clip = "; clip the gradient norm (to about 1)"
+    clip = "Clip the gradient norm (to about 1)."
     if scene.clipping.norm is not None:
-        clip = f"; gradients are already clipped to a norm of {scene.clipping.norm:.3g}"
-    text = f"Lower the learning rate of {rates.now:.3g} (start with a tenth of it){warm}{clip}."
+        clip = f"Gradients are already clipped to a norm of {scene.clipping.norm:.3g}."
+    text = f"Lower the learning rate of {rates.now:.3g} (start with a tenth of it){warm}. {clip}"
     return f"{text} {further}".rstrip()
 
 

@@ -90,9 +90,8 @@ class DormantUnits(SampledRule):
 
     def _add(self, slot: int, activity: NDArray[np.float64]) -> None:
         known = self._sums.get(slot)
-        if (
-            known is None or known.shape != activity.shape
-        ):  # a different length means different units
+        # a different length means different units
+        if known is None or known.shape != activity.shape:
             known, self._looks[slot] = np.zeros(activity.shape), 0
         self._sums[slot] = known + activity
         self._looks[slot] += 1

@@ -132,7 +132,7 @@ class NoBetterThanGuessing(CurveRule):
             scene,
             first_step=curve.steps[0],
             message=f"The loss stays at {last:.4g}, the cost of guessing by class frequency "
-            f"({entropy:.4g}): the model finds no information about the target in the input.",
+            f"({entropy:.4g}). The model finds no information about the target in the input.",
             evidence={"loss": last, "guessing": entropy},
         )
 
