@@ -20,11 +20,11 @@ _LONGEST = 30  # maximum characters of a label
 class Overview:
     """Heat map [lines, columns]; line 0 is the first tensor.
 
-    A column shows its recorded value of largest magnitude, or repeats the previous column if it has
-    none. `places` are positions on `scale` from 0 to 1 (about 0.5 for 0 on a diverging scale), NaN
-    for missing and non-finite values; `values` are the recorded values. `broken` is 1 where the
-    tensor contained NaN or infinity, and NaN elsewhere. `x0` to `x1` is the range of steps, `all_`
-    the range of the run.
+    A column shows the recorded value of largest magnitude among its steps. If it has no recorded
+    value, it repeats the previous column. `places` are positions on `scale` from 0 to 1 (about 0.5
+    for 0 on a diverging scale); they are NaN for missing and non-finite values. `values` are the
+    recorded values. `broken` is 1 where the tensor contained NaN or infinity, and NaN elsewhere.
+    `x0` to `x1` is the displayed range of steps, and `all_` is the range of the whole run.
     """
 
     slots: tuple[Slot, ...]
@@ -54,7 +54,7 @@ def overview(
 ) -> Overview | None:
     """Returns the selected statistic of all tensors of a pass, or None if there are none.
 
-    Covers all steps, or a window.
+    Covers all steps, or only a window.
     """
     slots = _lines(view, at.iteration, pass_)
     steps = view.steps(at.type)

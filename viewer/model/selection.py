@@ -15,7 +15,7 @@ from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 class Selection:
     """The current selection in a run.
 
-    `type` "" means all training steps. `batch` is an aggregate over the batch ("mean", "std",
+    `type` is "" for all training steps. `batch` is an aggregate over the batch ("mean", "std",
     "abs_max") or a recorded sample's number ("0", "1", ...). `gradient` is the pass shown next to
     the forward pass. `step` is None if there are no records.
     """
@@ -43,8 +43,9 @@ class Selection:
 def resolve(view: RunView, wanted: Selection, remembered: Mapping[str, str]) -> Selection:
     """Returns the selection nearest to `wanted` that exists in the run.
 
-    Keeps existing values: the node, its role (else the role last used for that node, from
-    `remembered`), the nearest iteration, the nearest recorded step, the statistic and the sample.
+    Keeps the node, role, statistic and sample if they exist. If the node does not have the role,
+    uses the role last used for that node, from `remembered`. Selects the nearest iteration and the
+    nearest recorded step.
     """
     type_ = wanted.type if wanted.type in view.types() else ""
     node = wanted.node if wanted.node in set(view.nodes) else _first_node(view)
@@ -63,7 +64,7 @@ def resolve(view: RunView, wanted: Selection, remembered: Mapping[str, str]) -> 
 
 
 def nearest(steps: Steps, wanted: int | None) -> int | None:
-    """Returns the recorded step nearest to `wanted`, the earlier in a tie; the last for None."""
+    """Returns the recorded step nearest to `wanted` (the earlier in a tie); for None, the last."""
     if len(steps) == 0:
         return None
     if wanted is None:

@@ -15,17 +15,17 @@ from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection
 
 PIXELS = 200_000
-"""Maximum number of cells; larger images show an evenly spaced subset, mentioned in `facts`."""
+"""Maximum number of cells. Larger images show an evenly spaced subset, as stated in `facts`."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class ValuesPicture:
-    """Values [rows, columns], row 0 on top; `limit` is where the colours saturate.
+    """Values [rows, columns] with row 0 on top. Colours saturate at `limit`.
 
-    `marks` [rows, columns] are cells with NaN or infinity, `broken` their number; cells between
-    tiles are NaN and not marked. `facts` describes the image.
+    `marks` [rows, columns] are the cells with NaN or infinity, and `broken` is their number. Cells
+    between tiles are NaN but not marked. `facts` describes the image.
     """
 
     image: Floats = field(default_factory=lambda: np.zeros((1, 1)))
@@ -77,7 +77,7 @@ def _numbers(values: NDArray[Any]) -> Floats:
 
 
 def _one(values: Floats) -> ValuesPicture:
-    """Returns the image of a tensor without a batch; maps side by side for three or more dims."""
+    """Returns the image of a tensor without a batch. Maps of three or more dims are tiled."""
     if values.ndim >= 3 and min(values.shape[-2:]) > 1:
         maps = values.reshape(-1, *values.shape[-2:])
         facts = f"{len(maps)} maps of {shape(maps.shape[1:])}"
