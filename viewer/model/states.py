@@ -42,7 +42,7 @@ STATE_HELP = {
 
 
 _TITLES = {
-    FormatError: "This run was written in a different format",
+    FormatError: "This run was written in another format",
     RunNotFoundError: "Run not found",
     UnwrittenRunError: "This run is empty",
     DamagedRunError: "This run is damaged",

@@ -107,7 +107,7 @@ class ComparePane(Pane):
         return overlay_csv(shown.view, slot, shown.other, shown.at)
 
     def update(self, shown: Shown) -> None:
-        """Updates the comparison; resends only what changed."""
+        """Updates the comparison; sends only what has changed."""
         other = shown.other
         if other is None:
             return  # another section is visible
@@ -219,7 +219,12 @@ def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
     fields.append(Field("pin", "Set to", "", pins, "Keeps the other side at this step, or "
                         "unpins it", "actions"))  # fmt: skip
     axis = Field(
-        "axis", "Series", shown.axis, _AXES, "As recorded, or divided by the first value", "buttons"
+        "axis",
+        "Series",
+        shown.axis,
+        _AXES,
+        "As recorded, or divided by the first value",
+        "buttons",
     )
     paint = (Option("paint", "Show in graph"),)
     drawn = (

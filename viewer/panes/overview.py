@@ -27,13 +27,13 @@ from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
 from comgra_decl.visible import visible
 
 _SHADES = 128
-_MOST_LABELS = 26  # labels just fit an image 310 pixels high, as on a laptop
+_MOST_LABELS = 26  # as many as fit next to an image that is 310 pixels high, as on a laptop
 _EMPTY: dict[str, list[Any]] = {name: [] for name in (*IMAGE, "value")}
 _NAME = "return names[Math.floor(value)] ?? ''"
 
 
 class OverviewPane(Pane):
-    """The selected statistic of one pass; place 0 is forward, place 1 the gradient."""
+    """The selected statistic of one pass. Place 0 is the forward pass, place 1 the gradient."""
 
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "gradient", "batch",
@@ -48,7 +48,7 @@ class OverviewPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates the figure: an image of the values, one of non-finite values, a frame."""
+        """Creates the figure with a frame and images of the values and of non-finite values."""
         self._names = CustomJSHover(code=_NAME, args={"names": []})
         tooltips = [("tensor", "$y{custom}"), ("step", "$x{0}"), ("value", "@value{0.000e}")]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips, both=True)
@@ -88,7 +88,7 @@ class OverviewPane(Pane):
         return overview_csv(self._shown.view, at, at.gradient if self._place else "forward")
 
     def update(self, shown: Shown) -> None:
-        """Redraws if the statistic or the records changed; otherwise only moves the markers."""
+        """Redraws if the statistic or the records have changed; otherwise, moves the markers."""
         at = shown.at
         pass_ = at.gradient if self._place else "forward"
         within = self.frame.window
@@ -104,7 +104,7 @@ class OverviewPane(Pane):
         self._mark_line(None if self._picture is None else self._picture.line_of(at))
 
     def _flag(self, pass_: str) -> None:
-        """Draws a diamond at the tensor and first step of each finding."""
+        """Draws a diamond at the tensor and the first step of each finding."""
         rows: list[tuple[int, float, str, str]] = []
         if self._shown is not None and self._picture is not None:
             lines = {(s.node, s.role): i for i, s in enumerate(self._picture.slots)}
@@ -137,7 +137,7 @@ class OverviewPane(Pane):
         self.frame.show(x=picture.all_, y=(float(lines), 0.0))
 
     def _label(self, labels: list[str]) -> None:
-        """Labels the lines, or evenly spaced ones if there are many."""
+        """Labels the lines, or only evenly spaced lines if there are many."""
         every = -(-len(labels) // _MOST_LABELS)
         ticks = range(0, len(labels), every)
         self._ticker.ticks = [line + 0.5 for line in ticks]

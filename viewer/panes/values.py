@@ -23,7 +23,7 @@ _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
 
 
 class ValuesPane(Pane):
-    """Values of one pass; place 0 is forward, place 1 the gradient."""
+    """Values of one pass. Place 0 is the forward pass, place 1 the gradient."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch"}
 
@@ -33,7 +33,7 @@ class ValuesPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates the figure: an image of the values and one of non-finite values."""
+        """Creates the figure with an image of the values and an image of non-finite values."""
         tooltips = [("row, column", "$y{0}, $x{0}"), ("value", "@image")]
         self.frame = Frame(tooltips=tooltips, both=True, ticks=FEW)
         self._image = ColumnDataSource(dict(_EMPTY))
@@ -64,7 +64,7 @@ class ValuesPane(Pane):
         return values_csv(Tensor() if other else tensor)
 
     def update(self, shown: Shown) -> None:
-        """Redraws if the tensor, the step or the sample changed."""
+        """Redraws if the tensor, the step or the sample has changed."""
         at = shown.at
         key = (shown.view, at.type, at.step, at.node, at.role, at.iteration, at.gradient, at.sample)
         if key != self._drawn:
