@@ -103,7 +103,7 @@ def prediction_of(scene: Scene, call: LossCall) -> int | None:
     """Returns the slot with the values passed to a call as its prediction, or None.
 
     This is the slot recorded for the call, or a tensor of the same size that the graph connects
-    with the call's target: a prediction may be reshaped between the model and the loss.
+    with the call's target. A prediction may be reshaped between the model and the loss.
     """
     by_key, elements = scene.table.by_key, call.prediction.elements
     if call.prediction_key is not None:

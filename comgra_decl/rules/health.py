@@ -67,9 +67,9 @@ class Check:
     Attributes:
         question: the question of the checklist.
         colour: see `Colour`.
-        evidence: one sentence with the recorded values and one of the following: the worst finding,
-            the rules and the number of records that they checked, the result of an experiment, or
-            the reason why the question is not answered.
+        evidence: one sentence with the recorded values, followed by the worst finding, by the rules
+            and the number of records that they checked, by the result of an experiment, or by the
+            reason why the question is not answered.
         numbers: the run's values, such as "loss 2.27 → 3.60"; "" if unknown.
         looked: number of decisive rules that could check the run.
         deciding: number of decisive rules.

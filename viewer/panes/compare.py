@@ -219,12 +219,7 @@ def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
     fields.append(Field("pin", "Set to", "", pins, "Keeps the other side at this step, or "
                         "unpins it", "actions"))  # fmt: skip
     axis = Field(
-        "axis",
-        "Series",
-        shown.axis,
-        _AXES,
-        "As recorded, or divided by the first value",
-        "buttons",
+        "axis", "Series", shown.axis, _AXES, "As recorded, or divided by the first value", "buttons"
     )
     paint = (Option("paint", "Show in graph"),)
     drawn = (

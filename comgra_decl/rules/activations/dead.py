@@ -36,11 +36,11 @@ class DeadUnits(SlotRule):
     name = "dead_units"
     certainty = 0.75
     definition = (
-        "For `patience` records in a row, more than `share` of the gradient elements of a "
-        "module's bias and more than `share` of those of its weight are exactly zero, while "
-        "other gradients are not. These elements belong to units that are inactive for all "
-        "samples in the batch. Alternatively, more than `zeros` of the output of a rectifier is "
-        "zero, while its input is not entirely zero."
+        "For `patience` records in a row, more than `share` of the gradient elements are exactly "
+        "zero, both for a module's bias and for its weight, while other gradients are not. These "
+        "elements belong to units that are inactive for all samples in the batch. Alternatively, "
+        "more than `zeros` of the output of a rectifier is zero, while its input is not entirely "
+        "zero."
     )
     source = (
         "SageMaker Debugger, which reports layers in which more than half of the units are dead; "

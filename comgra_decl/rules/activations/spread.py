@@ -129,11 +129,11 @@ class ActivationDrift(SlotRule):
     certainty = 0.5
     definition = (
         "For `patience` records in a row, the standard deviation of a tensor is above `growth` "
-        f"times its initial value (the median over the first {_FIRST} records), or below 1 / "
-        "`fall` times that value. The standard deviation is computed over the elements, or "
-        "across the batch if that is larger. Tensors that start below the median over all "
-        "outputs may grow to `growth` times that median, because some branches start at zero. "
-        "Predictions, their logits and losses are ignored."
+        "times its initial value, or below 1 / `fall` times that value. The initial value is the "
+        f"median over the first {_FIRST} records. The standard deviation is computed over the "
+        "elements, or across the batch if that is larger. Tensors that start below the median "
+        "over all outputs may grow to `growth` times that median, because some branches start at "
+        "zero. Predictions, their logits and losses are ignored."
     )
     source = (
         "A plan in comgra's README (report a variance that grows without bound); "

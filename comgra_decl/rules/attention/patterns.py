@@ -56,8 +56,8 @@ class AttentionCollapse(SlotRule):
         "For `patience` records in a row, attention is spread over fewer than `tokens` tokens. "
         "The number of tokens is computed as 1 / E[sum p^2], where the expectation is over all "
         "rows of probabilities p. A tensor is treated as attention if it has at least three "
-        f"dimensions and {FEWEST_TOKENS} tokens, all its elements are in [0, 1], and its mean is "
-        "consistent with rows that sum to 1."
+        f"dimensions and {FEWEST_TOKENS} tokens and all its elements are in [0, 1]. Its mean must "
+        "also be consistent with rows that sum to 1."
     )
     source = (
         "Entropy collapse: Zhai et al., Stabilizing Transformer Training (2023). The rule uses the "

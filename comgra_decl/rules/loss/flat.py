@@ -49,8 +49,9 @@ class LossNotFalling(CurveRule):
         "of this amount. The rule applies to steps with a single loss, because the losses of "
         "competing models do not have to fall. If a run has ended with fewer losses, but at "
         "least `least_of_ended`, the rule requires the loss to have risen. The mean of the last "
-        "quarter must exceed both the mean of the first quarter and the first loss, in each case "
-        "by `rise` times that value and by three standard errors. The finding is then a hint."
+        "quarter must then exceed the larger of the mean of the first quarter and the first "
+        "loss. The difference must be more than `rise` times that value, and more than three "
+        "standard errors. The finding is then a hint."
     )
     source = (
         "SageMaker Debugger, which reports a decrease of less than 0.1% over ten steps; this rule "

@@ -57,10 +57,10 @@ class Nonfinite(SlotRule):
         "transformers, which searches for the first affected module."
     )
     advice = (
-        "Check this tensor and its inputs one step earlier for a logarithm or square root of 0, a "
-        "division by 0, the exponential of a large number, an overflow in half precision, or a "
-        "learning rate that is too high. Add an epsilon, clamp values, clip gradients, or lower "
-        "the learning rate."
+        "Check this tensor and its inputs one step earlier. Look for a logarithm or square root "
+        "of 0, a division by 0, the exponential of a large number, an overflow in half "
+        "precision, or a learning rate that is too high. Add an epsilon, clamp values, clip "
+        "gradients, or lower the learning rate."
     )
     Parameters = NonfiniteParameters
     statistics = ("nonfinite",)
