@@ -132,8 +132,9 @@ class Unusual:
     A tensor is unusual while its magnitude is ten times larger or smaller than in its first five
     records. Within these five records, it is unusual while its magnitude is ten times larger or
     smaller than the median over its siblings. These magnitudes are divided by the square root of
-    the number of elements. Siblings are tensors of the same kind, pass and module class. A tensor that differs
-    from its siblings from the start can only explain problems that exist from the start.
+    the number of elements. Siblings are tensors of the same kind, pass and module class. A tensor
+    that differs from its siblings from the start can only explain problems that exist from the
+    start.
     """
 
     def __init__(self) -> None:

@@ -38,8 +38,8 @@ class SingleClass(SlotRule):
     severity = "error"
     certainty = 0.8
     definition = (
-        "For `patience` records in a row, all targets in a batch of at least 8 samples have the "
-        "same value."
+        "For `patience` records in a row, all targets in a batch of at least "
+        f"{ClassCounts.fewest} samples have the same value."
     )
     source = (
         "The labels 0, 0, 0, 0, 0 of the frozen ResNet in the book chapter 'Debugging: Visualizing "
