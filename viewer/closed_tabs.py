@@ -24,8 +24,8 @@ _HUNG_UP = _HungUp()
 def forgive_hangups() -> None:
     """Suppresses this process's log messages about closed tabs. Idempotent.
 
-    A message that is being sent while a tab closes fails in a Tornado task that no code awaits, so
-    asyncio would log a traceback of 30 lines.
+    If a tab closes while a message is being sent, the message fails in a Tornado task that no code
+    awaits. Without this filter, asyncio would log a traceback of 30 lines.
     """
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_HUNG_UP)

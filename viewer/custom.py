@@ -76,7 +76,8 @@ class View:
         build: Called with a `Look`; returns any object that Panel can show (Markdown text, a
             pandas table, a Bokeh, HoloViews or Matplotlib figure, a widget, ...).
         update: Called with the object from `build` and a `Look` when something that the view
-            reads changes. Updates it in place, which is faster. None: calls `build` again.
+            reads changes. Must update the object in place, which is faster than building a new one.
+            If None, `build` is called again.
         reads: Attributes of `Look` that the view depends on; "run" includes new records.
     """
 
@@ -95,7 +96,7 @@ class View:
 
 
 class ViewsFile:
-    """File of custom views, shared by all sessions of a process.
+    """A file with custom views, shared by all sessions in a process.
 
     `views` are from the last successful load. `problem` is the error of the latest load, or None.
     `version` increases with each load.
@@ -110,7 +111,7 @@ class ViewsFile:
         self.look()
 
     def look(self) -> int:
-        """Reloads the file if it changed. Returns the version."""
+        """Reloads the file if it has changed, and returns the version."""
         stamp = _stamp(self.path)
         if stamp != self._stamp or self.version == 0:
             self._stamp = stamp

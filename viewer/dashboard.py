@@ -56,7 +56,7 @@ class Dashboard:
         self._other: Other | None = None
         self._view: RunView | None = None
         self._roles: dict[str, str] = {}
-        self._iteration = 0  # last choice; kept while nodes that lack it are selected
+        self._iteration = 0  # last choice; kept while a node without this iteration is selected
         self._entries: object = None
         self._waiting = False
         self._first_query: str | None = query
@@ -98,7 +98,7 @@ class Dashboard:
             self._waiting = True
             self._give_notice(run, None, wanted)
             return
-        if self._waiting:  # after waiting for the first record, follow the next ones
+        if self._waiting:  # after waiting for the first record, follow new records
             self._waiting = False
             wanted.setdefault("follow", view.run.state == "live")
         self._point(run, view, wanted)
@@ -187,7 +187,7 @@ class Dashboard:
         )  # fmt: skip
 
     def _give_notice(self, run: str, error: ComgraError | None, wanted: dict[str, Any]) -> None:
-        """Shows a notice instead of a run that cannot be shown; keeps the request for later."""
+        """Shows a notice if the run cannot be shown, and keeps the request for later."""
         self._view = None
         self.state.param.update(**wanted, run=run)
         with pn.io.hold():
@@ -195,7 +195,7 @@ class Dashboard:
             self._write_url(frozenset({"run"}))
 
     def _look_ahead(self, node: str, role: str) -> None:
-        """Prefetches what a click would show while the pointer rests on a node."""
+        """While the pointer rests on a node, prefetches what a click on the node would show."""
         if self._view is not None:
             at = self.state.selection
             wanted = replace(at, node=node, role=role, iteration=self._iteration)
@@ -228,7 +228,7 @@ class Dashboard:
             self.screen.show_head(head_of(view, self.state.run))
 
     def _moved(self, view: RunView) -> bool:
-        """Returns whether findings, the other run or custom views changed after drawing."""
+        """Returns whether findings, the other run or custom views have changed since drawing."""
         if looks(view) != self.state.looked:
             return True
         if self._views is not None and self._views.look() != self.state.views:
@@ -250,7 +250,7 @@ class Dashboard:
     # --- the address -------------------------------------------------------------------------
 
     def _write_url(self, names: frozenset[str]) -> None:
-        """Sends the URL to the browser; going back or forward adds no history entry."""
+        """Sends the URL to the browser. Going back or forward adds no history entry."""
         query, address = url.format_query(self.state), self.screen.url
         if self.screen.ready and query != address.query:
             push = not self._restoring and bool(names & url.PUSHED)

@@ -1,8 +1,9 @@
 """Checks every request before routing, so that the check applies to all routes.
 
-In a DNS rebinding attack, a foreign host name resolves to this machine. Its page then has the
-viewer's origin for the browser and for Tornado, which compares Origin with Host. Therefore, every
-request must have one of the viewer's own names as its Host. Numeric addresses cannot be rebound.
+In a DNS rebinding attack, a foreign host name resolves to this machine. The browser then treats the
+attacker's page as a page from the viewer's origin, and so does Tornado, which compares Origin with
+Host. Therefore, the Host of every request must be one of the viewer's own names. Numeric addresses
+cannot be rebound.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 LOGIN, LOGOUT = "/login", "/logout"
 _MOST_LOGGED = 20
-"""Maximum number of foreign names to log; later ones get the response only."""
+"""Maximum number of foreign names to log; requests with further names are only rejected."""
 
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._-]+)(?::[0-9]{0,5})?")
 
@@ -67,7 +68,7 @@ class Names:
         return name in own or _is_loopback(name) or self.named(host)
 
     def named(self, host: str) -> bool:
-        """Returns whether the command line names `host`."""
+        """Returns whether `host` is named on the command line."""
         origins = (*self.origins, *(settings.allowed_ws_origin() or ()))
         return any(match_host(_full(host), _full(origin)) for origin in origins)
 
@@ -86,7 +87,7 @@ class Names:
 
 
 def names_of(command: Sequence[str]) -> Names:
-    """Returns the names that a `panel serve` command line gives to its server."""
+    """Returns the host names that a `panel serve` command line passes to its server."""
     parser = ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--address", default="")
     parser.add_argument("--allow-websocket-origin", action="append", default=[])
@@ -145,7 +146,7 @@ class Gate(Router):
         return self._names.refusal(host)
 
     def _refused_origin(self, request: HTTPServerRequest) -> str | None:
-        """Rejects requests that pages of another origin send or embed as scripts."""
+        """Rejects requests that pages from another origin send, or embed as scripts."""
         script = request.path.endswith("/autoload.js")
         if request.method in ("GET", "HEAD") and not script:
             return None  # plain navigation; Bokeh checks websockets against its own list
@@ -163,7 +164,7 @@ class Gate(Router):
         )
 
     def _would_import(self, request: HTTPServerRequest) -> bool:
-        """Returns whether Panel would import a module that the URL names."""
+        """Returns whether Panel would import a module named in the URL."""
         before, found, rest = unquote(request.path).partition("/components/")
         in_place = found and before == self._application.prefix
         return bool(in_place) and rest.partition("/")[0] not in sys.modules
@@ -203,7 +204,7 @@ class _Answer(HTTPMessageDelegate):
 
 
 def _is_garbled(request: HTTPServerRequest) -> bool:
-    """Returns whether a websocket lacks a session; Bokeh would accept it and fail later."""
+    """Returns whether a websocket has no session. Bokeh would accept it and fail later."""
     if request.headers.get("Upgrade", "").lower() != "websocket":
         return False
     protocol, _, token = request.headers.get("Sec-WebSocket-Protocol", "").partition(",")
@@ -226,7 +227,7 @@ def _to_login(request: HTTPServerRequest, prefix: str) -> _Answer:
 
 
 class _Reviewed:
-    """A connection that corrects outgoing headers."""
+    """A connection that corrects the headers of responses."""
 
     def __init__(self, connection: Any, *, secure: bool, reader: str) -> None:
         self._connection = connection
@@ -267,7 +268,7 @@ def _guarded(cookie: str, secure: bool) -> str:
 def _is_secure(request: HTTPServerRequest) -> bool:
     """Returns whether the browser uses TLS, even if only the proxy reports it.
 
-    A client that forges the header only keeps its own cookies off unencrypted connections.
+    A client that forges the header only prevents its own cookies from being sent unencrypted.
     """
     forwarded = request.headers.get("X-Forwarded-Proto", "").split(",")[0].strip()
     return "https" in (request.protocol, forwarded)
@@ -290,7 +291,7 @@ def _plain(name: str) -> str:
         address = ipaddress.ip_address(name)
     except ValueError:
         return name
-    mapped = getattr(address, "ipv4_mapped", None)  # a dual-stack socket reports IPv4 this way
+    mapped = getattr(address, "ipv4_mapped", None)  # dual-stack sockets report IPv4 like this
     return str(mapped or address)
 
 

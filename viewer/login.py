@@ -30,11 +30,11 @@ _MOST_CLIENTS = 10_000
 
 @dataclass(slots=True)
 class Allowance:
-    """A token bucket: `most` immediate tries, then one per interval.
+    """A token bucket that allows `most` immediate tries, then one per interval.
 
     Attributes:
         most: Size of the bucket.
-        seconds: Time to refill one try.
+        seconds: Time in seconds until another try is added.
     """
 
     most: int
@@ -69,7 +69,7 @@ class Throttle:
     """Limits wrong guesses, per client and in total.
 
     No client is locked out permanently: each can try again after some seconds. Browsers that have
-    logged in before have a separate limit, so that the guesses of others cannot lock them out.
+    logged in before have a separate limit, so that wrong guesses by others cannot lock them out.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -104,7 +104,7 @@ class Throttle:
 
 
 class Passwords:
-    """Accepted passwords: one for everyone, or a file of them, read at each login."""
+    """Accepted passwords: one password for everyone, or a file that is read at each login."""
 
     def __init__(self, given: str) -> None:
         """Stores a password or the path of a JSON file.
@@ -213,7 +213,7 @@ class _Form(LoginHandler):
 
 
 def _network(address: str) -> str:
-    """Returns the rate limiter's key for an address: an IPv6 client owns a whole /64."""
+    """Returns the rate limiter's key for an address. An IPv6 client owns a whole /64 network."""
     if ":" not in address:
         return address
     try:

@@ -9,9 +9,9 @@ import time
 from contextlib import suppress
 
 _BETWEEN = 5.0
-"""Minimum interval between collections, in seconds; each takes a few hundredths."""
+"""Minimum interval between collections, in seconds. Each takes a few hundredths of a second."""
 _RARELY = 200
-"""Number of younger collections before a full one, in case the process is never idle."""
+"""Number of collections of young objects before a full one, if the process is never idle."""
 
 _last: float | None = None
 
@@ -19,7 +19,7 @@ _last: float | None = None
 def settle() -> None:
     """Tunes the garbage collector for a dedicated viewer process. Idempotent.
 
-    Freezes imported objects, whose collection would take 200 ms.
+    Freezes imported objects, because checking them in each collection would take 200 ms.
     """
     global _last
     if _last is None:
@@ -41,7 +41,8 @@ def sweep() -> None:
 def _give_back() -> None:
     """Returns unused heap memory to the system.
 
-    Records and chunks have various sizes; 3,600 step changes left unused gaps of 60 MB.
+    Records and chunks have different sizes, so freed memory has gaps: 60 MB after 3,600 changes of
+    the step.
     """
     if sys.platform == "linux":
         with suppress(AttributeError):  # not glibc

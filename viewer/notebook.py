@@ -54,7 +54,7 @@ class OneRun(Catalogue):
         self.entries = (RunEntry(run.name, "", run.name, run.state, not len(run.records)),)
 
     def poll(self, *, wait: bool = False) -> None:
-        """Does nothing: there are no other runs to find."""
+        """Does nothing, because there are no other runs to find."""
 
     def refresh(self) -> None:
         """Does nothing."""
@@ -111,7 +111,7 @@ def _set_ready(components: list[Component], ready: bool) -> None:
 
 
 def _inline(sheet: Any) -> Any:
-    """Returns a Panel style sheet as text, and any other unchanged."""
+    """Returns a Panel style sheet as text, and any other style sheet unchanged."""
     if not isinstance(sheet, ImportedStyleSheet) or not str(sheet.url).startswith(CDN_DIST):
         return sheet
     return InlineStyleSheet(css=_panel_css(str(sheet.url)[len(CDN_DIST) :].partition("?")[0]))
@@ -159,7 +159,7 @@ def look(
 
 
 def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `ViewState` parameters; raises an error for names that the run lacks."""
+    """Returns `ViewState` parameters; raises an error for names that the run does not have."""
     for name in at:
         _known("argument", name, [*_FIELDS, "of", "height"])
     for name in at.keys() & {"step", "iteration"}:
@@ -188,7 +188,7 @@ def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(screen: Screen, name: str, pass_: str) -> Any:
-    """Returns a section, or a pane by class name for the requested pass."""
+    """Returns a section, or the pane with a class name for the requested pass."""
     if name in screen.sections:
         return screen.sections[name].holder
     panes: dict[str, list[Pane]] = {"graph": [screen.graph], "steps": [screen.steps]}
@@ -224,7 +224,7 @@ def _text(value: object) -> object:
 def _load_panel() -> None:
     """Loads Panel's bundled files into a notebook; without them, the notebook draws nothing.
 
-    Does so only in a Jupyter kernel, and only if the notebook has not loaded them.
+    Loads them only in a Jupyter kernel, and only if the notebook has not loaded them already.
     """
     shell = sys.modules.get("IPython")
     if shell is None or getattr(shell.get_ipython(), "kernel", None) is None:

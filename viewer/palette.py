@@ -7,7 +7,7 @@ from bisect import bisect_right
 SCALE = (
     "#2c2a6b", "#2f4b94", "#2a6fa6", "#2a90a9", "#3fae9d", "#72c886", "#b3db72", "#f2e66b",
 )  # fmt: skip
-"""Low to high: dark blue, teal, yellow; readable in light and dark."""
+"""Colours from low to high: dark blue, teal, yellow. Readable in light and dark themes."""
 
 _LESS = ("#e8ebf2", "#a9c3ea", "#5f97d8", "#2463ad")
 _MORE = ("#e8ebf2", "#f6bd9a", "#e8824f", "#b9461f")

@@ -2,9 +2,9 @@
 
 Panel and Bokeh have no public hooks for the following: sending a component's parameters directly,
 receiving a component's messages, changing a model before it is sent, rendering the login form, and
-checking every request of a server. Parts that only improve speed or appearance fall back to Panel's
-own behaviour. If a part that is essential or protects the viewer has changed, importing this module
-raises an error with the reason.
+checking every request to a server. If a part that only improves speed or appearance has changed,
+the viewer falls back to Panel's own behaviour. If a part that is essential or protects the viewer
+has changed, importing this module raises an error with the reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from panel.custom import JSComponent
 from tornado.httputil import HTTPServerConnectionDelegate
 
 SEEN = {"panel": "1.8.10 to 1.9.4", "bokeh": "3.9.0 to 3.9.2"}
-"""Versions whose private parts match those below; tested with the first and the last."""
+"""Versions whose private parts match those below. The first and last of them are tested."""
 
 PRIVATE = {
     "JSComponent._update_properties": "(self, *events, doc)",
@@ -113,7 +113,7 @@ class MessagingComponent(JSComponent):
         """Writes the component's own parameters directly to the data of the browser's model.
 
         Panel would first query the model itself for each parameter, which raises and catches an
-        error: 0.1 ms for each, several times per change.
+        error. This takes 0.1 ms for each parameter, several times per change.
         """
         # changes just received from the browser, by document, which must not be sent back
         received = getattr(self, "_in_process__events", None)
@@ -128,11 +128,11 @@ class MessagingComponent(JSComponent):
 class PreparedColumn(pn.Column):
     """A column whose models can be changed before they are sent or saved.
 
-    Subclasses define `prepare`. It is not called if Panel has changed its private hook.
+    Subclasses define `prepare`, which is not called if Panel has changed its private hook.
     """
 
     def prepare(self, root: Any) -> None:
-        """Changes the Bokeh model of the column and those below it."""
+        """Changes the Bokeh models of the column and of everything below it."""
         raise NotImplementedError
 
     def _preprocess(self, root: Any, *args: Any, **kwargs: Any) -> None:
@@ -168,7 +168,7 @@ def guard(
     server: Server,
     make_gate: Callable[[HTTPServerConnectionDelegate], HTTPServerConnectionDelegate],
 ) -> None:
-    """Puts a gate in front of every request of a server, before any of its routes.
+    """Passes every request to a server through a gate, before any of its routes.
 
     Args:
         server: A server that has not started yet.

@@ -73,7 +73,7 @@ class RunPlots:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> hv.QuadMesh:
-        """Returns one statistic of all tensors of a pass: steps from left to right, a row each.
+        """Returns one statistic of all tensors in a pass, by tensor (rows) and step (columns).
 
         The dimensions are `step`, `slot` (index of the column of `Run.heat`) and the statistic.
         Cells without a record are transparent.
@@ -106,8 +106,8 @@ class RunPlots:
 
         Args:
             names: names of the metrics; by default, all.
-            smoothing: weight of the past in an exponential moving average, from 0 (none) to less
-                than 1.
+            smoothing: weight of earlier values in an exponential moving average, from 0 (no
+                smoothing) to less than 1.
             type: type of execution; by default, all.
 
         Raises:
@@ -198,9 +198,9 @@ class SlotPlots:
         )
 
     def distribution(self, *, type: str | None = None) -> hv.Overlay:
-        """Returns the values' distribution by step: median, quartiles, and the 5 % and 95 % marks.
+        """Returns the values' distribution by step: median, quartiles, and 5 % and 95 % quantiles.
 
-        Estimated from the histograms by linear interpolation within a bin.
+        The quantiles are estimated from the histograms by linear interpolation within a bin.
         """
         steps, counts, ranges = self._slot.histograms(type=type)
         found = np.array([_quantiles(c, r) for c, r in zip(counts, ranges, strict=True)])
@@ -240,8 +240,8 @@ class GroupPlots:
 
         Args:
             name: name of the metric.
-            smoothing: weight of the past in an exponential moving average, from 0 (none) to less
-                than 1.
+            smoothing: weight of earlier values in an exponential moving average, from 0 (no
+                smoothing) to less than 1.
             type: type of execution; by default, all.
 
         Raises:
@@ -279,7 +279,7 @@ class GroupPlots:
         return _overlay(curves, "run")
 
     def settings(self, setting: str, kpi: str) -> hv.Points:
-        """Returns the runs as points: a setting against the last value of a metric.
+        """Returns the runs as points, with a setting on one axis and the last value of a metric.
 
         The dimensions are the setting, the metric and `run`.
 
@@ -327,7 +327,7 @@ def save(element: Any, path: str | Path) -> Path:
     suffix = target.suffix.lower()
     if suffix == ".html":
         _use("bokeh")
-        # HoloViews' own page loads Panel's style sheets from the network
+        # the page that HoloViews saves loads Panel's style sheets from the network
         page = file_html(hv.render(element, backend="bokeh"), INLINE, title=target.stem)
         target.write_text(page, encoding="utf-8")
     elif suffix in _STATIC:
@@ -336,7 +336,7 @@ def save(element: Any, path: str | Path) -> Path:
         except ImportError as error:
             raise MissingPackageError(
                 f"saving {target.name!r} needs Matplotlib: pip install 'comgra-decl[plot]'; "
-                "'.html' needs nothing more"
+                "'.html' needs no other package"
             ) from error
         hv.save(element, target, fmt=_STATIC[suffix], backend="matplotlib")
     else:
@@ -346,7 +346,7 @@ def save(element: Any, path: str | Path) -> Path:
 
 
 def _use(backend: str) -> None:
-    """Loads a backend of HoloViews and keeps the one that the program has chosen, if any."""
+    """Loads a HoloViews backend but keeps the one that the program has chosen, if any."""
     chosen = hv.Store.current_backend if hv.Store.renderers else None
     if backend not in hv.Store.renderers:
         hv.renderer(backend)
@@ -406,7 +406,7 @@ def _names(columns: pd.MultiIndex | pd.Index[Any]) -> list[str]:
 
 
 def _edges(positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns the edges of cells: halfway between neighbours."""
+    """Returns the edges of cells, which lie halfway between neighbours."""
     if len(positions) == 1:
         return np.array([positions[0] - 0.5, positions[0] + 0.5])
     middle = (positions[1:] + positions[:-1]) / 2

@@ -18,7 +18,7 @@ _REST = 1.0  # seconds of idle time before garbage is collected
 class Ahead:
     """Runs small pieces of work one by one between requests.
 
-    Prefetches nothing without an event loop, for example in a notebook cell.
+    Without an event loop, for example in a notebook cell, nothing is prefetched.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Ahead:
         self._next: asyncio.TimerHandle | None = None
 
     def plan(self, work: Iterable[Callable[[], object]], *, soon: bool = False) -> None:
-        """Replaces the planned work; unfinished earlier work is dropped.
+        """Replaces the planned work; drops unfinished earlier work.
 
         Args:
             work: Pieces of work, most urgent first.

@@ -36,7 +36,7 @@ _KEYS = """
 class Screen:
     """The panes and their layout; reads the state but never changes it.
 
-    A page places `head`, `side` and `main`; `ready` is True once the browser may send.
+    A page places `head`, `side` and `main`. `ready` is True once the browser may send messages.
 
     Args:
         act: Changes the selection; see `Dashboard.change`.
@@ -91,7 +91,7 @@ class Screen:
 
     @property
     def blank(self) -> bool:
-        """Whether no run is drawn: the page is still empty or shows a notice."""
+        """Whether no run is drawn because the page is still empty or shows a notice."""
         return not self.workspace.visible
 
     def start(self) -> None:
@@ -110,7 +110,7 @@ class Screen:
         return [self.notice] if self.blank else [self.banner, what]
 
     def _select(self, **wanted: Any) -> None:
-        """Changes the selection; a node chosen in the graph leaves the overview."""
+        """Changes the selection. Choosing a node in the graph closes the overview."""
         if "node" in wanted and self._state.section == "overview":
             wanted["section"] = "inspect"
         self._act(**wanted)
@@ -118,7 +118,7 @@ class Screen:
     # --- drawing -----------------------------------------------------------------------------
 
     def draw(self, names: frozenset[str], shown: Shown) -> None:
-        """Redraws panes that read the changed names; all of them if a notice was shown."""
+        """Redraws panes that read the changed names, or all panes if a notice was shown."""
         if self.blank:
             names = frozenset(self._state.param)
             self.notice.visible = False

@@ -39,7 +39,7 @@ _GRID = """
   padding: 8px 14px;
 }
 .pane { min-height: 0; min-width: 0; }
-.scroll-button { display: none !important; } /* Panel's own; it would take a cell */
+.scroll-button { display: none !important; } /* Panel's button would occupy a cell */
 .statistics-cell { contain: size; grid-row: 1 / span 2; overflow: auto; }
 @media (max-width: 1450px) {
   :host {
@@ -97,7 +97,7 @@ _PADDED = """
 
 
 class Section:
-    """Panes shown together; created on first display, refreshed on each display."""
+    """Panes shown together. They are created on the first display and refreshed on each display."""
 
     def __init__(self, make: Callable[[], tuple[list[Pane], Any]]) -> None:
         self._make = make
@@ -109,7 +109,7 @@ class Section:
         )  # fmt: skip
 
     def show(self, visible: bool) -> list[Pane]:
-        """Shows or hides the section. Returns the panes that this call created."""
+        """Shows or hides the section, and returns the panes that this call created."""
         made: list[Pane] = []
         if visible and not self.panes:
             self.panes, layout = self._make()
@@ -121,7 +121,7 @@ class Section:
         return made
 
     def refresh(self, names: Collection[str], shown: Shown) -> None:
-        """Updates panes that read changed names; a hidden section catches up when shown."""
+        """Updates panes that read changed names. A hidden section is updated once it is shown."""
         if not self.holder.visible:
             self._stale.update(names)
             return
@@ -140,7 +140,7 @@ def sections(
     Args:
         act: Changes the selection.
         runs: Returns the runs to compare with.
-        views: Custom views; without them the section is left out.
+        views: Custom views. If there are none, their section is left out.
     """
     made = {
         "overview": Section(lambda: _overview(act)),

@@ -21,7 +21,7 @@ from comgra_decl.viewer.page import TITLE, create_page
 from comgra_decl.viewer.panel_private import guard
 
 _LIMITS = {
-    "idle_connection_timeout": 120,  # seconds that a client may take to send request headers
+    "idle_connection_timeout": 120,  # seconds in which a client must send request headers
     "body_timeout": 60,
     "max_body_size": 1 << 20,  # enough for a login form, the longest body
     "max_header_size": 1 << 16,
@@ -35,11 +35,11 @@ class Access:
     Attributes:
         address: Network address to bind.
         prefix: Path prefix behind a reverse proxy, such as "/comgra".
-        origins: `host:port` of other machines or proxies that may appear in the browser's
-            address bar; all other names are refused.
-        basic_auth: A password, or a JSON file `{"name": "password"}`; None: no login.
-        use_xheaders: Whether to trust the proxy's X-Forwarded-For and -Proto headers; safe only
-            if every request comes through the proxy.
+        origins: `host:port` of other machines or proxies through which users open the viewer. All
+            other names are refused.
+        basic_auth: A password, or a JSON file `{"name": "password"}`. None disables the login.
+        use_xheaders: Whether to trust the proxy's X-Forwarded-For and X-Forwarded-Proto headers.
+            Safe only if every request comes through the proxy.
     """
 
     address: str = "127.0.0.1"
@@ -80,10 +80,10 @@ def serve(
 
     Args:
         root: Folder of runs, a group or a single run; may not exist yet.
-        port: Port to listen on; 0 picks a free one.
+        port: Port to listen on; 0 selects a free port.
         access: Address, prefix and password.
         show: Whether to open a browser if there is a display.
-        views: Python file with custom views (`comgra_decl.viewer.custom`); it is executed.
+        views: Python file with custom views (`comgra_decl.viewer.custom`), which is executed.
         on_start: Called with the URL once the server listens.
     """
     own = [] if views is None else ["--views", str(views)]

@@ -7,8 +7,8 @@
   const system = matchMedia("(prefers-color-scheme: dark)");
   let looked = new WeakMap(); // figure part -> CSS property -> computed value
 
-  // On every paint Bokeh queries the style sheets for each property of each figure part, half of the
-  // paint's cost. The values change with the theme only.
+  // On every paint, Bokeh queries the style sheets for each property of each figure part. This takes
+  // half of the time of a paint, although the values change only with the theme.
   const remembered = (part, name, look) => {
     if (!looked.has(part)) looked.set(part, new Map());
     const known = looked.get(part);
@@ -22,8 +22,8 @@
       if (!this.obj.el.isConnected) return look.call(this, name); // no style sheet applies yet
       return remembered(this, name, () => look.call(this, name));
     };
-    // On every paint each figure part rewrites its position, mostly unchanged. Rewriting a style sheet
-    // makes the browser restyle the page before it draws the next character.
+    // On every paint, each figure part rewrites its position, usually unchanged. Rewriting a style
+    // sheet makes the browser restyle the page before it draws the next character.
     const { InlineStyleSheet } = Bokeh.require("core/dom");
     const write = InlineStyleSheet.prototype._update;
     InlineStyleSheet.prototype._update = function (css) {

@@ -32,23 +32,23 @@ THEMES: dict[str, dict[str, str]] = {
         "text": "#e6e9f2",
     },
 }
-"""Base colours of the page; all others are mixed from them."""
+"""Base colours of the page; all other colours are mixed from them."""
 
 
 _SILENT = 'document.documentElement.classList.add("silent")'
 
 
 class Plain(Design):
-    """Components without Panel's style sheets, which each component would load separately."""
+    """A design without Panel's style sheets, which each component would load separately."""
 
 
 class _Shell(pn.template.Template):
     def __repr__(self) -> str:
-        """Returns a short text; Panel calls this on each change, and its own lists everything."""
+        """Returns a short text. Panel calls this on each change and would list all parameters."""
         return f"{type(self).__name__}()"
 
     def server_doc(self, doc: Document | None = None, *args: Any, **options: Any) -> Document:
-        """Adds the page to a document; resolves references once rather than after each root."""
+        """Adds the page to a document. Resolves references once instead of after each root."""
         doc = doc or pn.state.curdoc
         with ExitStack() as frozen:
             if doc is not None:

@@ -31,12 +31,12 @@ SELECTION = tuple(field.name for field in fields(Selection))
 
 
 class ViewState(param.Parameterized):
-    """State of one session; only `Dashboard.change` changes it, and only `Dashboard` watches it.
+    """State of one session. Only `Dashboard.change` changes it, and only `Dashboard` watches it.
 
     Attributes:
-        run: Name of the run below the root, "" if there is none.
-        colour: Graph colouring: "kind", a pass name, "difference", "findings", or
-            "rule:" and a rule's name.
+        run: Name of the run below the root; "" if there is no run.
+        colour: What colours the graph: "kind", a pass name, "difference", "findings", or "rule:"
+            followed by a rule's name.
         section: Key of `SECTIONS`.
         scale: How series are drawn: "linear" or "log".
         expanded: Expanded groups of the graph; None until the user expands or collapses one.
@@ -48,9 +48,9 @@ class ViewState(param.Parameterized):
         order: One of `ORDERS`.
         window: First visible row and column of the value table: "0,0".
         other: Run to compare with; "" for this run.
-        other_step: Step to compare with; None: the same step of another run, or the first step of
-            this run.
-        axis: Whether compared series are absolute or relative to their start.
+        other_step: Step to compare with. None selects the same step of another run, or the first
+            step of this run.
+        axis: Whether compared series are absolute or relative to their first value.
         other_revision: Displayed revision of the other run.
         views: Displayed version of the custom views file.
         walk: Finding and stop of the walk through the evidence, "" outside a walk; see

@@ -1,6 +1,6 @@
 """Style sheet of all HTML in the viewer.
 
-Colours come from Panel's theme variables, so light and dark themes need no extra rules.
+Colours are defined by Panel's theme variables, so light and dark themes need no extra rules.
 """
 
 from __future__ import annotations

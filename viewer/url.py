@@ -1,4 +1,4 @@
-"""The URL query: writes the state into it and parses it.
+"""Writes the state into the URL query and parses it.
 
 URL values are untrusted. `parse` checks the form of each field and drops malformed ones;
 `resolve` then matches the remaining values against existing names.
@@ -37,10 +37,10 @@ _LONGEST = 500
 _MOST_OPEN = 500
 
 _OF_A_NODE = "inspect"
-"""Default section of a URL that names a node but no section."""
+"""Section that is shown if a URL names a node but no section."""
 
 PUSHED = frozenset({"run", "type", "node", "role", "section", "other"})
-"""Parameters whose changes add browser history entries; others replace the current entry."""
+"""Parameters whose changes add browser history entries. Others replace the current entry."""
 
 
 def parse(query: str) -> dict[str, Any]:

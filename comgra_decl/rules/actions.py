@@ -26,7 +26,7 @@ _PAUSE = 1.0
 """Minimum number of seconds between two log lines."""
 
 _WAITING = 100
-"""Maximum number of notifications queued for a slow URL; further ones are dropped."""
+"""Maximum number of notifications queued for a slow URL; any further notifications are dropped."""
 
 
 class Actions:
@@ -62,9 +62,10 @@ class Actions:
         """Reason why the program must stop; None if it may continue."""
 
     def __call__(self, finding: Finding) -> None:
-        """Acts on a new finding, based on the worst severity among it and the findings it explains.
+        """Acts on a new finding.
 
-        A finding that another one explains is only logged at DEBUG level.
+        The worst severity among this finding and those it explains determines the actions. A
+        finding that another one explains is only logged at DEBUG level.
         """
         if finding.because is not None:
             _log.debug("comgra: %s: %s", finding.rule, finding.message)
@@ -86,7 +87,7 @@ class Actions:
             self.reason = reason
 
     def withdraw(self, finding: Finding, step: int) -> None:
-        """Reports a withdrawn finding wherever it was reported before.
+        """Reports that a finding is withdrawn, wherever the finding was reported before.
 
         Args:
             finding: the finding as it was reported.

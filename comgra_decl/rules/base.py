@@ -69,8 +69,8 @@ class _PerRun:
 def per_run(make: Callable[..., T], *arguments: Any, **options: Any) -> T:
     """Declares an attribute of a rule that is recreated for every run.
 
-    For example `early = per_run(Early, 5)`. Required for values that a rule changes in place:
-    memories, dicts, lists. A value that is only ever reassigned can be a plain class attribute.
+    For example `early = per_run(Early, 5)`. Required for values that a rule changes in place
+    (memories, dicts, lists). A value that is only ever reassigned can be a plain class attribute.
 
     Args:
         make: creates the initial value.
@@ -87,7 +87,7 @@ def per_run(make: Callable[..., T], *arguments: Any, **options: Any) -> T:
 
 @dataclass(slots=True)
 class Seen:
-    """The training records that contain something: first step, last step and number of records."""
+    """The first step, last step and number of the training records that contain something."""
 
     first: int
     last: int
@@ -106,13 +106,13 @@ class Scene:
             differs from the slot table.
         structure: the dependency graph of the newest record that has one.
         documents: the run's documents "modules" and "report".
-        calls: the distinct calls that compare a prediction with a target (at most 256). Each has
-            the steps of the first and last training record that contain it, and the number of these
-            records.
+        calls: the distinct calls that compare a prediction with a target (at most 256). For each
+            call, the steps of the first and last training record that contain it, and the number of
+            such records.
         optimizers: the optimizers whose step is in the newest training record (see
             `records.OPTIMIZERS`).
-        rates: their learning rates in all training records so far.
-        clipping: whether their gradients are clipped.
+        rates: the learning rates of these optimizers in all training records so far.
+        clipping: whether the gradients that these optimizers use are clipped.
         batch_softmaxes: shapes [batch, ...] of the tensors to which a softmax over the batch was
             applied.
         attentions: the attention calls of the first records (see `records.ATTENTIONS`).
@@ -167,7 +167,7 @@ class Rule(ABC):
     """Checks a run and reports problems.
 
     Each instance checks one run, live or stored. Its findings must not depend on how records are
-    divided into windows, so that both give the same findings.
+    divided into windows, so that a live run and a stored run give the same findings.
     """
 
     name: ClassVar[str]
@@ -192,7 +192,7 @@ class Rule(ABC):
     """Rules whose findings explain this rule's findings."""
 
     explained_by_earlier: ClassVar[tuple[str, ...]] = ()
-    """Rules whose findings explain this rule's findings, provided that they began no later."""
+    """Rules whose findings explain this rule's findings if they began no later than these."""
 
     Parameters: ClassVar[type[RuleParameters]] = RuleParameters
     """Options with their defaults."""
@@ -204,7 +204,7 @@ class Rule(ABC):
         self.reset()
 
     def reset(self) -> None:
-        """Resets every attribute that the class declares to its initial value."""
+        """Resets every attribute declared in the class to its initial value."""
         declared = {k: v for kind in reversed(type(self).__mro__) for k, v in vars(kind).items()}
         for name in declared.keys() & vars(self).keys():
             delattr(self, name)  # reveals the initial value of the class
@@ -240,10 +240,10 @@ class Rule(ABC):
         return self.advice
 
     def narrowed(self, finding: Finding) -> Finding:
-        """Returns a finding of this rule with a narrower interval for its beginning.
+        """Returns a finding of this rule, with a narrower interval for its beginning if possible.
 
-        The interval may be narrowed by metrics logged at every step, for example. Called once the
-        chain of causes is known.
+        For example, metrics logged at every step can narrow the interval. Called once the chain of
+        causes is known.
         """
         return finding
 
@@ -292,14 +292,15 @@ class SlotRule(Rule):
     """Name of the value that measures the severity of the problem."""
 
     backwards: ClassVar[bool] = False
-    """Whether the finding is located at the last slot in the forward pass among those that start at
-    the same step. Appropriate for gradients.
+    """Where the finding is located if several slots first meet the condition at the same step. True
+    selects the last of them in the forward pass, which is appropriate for gradients; False selects
+    the first.
     """
 
     of_state: ClassVar[bool] = False
     """Whether the condition describes a temporary state. If so, a tensor is no longer reported once
-    it has not met the condition for as many records as it met it before, and for at least
-    `patience`.
+    it has failed the condition for as many records as it had met it, and for at least `patience`
+    records.
     """
 
     of_graph: ClassVar[bool] = False
@@ -309,7 +310,7 @@ class SlotRule(Rule):
     """Whether `wants` also depends on the calls that compare predictions with targets."""
 
     fewest_samples: ClassVar[int] = 1
-    """Records with fewer samples in the batch are ignored."""
+    """Minimum number of samples in the batch; records with fewer samples are ignored."""
 
     needs: ClassVar[str] = "outputs, such as {select: '**', capture: [output]}"
     """Captured tensors that the rule requires, named in the message if they are missing."""
@@ -333,8 +334,9 @@ class SlotRule(Rule):
     def wants(self, table: SlotTable) -> Mask:
         """Returns a bool mask of shape [slots] of the slots to check.
 
-        Called for new slots; if `of_graph` is set, also for a new graph; and if `of_calls` is set,
-        also when a loss is called in a new way.
+        Called whenever there are new slots. If `of_graph` is set, also called for each new graph.
+        If `of_calls` is set, also called for each new call that compares a prediction with a
+        target.
         """
 
     @abstractmethod
@@ -407,7 +409,7 @@ class SlotRule(Rule):
         return fired[~np.isin(tensor[fired], others)]
 
     def ordered(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns the slots in order of importance; the finding is located at the first."""
+        """Returns the slots in order of importance; the finding is located at the first slot."""
         order = scene.table.order[fired]
         return fired[np.lexsort((-order if self.backwards else order, self.streak.first[fired]))]
 

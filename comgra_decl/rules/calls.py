@@ -69,10 +69,10 @@ class LossCall:
     """A call that compares a prediction with a target.
 
     Attributes:
-        function: name of the function; for a hand-written loss, the name of an operator, such as
-            "sub".
-        arguments: its other arguments, sorted by name, if they are numbers, strings or None; `True`
-            for a tensor.
+        function: name of the function. For a loss written by hand, the name of the operator, such
+            as "sub".
+        arguments: the other arguments, sorted by name. Only numbers, strings and None are included;
+            a tensor is represented by `True`.
         prediction: the tensor that is compared.
         target: the tensor that it is compared with.
         weights: the weight of each class, or of positive samples; empty if unknown.

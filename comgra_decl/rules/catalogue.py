@@ -54,10 +54,10 @@ def build(rules: Rules, *, trust: bool = False) -> list[Rule]:
     """Returns new instances of the rules that a spec selects.
 
     Args:
-        rules: "default" for all built-in rules; "off" for none; a mapping changes individual rules
-            (to "off" or to other options) and adds the user's own.
-        trust: whether to import the user's classes. The spec of a stored run may name any class, so
-            without this they become rules that are reported as unchecked.
+        rules: "default" for all built-in rules, "off" for no rules, or a mapping that changes
+            individual rules (to "off" or to other options) and adds the user's own rules.
+        trust: whether to import the user's classes. The spec of a stored run may name any class. If
+            False, such classes are replaced by rules that are reported as unchecked.
 
     Raises:
         SpecError: unknown rule, unknown option, or invalid expression.

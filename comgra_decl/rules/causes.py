@@ -23,9 +23,10 @@ class Causes:
     """Traces a finding back to the earliest unusual tensor.
 
     Unusual values are caused upstream, and unusual gradients downstream. The search continues as
-    long as the next tensor is itself unusual (it is part of a rule's finding, or has an unusual
-    magnitude) and became unusual no later than the finding began. The cause is the tensor that
-    became unusual first; among several, the one that is computed first in a step.
+    long as the next tensor is itself unusual and became so no later than the finding began. A
+    tensor is unusual if it is part of a rule's finding or has an unusual magnitude. The cause is
+    the tensor that became unusual first. If there are several, it is the one that is computed first
+    in a step.
 
     Args:
         scene: facts about the run.
@@ -41,7 +42,7 @@ class Causes:
         self._upstream, self._downstream = ({}, {}) if graph is None else _neighbours(graph)
 
     def with_chain(self, finding: Finding) -> Finding:
-        """Returns the finding with its chain, probable cause first, if there is one."""
+        """Returns the finding with its chain of causes, if any; the probable cause comes first."""
         place = finding.place
         if place is None or finding.chain:
             return finding
@@ -85,7 +86,7 @@ class Causes:
         return -turn if backward else turn
 
     def _began(self, key: SlotKey, until: int) -> int | None:
-        """Returns the step at which a tensor became unusual; None if after `until`."""
+        """Returns the step at which a tensor became unusual; None if that was after `until`."""
         found = self._unusual_by(key, until)
         return None if found is None else found[0]
 
@@ -129,10 +130,11 @@ class Unusual:
     """Tracks the magnitude of every tensor, for chains of causes; not a rule itself.
 
     A tensor is unusual while its magnitude is ten times larger or smaller than in its first five
-    records. Within these records, it is unusual while it differs tenfold from the median of its
-    siblings: tensors of the same kind, pass and module class, compared after division by the square
-    root of the number of elements. A tensor that differs from its siblings from the start can only
-    explain problems that exist from the start.
+    records. Within these five records, it is unusual while its magnitude is ten times larger or
+    smaller than the median over its siblings. These magnitudes are divided by the square root of
+    the number of elements. Siblings are tensors of the same kind, pass and module class. A tensor
+    that differs from its siblings from the start can only explain problems that exist from the
+    start.
     """
 
     def __init__(self) -> None:
@@ -186,7 +188,7 @@ class Unusual:
         return distance
 
     def of(self, slot: int, until: int) -> tuple[int, str] | None:
-        """Returns when and how a slot became unusual; None if that was not by step `until`."""
+        """Returns when and how a slot became unusual; None if it was normal until step `until`."""
         for streak, sentence in (
             (self._own, "its magnitude differs from its first value by a factor of {:.3g}"),
             (self._among, "its magnitude differs from that of its siblings by a factor of {:.3g}"),

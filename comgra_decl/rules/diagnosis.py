@@ -34,7 +34,7 @@ class Diagnosis:
     Attributes:
         findings: most important first.
         unchecked: rules that could not check the run, with the reasons.
-        checked: names of all other rules.
+        checked: names of the rules that checked the run.
         records: number of training records that were checked.
         experiments: results of experiments with the script that are stored with the run.
         unreadable: the reason why a stored result cannot be read, by name of the experiment.
@@ -158,8 +158,8 @@ def feed(engine: Engine, run: Run, *, until: int | None = None) -> None:
     Args:
         engine: receives them.
         run: as of its last `refresh`.
-        until: the step at which another program resumes the run. This step and later ones are
-            omitted, because they are recorded again. None for all steps.
+        until: the step at which another program resumes the run. That step and all later steps are
+            omitted, because they are recorded again. None includes all steps.
     """
     known: set[str] = set()
     unseen, kpis = _unseen(run), run.kpis()

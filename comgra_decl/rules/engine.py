@@ -65,7 +65,7 @@ class Engine:
             self.scene.table = self.scene.table.extended(new)
 
     def add_structure(self, structure: Structure) -> None:
-        """Adds a dependency graph, before its first record."""
+        """Adds a dependency graph; called before the first record with this graph."""
         self._structures[structure.hash] = structure
 
     def add_document(self, name: str, content: Any) -> None:
@@ -147,7 +147,7 @@ class Engine:
             self._read("look_at_numbers", numbers)
 
     def _read(self, method: str, seen: Window | Numbers) -> None:
-        """Passes data to the readings, whose failure must not affect the rules."""
+        """Passes data to the readings. An error in the readings must not affect the rules."""
         try:
             if self._readings is not None:
                 getattr(self._readings, method)(seen)

@@ -43,7 +43,7 @@ _EARLY = 10
 
 
 class ExpressionError(ValueError):
-    """An invalid expression; the message contains the position and the valid alternatives."""
+    """Raised for an invalid expression; the message names the part and the valid alternatives."""
 
 
 class Expression(NamedTuple):
@@ -222,7 +222,7 @@ def _numeric(term: Term) -> Term:
 
 
 def _shown(node: ast.expr) -> str:
-    """Returns the source of a part, shortened for a message."""
+    """Returns the source text of a part, shortened for a message."""
     try:
         text = ast.unparse(node)
     except RecursionError:

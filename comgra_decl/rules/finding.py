@@ -48,9 +48,10 @@ class Finding:
     Attributes:
         rule: name of the rule.
         severity: see `Severity`.
-        place: the first tensor that shows the problem; None if it concerns the whole run.
+        place: the first tensor that shows the problem; None if the problem concerns the whole run.
         first_step: the first recorded step with the problem.
-        last_step: the last such step; the step of the newest record if the problem persists.
+        last_step: the last recorded step with the problem; the step of the newest record if the
+            problem persists.
         message: one sentence that includes the main numbers.
         advice: what to do about the problem.
         certainty: from 0 to 1; orders findings of the same severity.
@@ -63,8 +64,8 @@ class Finding:
         after_step: the last step known to be free of the problem, usually the step of the previous
             record. The problem began after this step and no later than `first_step`. None if no
             earlier step is known.
-        outcome: the worst severity among the findings that this one explains, if worse than its
-            own.
+        outcome: the worst severity among the findings that this one explains, if it is worse than
+            the severity of this finding.
     """
 
     rule: str
@@ -171,10 +172,10 @@ def best_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def root_of(finding: Finding, findings: Sequence[Finding]) -> Finding | None:
-    """Returns the root cause of a finding: the one that explains it and has no cause itself.
+    """Returns the root cause of a finding: the finding that explains it and has no cause itself.
 
-    None if `findings` does not contain the cause. If a rule has several findings, the first one
-    counts.
+    Returns None if `findings` does not contain the root cause. If a rule has several findings, the
+    first of them is used.
     """
     seen: set[str] = set()
     while finding.because is not None:

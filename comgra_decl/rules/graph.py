@@ -20,7 +20,7 @@ def predictions(scene: Scene) -> set[int]:
 
     These are the tensors that are compared with a target or, if there is no target, the inputs of
     the loss. They include the outputs of submodules that are the same tensors in the same shape,
-    because a model returns the output of its last layer.
+    because a model often returns the output of its last layer.
     """
     found: set[int] = set()
     for structure in scene.structures.values():
@@ -103,7 +103,7 @@ def prediction_of(scene: Scene, call: LossCall) -> int | None:
     """Returns the slot with the values passed to a call as its prediction, or None.
 
     This is the slot recorded for the call, or a tensor of the same size that the graph connects
-    with the call's target: a prediction may be reshaped between the model and the loss.
+    with the call's target. A prediction may be reshaped between the model and the loss.
     """
     by_key, elements = scene.table.by_key, call.prediction.elements
     if call.prediction_key is not None:
@@ -132,7 +132,7 @@ def place_of(scene: Scene, call: LossCall) -> Place:
 def classes_of(scene: Scene) -> int:
     """Returns the number of classes of a prediction with a target; 0 if there is none.
 
-    If there are several classifications, the last call counts: auxiliary losses come first.
+    If there are several classifications, the last call is used: auxiliary losses come first.
     """
     known = [call.classes for call in scene.calls if call.classes and call.target.is_integer]
     if known:

@@ -1,8 +1,8 @@
 """The checklist for training problems, answered by the findings of the rules.
 
 The questions follow the usual order of debugging: code, data, initialization, dynamics,
-activations, architecture. Each question lists the rules that answer it and which of them are
-decisive. A question is ticked only if all decisive rules could check the run and the recorded
+activations, architecture. Each question lists the rules that answer it, and states which of them
+are decisive. A question is ticked only if all decisive rules could check the run and the recorded
 values do not contradict them. Rules that no question lists (new rules, or the user's own) answer
 the last question of their family.
 """
@@ -20,10 +20,14 @@ from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.readings import Reading
 
 Colour = Literal["red", "amber", "green", "partly", "unchecked"]
-"""red: an error, or a finding that explains one; amber: a warning, a hint, only findings that
-another one explains, or values that answer the question with no; green: all decisive rules checked
-the run without findings, and no value contradicts them; partly: only some of the decisive rules
-could check the run; unchecked: no decisive rule could, or the required values are missing.
+"""The answer to a question:
+
+- red: there is an error, or a finding that explains an error.
+- amber: there is a warning or a hint, there are only findings that another finding explains, or the
+  values answer the question with no.
+- green: all decisive rules checked the run without findings, and no value contradicts them.
+- partly: only some of the decisive rules could check the run.
+- unchecked: no decisive rule could check the run, or the required values are missing.
 """
 
 
@@ -38,7 +42,8 @@ class Question:
         rules: further rules whose findings answer the question.
         families: folders of rules that answer the question unless another question names them.
         reading: the name of the run's values for the question.
-        experiment: the experiment with the script that answers the question, because no rule can.
+        experiment: the experiment with the training script that answers the question, if no rule
+            can answer it.
     """
 
     part: str
@@ -62,9 +67,9 @@ class Check:
     Attributes:
         question: the question of the checklist.
         colour: see `Colour`.
-        evidence: one sentence with the recorded values and one of the following: the worst finding,
-            the rules and the number of records that they checked, the result of an experiment, or
-            the reason why the question is not answered.
+        evidence: one sentence with the recorded values, followed by the worst finding, by the rules
+            and the number of records that they checked, by the result of an experiment, or by the
+            reason why the question is not answered.
         numbers: the run's values, such as "loss 2.27 → 3.60"; "" if unknown.
         looked: number of decisive rules that could check the run.
         deciding: number of decisive rules.
@@ -143,9 +148,9 @@ CHECKLIST = (
 """All questions, in their order."""
 
 _UNSEEN = (
-    "Problems that no rule can detect: targets that leak into inputs in part, samples that are "
-    "in both the training and the validation data, consistently wrong labels, and data that differ "
-    "from those in production."
+    "No rule can detect the following problems: targets that leak into inputs in part, samples "
+    "that are in both the training and the validation data, consistently wrong labels, and data "
+    "that differ from the data in production."
 )
 
 

@@ -36,15 +36,15 @@ _INTERVAL = 1.0
 _REFRESH = 10.0
 """Number of seconds after which the values of the checklist are stored again.
 
-They change with every step and would otherwise require a new document every second.
+The values change at every step. Without this limit, a new document would be stored every second.
 """
 
 _SHARE = 0.02
 """Maximum share of time for evaluating the findings."""
 
 _MOST_WITHDRAWN = 3
-"""How many times a rule's finding may be withdrawn and reported again; after that, it is only
-stored.
+"""Maximum number of times that a rule's finding is withdrawn and reported again. After that, the
+finding is only stored.
 """
 
 
@@ -111,7 +111,7 @@ class LiveRules:
             batches[-1].documents.update(self._conclude())
 
     def watch(self, batches: list[StepBatch]) -> None:
-        """Checks the next records immediately, if findings decide which steps are stored.
+        """Checks the next records immediately if findings determine which steps are stored.
 
         New findings are added to the documents by `publish`.
         """
@@ -260,7 +260,7 @@ class LiveRules:
 
 
 def _key(finding: Finding) -> tuple[str, object]:
-    """Returns the key of a finding: its rule and its severity, which may rise."""
+    """Returns the key of a finding: its rule and its severity. The severity may rise later."""
     return finding.rule, finding.weight
 
 

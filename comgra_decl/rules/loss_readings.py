@@ -18,7 +18,7 @@ FAR_RISE = 0.5
 """Relative increase that is considered a clear rise."""
 
 GAP = 2.0
-"""Maximum ratio of validation to training loss for them to be considered equal."""
+"""Maximum ratio of validation loss to training loss at which the two are considered equal."""
 
 _ZEROS = 5
 _FEW, _ENOUGH, _MANY = 2, 20, 100
@@ -35,8 +35,8 @@ class Ends:
             losses.
         last: the mean of the last tenth or quarter.
         noise: three standard errors of the difference of these means.
-        spread: the standard deviation of the losses behind `last`.
-        low: the lowest of the losses behind `last`.
+        spread: the standard deviation of the losses averaged in `last`.
+        low: the lowest of the losses averaged in `last`.
         count: the number of losses.
     """
 
@@ -111,7 +111,7 @@ class LossReadings:
         )
 
     def falling(self) -> Judged | None:
-        """Determines whether the loss falls, only from its first and last values."""
+        """Determines whether the loss falls; uses only its first and last values."""
         ends, type_ = self.ends(), self._type
         if type_ is None:
             return None
@@ -127,7 +127,7 @@ class LossReadings:
         return text, self._fall(ends)
 
     def _fall(self, ends: Ends) -> Literal["fine", "unknown", "poor", "bad"]:
-        """Compares the end with the first loss, a single value, and with the mean of the start.
+        """Compares the end with the first loss (a single value) and with the mean of the start.
 
         A loss that ends above its first value is never considered fine, even if it was higher in
         between.

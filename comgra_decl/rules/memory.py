@@ -57,9 +57,9 @@ class Streak:
         last: the last step of the latest streak.
         worst: the most extreme evidence in any streak.
         worst_step: the step of `worst`.
-        records: number of records in streaks, counted from the `patience`-th record of each.
+        records: number of records in streaks. Each streak is counted from its `patience`-th record.
         seen: number of records that contain the slot.
-        clean: number of records since the last streak in which the condition is known to be false.
+        clean: number of records since the last streak for which the condition is known to be false.
     """
 
     def __init__(self, patience: int, *, lowest: bool = False) -> None:
@@ -173,9 +173,10 @@ class Streak:
     def lasting(self) -> Slots:
         """Slots that had a streak and may still meet the condition.
 
-        A slot no longer meets the condition once it has been false for as many records as it was
-        true before, or for as many steps, because records become rarer in the course of a run. In
-        both cases, it must have been false for at least `patience` records.
+        A slot no longer meets the condition once the condition has been false for as many records,
+        or for as many steps, as it was true before. Steps are counted as well because records
+        become rarer in the course of a run. In both cases, the condition must have been false for
+        at least `patience` records.
         """
         held = np.maximum(self.records + self._patience - 1, self._patience)
         longer = self._newest - self.last > self.last - self.first
@@ -189,7 +190,7 @@ class Streak:
 
 
 def _at_latest(begins: Bools, values: NDArray[np.int64], known: Slots) -> NDArray[np.int64]:
-    """Returns the value at the latest beginning up to each row; before the first, `known`."""
+    """Returns, for each row, the value at the latest beginning; before the first, `known`."""
     rows = np.arange(len(begins))[:, None]
     latest = np.maximum.accumulate(np.where(begins, rows, -1), axis=0)
     taken = np.take_along_axis(np.broadcast_to(values, begins.shape), np.maximum(latest, 0), axis=0)
@@ -297,9 +298,9 @@ class Previous:
 class ClassCounts:
     """Number of occurrences of each class among the targets of a run.
 
-    Counts integer targets of any shape, and targets of floating-point zeros and ones, one per
-    sample. Ignores targets that are indices within the batch (each sample is its own class, as in
-    contrastive losses).
+    Counts integer targets of any shape. Floating-point targets are counted if they are zeros and
+    ones, with one value per sample. Ignores targets that are indices within the batch (each sample
+    is its own class, as in contrastive losses).
 
     Attributes:
         by_slot: the number of targets of each class, by slot and class.

@@ -61,7 +61,7 @@ class OwnParameters(Patient):
     message: str | None = None
     """Message if the expression is true."""
 
-    advice: str = "This is your own rule; its message describes the problem."
+    advice: str = "This is your own rule. Its message describes the problem."
     """Advice about the problem."""
 
 
@@ -201,7 +201,7 @@ class _UnimportedRule(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns a message about how to run the class."""
+        """Returns a message that explains how to run the class."""
         return (
             f"its class {self.path!r} was not imported; if you trust the run, use comgra-decl "
             "diagnose --trust, or diagnose(run, trust=True)"

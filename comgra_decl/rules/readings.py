@@ -1,7 +1,7 @@
 """The recorded values behind the answers to the checklist.
 
 Readings are collected for every run, regardless of its rules. They are shown next to the answer and
-can prevent a tick: an answer that the values contradict is never green.
+can prevent a tick, because an answer that the values contradict is never green.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from comgra_decl.rules.table import RECTIFIERS, SlotTable, elements_of
 from comgra_decl.rules.window import VARYING, Numbers, Window
 
 Verdict = Literal["fine", "unknown", "poor", "bad"]
-"""fine: the values do not contradict a tick; unknown: they do not allow a tick; poor and bad: they
-answer the question with no, regardless of the rules.
+"""The effect of the values on the answer:
+
+- fine: the values do not contradict a tick.
+- unknown: the values do not allow a tick.
+- poor, bad: the values answer the question with no, regardless of the rules.
 """
 
 
@@ -370,7 +373,7 @@ def _last_layer(scene: Scene) -> Reading | None:
 
 
 def _last(calls: Mapping[LossCall, Any]) -> LossCall:
-    """Returns the latest type of call: auxiliary losses come first."""
+    """Returns the latest type of call, because auxiliary losses come first."""
     return next(reversed(list(calls)))
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from comgra_decl.rules.base import Scene
 
 _DECOUPLED = ("AdamW", "SGD")
-"""Optimizers that subtract learning rate times weight decay of each weight per step."""
+"""Optimizers that, in each step, subtract learning rate * weight decay * weight from a weight."""
 
 _LOWERED = 0.01  # share of its maximum to which a schedule has reduced the learning rate
 
@@ -29,8 +29,8 @@ class LearningRates:
         first: the rate in the first record that has one; None before that.
         now: the rate in the newest such record.
         most: the largest rate so far.
-        zero: if the rate is now 0, the first step of this period and the step of the previous
-            record.
+        zero: if the rate is now 0, the first step at which it was 0 and the step of the record
+            before.
     """
 
     def __init__(self) -> None:
@@ -102,16 +102,16 @@ def raise_rate(scene: Scene, otherwise: str) -> str:
     if rates.zero is not None:
         first, after = rates.zero
         if after is None:
-            return "The learning rate is 0 from the start: set it, or check its schedule."
+            return "The learning rate is 0 from the start. Set it, or check its schedule."
         return (
             f"The learning rate is 0 {since(first, after)}; it was {rates.most:.3g} before. Check "
-            "its schedule: for how many steps is it designed, and is it called once per step or "
-            "per epoch?"
+            "the number of steps for which its schedule is designed, and whether the schedule is "
+            "called once per step or once per epoch."
         )
     if rates.now < _LOWERED * rates.most:
         return (
-            f"The learning rate has fallen from {rates.most:.3g} to {rates.now:.3g}: check its "
-            "schedule."
+            f"The learning rate has fallen from {rates.most:.3g} to {rates.now:.3g}. Check "
+            "its schedule."
         )
     return (
         f"Raise the learning rate of {rates.now:.3g}, or find out why the gradients are so small."
@@ -119,7 +119,7 @@ def raise_rate(scene: Scene, otherwise: str) -> str:
 
 
 def lower_rate(scene: Scene, otherwise: str, *, further: str = "") -> str:
-    """Returns advice about steps that are too large, without measures already taken.
+    """Returns advice about steps that are too large; omits measures that are already taken.
 
     Args:
         scene: facts about the run.
@@ -130,10 +130,10 @@ def lower_rate(scene: Scene, otherwise: str, *, further: str = "") -> str:
     if not rates.now:
         return otherwise
     warm = "" if rates.warms_up else ", or use a warmup"
-    clip = "; clip the gradient norm (to about 1)"
+    clip = "Clip the gradient norm (to about 1)."
     if scene.clipping.norm is not None:
-        clip = f"; gradients are already clipped to a norm of {scene.clipping.norm:.3g}"
-    text = f"Lower the learning rate of {rates.now:.3g}, at first by a factor of ten{warm}{clip}."
+        clip = f"Gradients are already clipped to a norm of {scene.clipping.norm:.3g}."
+    text = f"Lower the learning rate of {rates.now:.3g} (start with a tenth of it){warm}. {clip}"
     return f"{text} {further}".rstrip()
 
 
@@ -155,7 +155,7 @@ def lower_decay(scene: Scene, otherwise: str) -> str:
     )
     if rate * decay * max(scene.last_step, 1) < 1:
         return f"{removes}, which is too little to explain this: {elsewhere}."
-    return f"{removes}: lower the weight decay; 0.01 to 0.1 is common for AdamW."
+    return f"{removes}: lower the weight decay (0.01 to 0.1 is common for AdamW)."
 
 
 def decays(scene: Scene) -> bool:

@@ -28,7 +28,7 @@ class SlotTable:
         self._remembered: dict[object, Any] = {}
 
     def remembered(self, key: object, make: Callable[[SlotTable], T]) -> T:
-        """Returns `make(self)`, which is computed once per key."""
+        """Returns `make(self)`, computed only once per key."""
         if key not in self._remembered:
             self._remembered[key] = make(self)
         found: T = self._remembered[key]
@@ -177,8 +177,9 @@ def elements_of(info: SlotInfo) -> int:
 def usual_norm(info: SlotInfo) -> float:
     """Returns the l2 norm of a weight of this shape after PyTorch's default initialization.
 
-    Embeddings have a standard deviation of 1; other weights are uniform within 1 / sqrt(fan-in),
-    which is a root mean square of 1 / sqrt(3 * fan-in) (`torch.nn.Linear.reset_parameters`).
+    Embeddings have a standard deviation of 1. Other weights are distributed uniformly between
+    -1 / sqrt(fan-in) and 1 / sqrt(fan-in), so their root mean square is 1 / sqrt(3 * fan-in)
+    (`torch.nn.Linear.reset_parameters`).
     """
     fan_in = max(1, prod(info.shape[1:]))
     size = 1.0 if "Embedding" in info.module_class else 1 / sqrt(3 * fan_in)

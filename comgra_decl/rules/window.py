@@ -51,12 +51,12 @@ class Window:
         details: access to everything else.
         histograms: whether the run contains histograms.
         structures: hash of each record's dependency graph; None for records without one.
-        shape_codes: float32 [k, n]; 0 where a tensor has the shape in the slot table, otherwise 1 +
-            an index into `shapes`. None if all shapes are those of the slot table.
-        shapes: the other shapes.
-        facts: additional facts of each record, such as `records.LOSS_CALLS`; may be empty.
+        shape_codes: float32 [k, n]; 0 where a tensor has the shape in the slot table, otherwise 1
+            plus an index into `shapes`. None if all tensors have the shapes in the slot table.
+        shapes: the shapes that differ from the slot table.
+        facts: additional facts about each record, such as `records.LOSS_CALLS`; may be empty.
         skipped: bool [k]; the records in which mixed precision skipped an optimizer step because a
-            gradient was not finite. None if there are none.
+            gradient was not finite. None if no step was skipped.
     """
 
     table: SlotTable
@@ -176,7 +176,7 @@ class Window:
         )
 
     def without_skipped(self) -> Window:
-        """Returns the window without the unused gradients and updates of skipped steps."""
+        """Returns the window without the gradients and updates of skipped steps."""
         if self.skipped is None or not self.skipped.any():
             return self
         aggregates = self.aggregates.copy()

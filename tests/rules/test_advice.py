@@ -33,7 +33,7 @@ def scene(
         ({0: 0.1, 12: 0.1, 16: 0.0}, "0 from somewhere between steps 13 and 16 on; it was 0.1"),
         ({0: 0.0, 1: 0.0}, "The learning rate is 0 from the start"),
         ({0: 0.0, 1: 0.1, 2: 0.0}, "The learning rate is 0 from step 2 on"),
-        ({0: 0.1, 9: 1e-4}, "has fallen from 0.1 to 0.0001: look at its schedule"),
+        ({0: 0.1, 9: 1e-4}, "has fallen from 0.1 to 0.0001. Check its schedule"),
         ({0: 1e-9, 9: 1e-9}, "Raise the learning rate of 1e-09"),
         ({}, "as ever"),
     ],
@@ -60,14 +60,14 @@ def test_weights_that_fade(rate: float, decay: float, class_: str, words: str) -
 def test_steps_that_are_too_large_leave_out_a_warm_up_and_a_clip_that_are_there() -> None:
     plain = scene({0: 0.3, 5: 0.3})
     assert lower_rate(plain, "as ever") == (
-        "Lower the learning rate of 0.3, tenfold to begin with, or warm it up; clip the gradient "
-        "norm (to about 1)."
+        "Lower the learning rate of 0.3 (start with a tenth of it), or use a warmup. Clip the "
+        "gradient norm (to about 1)."
     )
     warm = scene({0: 0.01, 5: 0.3})
     warm.clipping.norm = 1.0
     assert lower_rate(warm, "as ever", further="Look.") == (
-        "Lower the learning rate of 0.3, tenfold to begin with; gradients are already clipped to "
-        "a norm of 1. Look."
+        "Lower the learning rate of 0.3 (start with a tenth of it). Gradients are already clipped "
+        "to a norm of 1. Look."
     )
     assert lower_rate(scene({}), "as ever") == "as ever"
 

@@ -88,7 +88,7 @@ def test_quit_ends_the_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", ["error", "warning", "hint"])
 def test_without_a_terminal_the_spec_is_refused(tmp_path: Path, limit: str) -> None:
     with (
-        pytest.raises(SpecError, match="standard input is not a terminal"),
+        pytest.raises(SpecError, match="requires a terminal as standard input"),
         comgra.trace("debug", root=tmp_path, overrides=[f"on_finding.break={limit}"]),
     ):
         pass

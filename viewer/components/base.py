@@ -3,9 +3,10 @@
 A component draws its parameters and sends small messages back. Messages are untrusted: each
 component checks them against what it shows before any callback runs.
 
-The browser keeps at most one message in flight. It waits for `ready` before the first one, since
-messages sent before Panel has loaded the page are lost, and for a change of `ack` before the
-next. Of several clicks in the meantime, only the newest is sent.
+The browser keeps at most one message in flight. It waits for `ready` before it sends the first
+message, because messages sent before Panel has loaded the page are lost. Before each further
+message, it waits for a change of `ack`. If the user clicks several times in the meantime, only the
+newest click is sent.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _LOG = logging.getLogger(__name__)
 def source(*names: str) -> str:
     """Returns the joined source of files in this folder.
 
-    Panel receives text rather than paths: it would fetch paths one by one, which fails in some
-    templates and in notebooks.
+    Panel receives text instead of paths, because it would fetch paths one by one, which fails in
+    some templates and in notebooks.
     """
     return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in names)
 
@@ -41,8 +42,8 @@ class Component(MessagingComponent):
     """A browser component that sends checked messages.
 
     Attributes:
-        ready: Whether the server answers messages: True once the page has loaded
-            (`pn.state.onload`; immediately in a notebook), never in a saved file.
+        ready: Whether the server answers messages. True once the page has loaded
+            (`pn.state.onload`), and immediately in a notebook. Never True in a saved file.
         ack: Number of handled messages, increased after the callbacks have returned.
     """
 
@@ -58,9 +59,9 @@ class Component(MessagingComponent):
     def on_message(self, callback: Callback) -> None:
         """Calls `callback` with every message that passed the check, in order.
 
-        By then the component's parameters (`selected`, `index`, `follow`, `query`) already match
-        the message. The browser sends its next message after the callbacks have returned, so they
-        should finish their work before returning.
+        When the callbacks run, the component's parameters (`selected`, `index`, `follow`, `query`)
+        already match the message. The browser sends its next message after the callbacks have
+        returned, so they should finish their work before returning.
         """
         self._callbacks.append(callback)
 
@@ -84,7 +85,7 @@ class Component(MessagingComponent):
         Requires `handover.js` in the component's source.
 
         Args:
-            name: File name; "" copies the content, a text, to the clipboard.
+            name: File name. If "", the content must be text and is copied to the clipboard.
             content: Content of the file.
             kind: MIME type.
         """

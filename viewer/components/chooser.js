@@ -1,5 +1,5 @@
-// Drop-downs and button rows with labels, updated in place: an open menu keeps its position while
-// other fields change.
+// Drop-downs and button rows with labels. They are updated in place, so that an open menu keeps its
+// position while other fields change.
 
 const MANY = 20; // menus with more options get a search box
 
@@ -42,7 +42,7 @@ export function render({ model }) {
     };
   }
 
-  // Filters a long menu by options that contain all typed words; Enter picks the first.
+  // Filters a long menu to the options that contain all typed words. Enter selects the first one.
   function finder(holder, field) {
     const input = htmlElement(holder, "input", "finder");
     Object.assign(input, { type: "search", placeholder: `Search ${field.options.length} options` });
@@ -100,7 +100,7 @@ export function render({ model }) {
     };
   }
 
-  // A number input with a range; sends when the user has finished.
+  // A number input with a range. Sends the number when the user has finished typing.
   function number(holder, field) {
     const input = htmlElement(holder, "input");
     input.type = "number";
@@ -119,7 +119,7 @@ export function render({ model }) {
     };
   }
 
-  // Buttons that trigger an action; none stays selected.
+  // Buttons that trigger an action. No button remains selected.
   function actions(holder, field) {
     const row = htmlElement(holder, "div", "buttons actions");
     for (const option of field.options) {

@@ -18,8 +18,8 @@ class Chooser(Component):
             bottom; each field is `{"name": str, "label": str, "value": str, "help": str,
             "style": "menu" | "buttons" | "actions" | "number", "options": [{"value": str, "label":
             str, "group": str}, ...], "low": int, "high": int}`. A menu with fewer than two options
-            is disabled; a number lies between `low` and `high`. JSON text, because param and Bokeh
-            compare nested lists slowly.
+            is disabled. A number lies between `low` and `high`. The layout is JSON text because
+            param and Bokeh compare nested lists slowly.
     """
 
     layout = param.String(default="[]")

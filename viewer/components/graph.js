@@ -9,7 +9,7 @@ class Graph {
   constructor(model) {
     this.model = model;
     this.outbox = new Outbox(model);
-    this.allEdges = null; // null: decided by their number; else the user's choice
+    this.allEdges = null; // the user's choice; null: depends on the number of edges
     this.anchor = null; // box that stays in place when the scene changes
     this.#build();
     this.camera = new Camera(() => this.#place());
@@ -92,7 +92,7 @@ class Graph {
   // ---- from the model
 
   #setScene() {
-    if (!this.camera.size.width) return; // not visible yet: fonts, colours and size are unknown
+    if (!this.camera.size.width) return; // fonts, colours and size are unknown until it is visible
     const old = this.index;
     const scene = this.model.scene;
     this.index = new SceneIndex(scene);
@@ -108,7 +108,7 @@ class Graph {
     this.#settle(old);
   }
 
-  // After a change of the scene, keeps the view anchored.
+  // Keeps the anchored box in place after the scene has changed.
   #settle(old) {
     const anchor = this.anchor ?? this.selected;
     this.anchor = null;
@@ -122,7 +122,7 @@ class Graph {
     this.camera.auto = auto;
   }
 
-  // Returns the box of an id or its substitute: the leftmost box inside, or the enclosing fold.
+  // Returns the box with an id, or else the leftmost box inside it, or the fold that contains it.
   #at(index, id) {
     const inside = [...index.boxes.values()].filter((box) => box.id.startsWith(`${id}.`));
     const leftmost = inside.sort((a, b) => a.x - b.x)[0];
@@ -186,8 +186,8 @@ class Graph {
     this.minimap.place();
   }
 
-  // Laying out all labels takes three quarters of the time of a zoom step, so large graphs hide
-  // them.
+  // Laying out all labels takes three quarters of the time of a zoom step, so they are hidden in
+  // large graphs.
   #hideLabels() {
     this.svg.classList.add("zooming");
     clearTimeout(this.labels);
@@ -242,7 +242,7 @@ class Graph {
   #select(id, { report = true, further = false } = {}) {
     clearTimeout(this.looking);
     const reported = report && id !== this.selected && this.index.boxes.has(id);
-    if (reported) this.outbox.post({ select: id }); // first, so that Python works while this is drawn
+    if (reported) this.outbox.post({ select: id }); // first: Python then works while this is drawn
     this.highlight.select(id, further);
     this.#showInfo();
   }

@@ -15,20 +15,20 @@ class GraphView(Component):
     """Draws a `Scene` and reports clicks.
 
     Messages: `{"select": box id}`, `{"look": box id}` (the pointer rests there), `{"expand": box
-    id}`, `{"collapse": scope or box id}`, `{"save": "csv"}` and `{"search": text}`, where the text
+    id}`, `{"collapse": scope or box id}`, `{"save": "csv"}` and `{"search": text}`. The text
     is user input or the full name of a node inside a folded group.
 
     Attributes:
         scene: `Scene.as_json()`.
         selected: Id of the highlighted box, or "". The browser highlights a clicked box itself
             before it sends the message.
-        heat: Paint per box id, `{"fill": "#rrggbb", "text": second line, "hatched": bool}`;
-            other boxes are drawn as missing. None: colours by kind.
-        legend: `{"title": str, "low": str, "high": str, "colors": ["#rrggbb", ...]}` for the heat;
-            optionally `"log": bool` (shown as text) and `"help": str` (a tooltip).
+        heat: Paint per box id, `{"fill": "#rrggbb", "text": second line, "hatched": bool}`. All
+            other boxes are drawn as missing. If None, boxes are coloured by kind.
+        legend: `{"title": str, "low": str, "high": str, "colors": ["#rrggbb", ...]}` for the heat.
+            Optional keys are `"log": bool` (shown as text) and `"help": str` (a tooltip).
         info: One line about the selected node, shown below the graph.
-        loose: `{"of": box id, "boxes": [box ids]}`: boxes connected only to other roles of the
-            selected node; they are drawn thinner.
+        loose: `{"of": box id, "boxes": [box ids]}`, the boxes connected only to other roles of the
+            selected node. They are drawn with thinner lines.
     """
 
     scene = param.Dict(default={"boxes": [], "edges": [], "width": 0, "height": 0, "bands": []})

@@ -2,7 +2,7 @@
 // a scope moves existing boxes instead of redrawing everything.
 
 const MOVE_AT_MOST = 250; // above this number, boxes jump without animation
-const SQUEEZE = 0.8; // narrowest width factor of a label before it is shortened
+const SQUEEZE = 0.8; // a label is shortened if it would need a smaller width factor
 
 class Boxes {
   constructor(layer) {
@@ -106,7 +106,7 @@ class Boxes {
   }
 
   // Colours boxes by a statistic, or by kind if `heat` is null. Sets colours on the elements
-  // themselves: inherited ones make the browser restyle everything below the group.
+  // themselves, because inherited colours make the browser restyle everything below the group.
   paint(heat) {
     for (const [id, item] of this.drawn) {
       const paint = heat ? heat[id] || { missing: true } : null;

@@ -4,7 +4,7 @@ const ZOOM_MAX = 2.5;
 const FIT_MAX = 1.15; // limit for small graphs
 const READABLE = 0.6; // minimum zoom of the first view, where possible
 const FAR = 0.45; // hide labels below this zoom
-const START = 0.9; // zoom of a first view that shows only a part
+const START = 0.9; // zoom of the first view if it shows only a part
 
 class Camera {
   constructor(changed) {
@@ -72,7 +72,7 @@ class Camera {
     this.auto = true;
   }
 
-  // Sets the first view: everything if readable, else a readable part around `box`.
+  // Sets the first view: the whole graph if it is readable, or else a readable part around `box`.
   start(box) {
     if (this.fitZoom >= READABLE || !box) return this.fit();
     const { x, y, width, height } = this.inner;

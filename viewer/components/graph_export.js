@@ -38,7 +38,7 @@ function copyLooks(from, to) {
   });
 }
 
-// Drawing programs do not support `color(srgb r g b / a)`, the browsers' result of color-mix.
+// Drawing programs do not support `color(srgb r g b / a)`, which browsers return for color-mix.
 function plainColour(value) {
   const mixed = /^color\(srgb ([\d.e-]+) ([\d.e-]+) ([\d.e-]+)(?: \/ ([\d.e-]+))?\)$/.exec(value);
   if (!mixed) return value;

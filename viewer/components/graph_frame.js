@@ -1,4 +1,4 @@
-// Around the drawing: legend, scope bands, minimap.
+// The elements around the drawing: legend, scope bands and minimap.
 
 const KINDS = ["input", "parameter", "buffer", "computed", "target", "loss"];
 const BAND_ROWS = 3; // deeper scopes can be collapsed by keyboard only
@@ -38,7 +38,7 @@ function drawScale(element, index, heat, legend) {
   if (paints.some((paint) => !paint)) extra("missing", "not recorded");
 }
 
-// Draws expanded scopes as brackets above their columns; a click collapses one.
+// Draws expanded scopes as brackets above their columns. A click on a bracket collapses its scope.
 class Bands {
   constructor(element, close) {
     this.element = element;
@@ -82,7 +82,7 @@ class Bands {
   }
 }
 
-// The minimap: the whole drawing with the visible part marked; hidden if everything is visible.
+// The minimap shows the whole drawing and marks the visible part. Hidden if all is visible.
 class Minimap {
   constructor(element, camera) {
     this.element = element;

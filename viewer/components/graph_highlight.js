@@ -1,5 +1,5 @@
-// Marks the selected node with what it depends on (blue) and what depends on it (orange), and
-// previews the same for the node under the pointer (dashed).
+// Marks the selected node, the nodes that it depends on (blue) and the nodes that depend on it
+// (orange). Previews the same for the node under the pointer (dashed).
 
 const HOPS_MOST = 4;
 
@@ -70,7 +70,7 @@ class Highlight {
     this.loosen(this.loose);
   }
 
-  // Makes the node the only one in the Tab order.
+  // Makes the node the only node in the Tab order.
   #takeFocus(id) {
     this.layers.nodes.querySelector('[tabindex="0"]')?.setAttribute("tabindex", -1);
     this.boxes.get(id)?.setAttribute("tabindex", 0);

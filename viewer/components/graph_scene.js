@@ -74,7 +74,7 @@ class SceneIndex {
     return `M${x1} ${y1}${curve(x1, y1, xa, lane)}L${xb} ${lane}${curve(xb, lane, x2, y2)}`;
   }
 
-  // Returns a height at which a horizontal line crosses no box of the columns; null: go straight.
+  // Returns a height at which a horizontal line crosses no box in the columns; null: no detour.
   #lane(columns, y1, y2) {
     const free = (y) => columns.every(({ boxes }) =>
       boxes.every((box) => y < box.y - 5 || y > box.y + box.h + 5));

@@ -1,4 +1,4 @@
-// Delivers what Python created: a download, or text for the clipboard.
+// Delivers content that Python created, as a download or as text for the clipboard.
 
 function handOver(message) {
   const file = message.data ?? message;
@@ -18,7 +18,7 @@ function offer(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-// The clipboard API exists on trusted origins only (this machine, https).
+// The clipboard API is available only on trusted origins (this machine, https).
 function toClipboard(text) {
   const old = () => {
     const area = document.createElement("textarea");

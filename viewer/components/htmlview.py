@@ -12,13 +12,13 @@ from comgra_decl.viewer.components.base import Component, Message, source
 class HtmlView(Component):
     """Shows HTML and reports clicks on marked elements.
 
-    Mark an element with `data-send="token"`; a click, or Enter or Space while it has the focus,
-    sends `{"send": token}`. Scripts in the HTML do not run, but names from a run must still be
-    escaped.
+    Mark an element with `data-send="token"`. A click on it, or Enter or Space while it has the
+    focus, sends `{"send": token}`. Scripts in the HTML do not run, but names from a run must still
+    be escaped.
 
     Attributes:
         html: HTML to show.
-        tokens: Tokens that `html` may send; all others are ignored.
+        tokens: Tokens that `html` may send; all other tokens are ignored.
         css: CSS of the content, fixed at construction.
     """
 

@@ -1,5 +1,5 @@
 // Shared by all components of the viewer. base.py joins the files into one module, so there are
-// no imports; the last file of a component exports `render`.
+// no imports. The last file of each component exports `render`.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -11,7 +11,7 @@ function svgElement(parent, tag, attributes = {}) {
   return element;
 }
 
-// Escapes invisible characters, like visible.py: a right-to-left mark would reverse a name.
+// Escapes invisible characters, like visible.py. A right-to-left mark would reverse a name.
 const UNSEEN = new RegExp("[\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e"
   + "\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb\\ud800-\\udfff\\u{e0000}-\\u{e007f}]", "gu");
 const hex = (code, digits) => code.toString(16).padStart(digits, "0");
@@ -69,8 +69,8 @@ painting.port1.onmessage = () => {
   }
 };
 
-// The figures on the page; searched only after the models have changed, since there are hundreds of
-// views.
+// The figures on the page. Searched only after the models have changed, because there are hundreds
+// of views.
 const known = { models: 0, views: [] };
 function figures() {
   if (!window.Bokeh) return [];
@@ -82,16 +82,16 @@ function figures() {
   return known.views.filter((view) => view.el.isConnected);
 }
 
-// For every painted glyph Bokeh rewrites the style sheet of an empty element, and the browser
-// restyles the whole figure.
+// For every painted glyph, Bokeh rewrites the style sheet of an empty element, which makes the
+// browser restyle the whole figure.
 function unplaced(figure) {
   for (const view of figure.computed_renderer_views ?? []) {
     if (view.model.type === "GlyphRenderer") view.update_position = () => {};
   }
 }
 
-// Sends messages one at a time and never before the page is ready. A message waits for the reply to
-// the previous one; a waiting message replaces an earlier one of the same kind.
+// Sends messages one at a time, and only once the page is ready. A message waits for the reply to
+// the previous message. A new message replaces a waiting message of the same kind.
 class Outbox {
   constructor(model) {
     this.model = model;
@@ -107,7 +107,7 @@ class Outbox {
   // Returns whether all messages have been answered.
   get idle() { return this.timer === null && !this.waiting.length; }
 
-  // With `first`, lets the browser paint its own update first, which the reply would delay.
+  // If `first` is set, the browser paints its own update first, because the reply would delay it.
   post(message, { first = false } = {}) {
     const kind = Object.keys(message)[0];
     const last = this.waiting.at(-1);

@@ -1,5 +1,5 @@
 // The bar of recorded steps. Steps arrive as arithmetic runs (start, stride, count), so 100,000
-// regular steps are three numbers; positions in between are computed, not stored.
+// regular steps are three numbers. Positions in between are computed, not stored.
 
 const LEFT = 10; // margin at both ends of the axis, for the handle
 const RIGHT = 14;
@@ -38,7 +38,7 @@ class Steps {
     return value - this.step(below) < this.step(above) - value ? below : above;
   }
 
-  // Returns the first run for which `holds`, which is false for all earlier and true for all later.
+  // Returns the first run for which `holds` is true. It must then be true for all later runs.
   #search(holds) {
     let [low, high] = [0, this.runs.length - 1];
     while (low < high) {
@@ -114,7 +114,7 @@ class StepBar {
     this.#drawHandle();
   }
 
-  // Draws single ticks where they are distinguishable, else a solid bar.
+  // Draws single ticks where they are distinguishable, and a solid bar elsewhere.
   #drawTicks() {
     let [ticks, dense, end, stretch] = ["", "", -Infinity, null];
     const close = () => {

@@ -19,7 +19,7 @@ class StepBar(Component):
 
     Attributes:
         steps: The recorded steps, ascending: a list or an integer array.
-        index: Position of the current step in `steps`; -1 without steps.
+        index: Position of the current step in `steps`; -1 if there are no steps.
         marks: Flags above the axis, `{"index": int, "color": "#rrggbb", "title": str}`.
         follow: Whether to show the newest step as it arrives.
         runs: Compact form of `steps` for the browser, see `arithmetic_runs`; set by the component.
@@ -58,8 +58,8 @@ class StepBar(Component):
 def arithmetic_runs(steps: ArrayLike) -> list[int]:
     """Returns ascending steps as `[start, stride, count, start, stride, count, ...]`.
 
-    Schedules record in regular strides, so a list of 100,000 steps becomes a handful of numbers. A
-    run of one step has stride 0.
+    Schedules record at regular intervals, so a list of 100,000 steps becomes a handful of numbers.
+    A run of one step has stride 0.
 
     Args:
         steps: Integers `[n]`, ascending.

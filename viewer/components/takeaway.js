@@ -39,7 +39,7 @@ export function render({ model, el }) {
 
 const named = (view, ending) => fileName(view.model.title?.text?.text ?? view.model.title?.text ?? "", ending);
 
-// Figures have a transparent background; text would be unreadable on other pages.
+// Figures have a transparent background, on which text could be unreadable on other pages.
 async function picture(view) {
   const { canvas } = view.export("png");
   const sheet = document.createElement("canvas");

@@ -1,4 +1,4 @@
-// Keeps the page's URL equal to the model's query and reports Back and Forward.
+// Keeps the page's URL in sync with the model's query, and reports Back and Forward.
 
 const REPLACE_DELAY = 200; // ms; browsers refuse more than about 100 changes in 30 s
 

@@ -12,13 +12,13 @@ _QUERY_LENGTH = 8000
 class UrlSync(Component):
     """Writes the URL query and reports Back and Forward.
 
-    Messages: `{"query": "?..."}`, once when the page is ready and on each history navigation. The
-    query is untrusted input.
+    Sends `{"query": "?..."}` once when the page is ready, and whenever the user goes back or
+    forward. The query is untrusted input.
 
     Attributes:
         query: Query part of the URL: "" or "?key=value&...".
-        push: Whether the next change of `query` adds a history entry (a node, a section)
-            or replaces the current one (a step). Set both in one `param.update`.
+        push: Whether the next change of `query` adds a history entry (for a node or a section) or
+            replaces the current entry (for a step). Set both in one `param.update`.
     """
 
     query = param.String(default="")

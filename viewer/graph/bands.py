@@ -15,7 +15,7 @@ def bands(scopes: Iterable[Opened], boxes: Sequence[Box]) -> tuple[Band, ...]:
     """Returns the bracket of each scope, in the first free row below its parent's bracket.
 
     A bracket spans the boxes that its scope computes. It also covers the scope's parameters, which
-    are one column before their consumer, unless that column belongs to a neighbour.
+    are one column to the left of their consumer, unless that column belongs to a neighbour.
     """
     scopes = list(scopes)
     wanted = {inner.id for scope in scopes for inner in scope.scopes}
@@ -37,7 +37,7 @@ def bands(scopes: Iterable[Opened], boxes: Sequence[Box]) -> tuple[Band, ...]:
 
 
 def _free_row(rows: list[list[Span]], span: Span, level: int) -> int:
-    """Returns the first row from `level` on without overlap, adding one if needed."""
+    """Returns the first row from `level` on without overlap; adds a row if necessary."""
     while level < len(rows) and any(a < span[1] and span[0] < b for a, b in rows[level]):
         level += 1
     rows.extend([] for _ in range(level + 1 - len(rows)))

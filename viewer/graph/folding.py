@@ -1,4 +1,4 @@
-"""Folding by module scope: which nodes get their own box and which share one.
+"""Folds the graph by module scope: decides which nodes get their own box and which share one.
 
 A scope is a proper dotted prefix of a node's name. A collapsed scope is one box. The node of a
 module (`blocks.0`) and the scope of the same name share that box; once the scope is expanded, the
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from comgra_decl.viewer.graph.model import GraphNode
 
-#: Fewer identical blocks than this are always drawn one by one.
+#: Minimum number of identical blocks that may share a box.
 SHORTEST_ROW = 3
 
 
@@ -89,7 +89,8 @@ def _measure(scope: Scope, shapes: dict[object, int]) -> None:
 def visible_boxes(root: Scope, expanded: frozenset[str], limit: int) -> list[Visible]:
     """Returns the boxes to draw.
 
-    Beyond `limit` boxes, rows of identical blocks share one box; the longest rows are merged first.
+    If there are more than `limit` boxes, rows of identical blocks share one box. The longest rows
+    are merged first.
     """
     merged: set[str] = set()
     boxes = list(_children(root, expanded, merged))
@@ -150,7 +151,7 @@ def _boxes(scope: Scope, expanded: frozenset[str], merged: AbstractSet[str]) -> 
 
 
 def _innermost(scope: Scope) -> Scope:
-    """Returns the scope to draw, skipping scopes that only wrap a single other one."""
+    """Returns the scope to draw, skipping scopes that only wrap a single other scope."""
     while scope.own is None and len(scope.ranked) == 1:
         scope = scope.ranked[0]
     return scope
@@ -167,7 +168,7 @@ def _closed_rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]
 
 
 def _rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]]:
-    """Yields a scope's children; identical collapsed neighbours come as one row."""
+    """Yields a scope's children; identical collapsed neighbours are combined in one row."""
     row: list[Scope] = []
     for child in scope.ranked:
         if row and _same(row[-1], child, expanded):
@@ -201,7 +202,7 @@ def default_expansion(nodes: Iterable[GraphNode], *, limit: int = 60) -> frozens
     """Returns the scopes to expand at first, so that at most about `limit` boxes are visible.
 
     Expands the tree level by level. Scopes with the same structure are expanded together or not at
-    all, so that a drawing never shows one block expanded and its twin collapsed.
+    all, so that a drawing never shows one of two identical blocks expanded and the other collapsed.
 
     Args:
         nodes: The nodes of the graph.
@@ -222,12 +223,12 @@ def default_expansion(nodes: Iterable[GraphNode], *, limit: int = 60) -> frozens
 
 
 def _all_below(rows: Iterable[str], scopes: Sequence[Scope]) -> bool:
-    """Returns whether every row lies in one of the scopes, so that nothing else was merged."""
+    """Returns whether every row lies in one of the scopes, that is, nothing else was merged."""
     return all(any(row.startswith(f"{scope.id}.") for scope in scopes) for row in rows)
 
 
 def _closed_below(scopes: Iterable[Scope]) -> list[list[Scope]]:
-    """Returns the scopes directly below `scopes`, grouped by equal shape."""
+    """Returns the scopes directly below `scopes`, grouped by shape."""
     twins: dict[int, list[Scope]] = {}
     for child in (_innermost(child) for scope in scopes for child in scope.ranked):
         if child.children:

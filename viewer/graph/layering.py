@@ -2,7 +2,7 @@
 
 Uses the classical layered method (Sugiyama, Tagawa and Toda 1981): break cycles, assign a column to
 every vertex, then sort each column by the mean position of the vertices' neighbours. Vertices are
-numbered by first execution. This number decides all ties, so that the same graph always gives the
+numbered by first execution. This number breaks all ties, so that the same graph always gives the
 same drawing.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 Edge = tuple[int, int]
 
-#: Half of the sweeps go right, half left; more did not change recorded or random graphs.
+#: Half of the sweeps go right, half left. More sweeps did not change recorded or random graphs.
 _SWEEPS = 6
 
 

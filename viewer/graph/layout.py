@@ -48,16 +48,16 @@ def build_scene(
 ) -> Scene:
     """Returns the drawing of a graph with some of its module scopes expanded.
 
-    Every node is in exactly one box. Edges inside a box disappear. Parallel edges are merged and
-    carry a gradient if any of them does. Edges with unknown nodes are ignored. Edges go from left
-    to right, except those that close a cycle (a reused group, a recurrent net).
+    Every node is in exactly one box. Edges inside a box are omitted. Parallel edges are merged into
+    one edge, which carries a gradient if any of them does. Edges with unknown nodes are ignored.
+    Edges go from left to right, except those that close a cycle (a reused group, a recurrent net).
 
     Args:
         nodes: The nodes of the graph, in any order.
         edges: `(source name, sink name, carries gradient)`, in any order.
         expanded: Expanded scopes: names of boxes with `folded`, as sent by `{"expand": id}`.
-        limit: With more boxes than this, three or more numbered neighbours of the same structure
-            share one box (longest rows first), unless that box is in `expanded`.
+        limit: If there are more boxes than this, three or more numbered neighbours of the same
+            structure share one box (longest rows first), unless that box is in `expanded`.
     """
     root = scope_tree(nodes)
     visible = sorted(visible_boxes(root, expanded, limit), key=lambda box: (box.order, box.id))
@@ -152,7 +152,7 @@ def _label(box: Visible) -> str:
 
 
 def _short(scope: Scope) -> str:
-    """Returns a name's last part, with the one before it if the last alone is ambiguous."""
+    """Returns a name's last part, preceded by the part before it if the last is ambiguous."""
     parts = scope.id.split(".")
     kind = scope.own.kind if scope.own else ""
     vague = scope.name.isdigit() or kind in ("parameter", "buffer")

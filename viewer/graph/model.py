@@ -12,10 +12,10 @@ from typing import Any
 #: Node kinds, in legend order.
 KINDS = ("input", "parameter", "buffer", "computed", "target", "loss")
 
-#: Kinds from outside the graph, for which a missing dependency is normal.
+#: Kinds that come from outside the graph, for which a missing dependency is normal.
 SOURCE_KINDS = frozenset({"input", "parameter", "buffer", "target"})
 
-#: Kinds independent of the step's input; values derived from them alone are drawn next to them.
+#: Kinds independent of the step's input. Values derived from them alone are drawn next to them.
 CONSTANT_KINDS = frozenset({"parameter", "buffer", "target"})
 
 
@@ -26,7 +26,7 @@ class GraphNode:
     Attributes:
         name: Dotted name; its proper prefixes are its module scopes.
         kind: One of `KINDS`.
-        order: Position of the node's first execution; smaller ran earlier.
+        order: Position of the node's first execution; nodes with a smaller position ran earlier.
         title: Other text about the node, such as its shape. Two blocks are identical only if their
             nodes' titles agree, ignoring the node's own name.
     """
@@ -44,14 +44,14 @@ class Box:
     Attributes:
         id: Name of the node or of the collapsed scope, or `first..last` of a row of scopes.
         label: Short text inside the box.
-        kind: Node kind, shown as colour; a fold has its own node's kind or that of its outputs.
+        kind: Node kind, shown as a colour. A fold has the kind of its own node or of its outputs.
         x: Left edge.
         y: Upper edge.
         w: Width.
         h: Height.
         folded: Whether the box can be expanded.
-        count: Number of nodes inside a fold (of all blocks in a row), else 1.
-        repeat: Number of identical blocks in this box, else 1.
+        count: Number of nodes inside a fold (over all blocks in a row); otherwise 1.
+        repeat: Number of identical blocks in this box; otherwise 1.
         members: Names of all nodes inside; the first represents the box.
         title: Tooltip text; may be empty.
         no_in: Whether the box lacks inputs although its kind needs them.
@@ -81,7 +81,7 @@ class Band:
     Spans what the scope computes and, where there is room, its parameters.
 
     Attributes:
-        id: Name of the scope; collapsing it folds everything below.
+        id: Name of the scope. Collapsing the scope folds everything below it.
         label: Part of the name that the parent's band does not show.
         level: Row of the bracket, 0 for the outermost; brackets in a row never overlap.
         x: Left end.
@@ -129,7 +129,7 @@ _BAND_FIELDS = tuple(field.name for field in fields(Band))
 
 
 def _plain(item: object, names: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the fields of a dataclass; `dataclasses.asdict` copies deeply, which is slower."""
+    """Returns the fields of a dataclass. `dataclasses.asdict` is slower: it copies deeply."""
     plain = {name: getattr(item, name) for name in names}
     if "members" in plain:
         plain["members"] = list(plain["members"])

@@ -13,10 +13,10 @@ ROW_GAP = 11.0
 BOX_HEIGHT = 36.0
 SOURCE_HEIGHT = 26.0  # sources are drawn smaller than computed nodes
 MIN_WIDTH, MAX_WIDTH = 62.0, 196.0
-FONT_SIZE, PADDING = 12.0, 24.0  # of a label; the browser squeezes or shortens wider ones
+FONT_SIZE, PADDING = 12.0, 24.0  # of a label; the browser squeezes or shortens wider labels
 
-# Widths in hundredths of the font size, of the widest common sans-serif font (DejaVu Sans; Verdana
-# is similar). Labels that fit there also fit in Roboto and Arial.
+# Widths in hundredths of the font size, for the widest common sans-serif font (DejaVu Sans; Verdana
+# is similar). Labels that fit in this font also fit in Roboto and Arial.
 _GLYPHS = {
     32: " ',.Iijl|/\\",
     40: '!"()-:;[]frt',

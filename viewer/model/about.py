@@ -1,4 +1,4 @@
-"""Facts about a run other than its records: spec, capture report, config, environment."""
+"""Facts about a run other than its records: spec, capture report, config and environment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Data of the Run section; `remarks` are warnings to show first."""
+    """Data for the Run section. `remarks` are warnings to show first."""
 
     summary: Facts
     entries: tuple[Entry, ...]

@@ -14,11 +14,11 @@ from comgra_decl.viewer.model.ranks import rank_in, without_rank
 from comgra_decl.viewer.model.runview import RunView
 
 OPEN_RUNS, HELD = 8, 384 << 20
-"""Maximum number of open runs and of bytes they hold; least recently used runs are closed first."""
+"""Maximum number of open runs and of their bytes. The least recently used run is closed first."""
 
 _BETWEEN_LISTS = 2.0  # seconds
 _BETWEEN_LOOKS = 0.2  # seconds
-_BETWEEN_REQUESTS = 5.0  # seconds; in a bucket, runs commit every ten seconds
+_BETWEEN_REQUESTS = 5.0  # seconds; in a bucket, a run commits every ten seconds
 _SHARE = 20  # listing may take at most 1/20 of the time
 _UNREADABLE = ("damaged", "unreadable")
 
@@ -62,7 +62,7 @@ class Catalogue:
         self._due: float | None = None  # None: never listed
 
     def poll(self, *, wait: bool = False) -> None:
-        """Refreshes the list of runs if it is due, in the background unless `wait` is set."""
+        """Refreshes the list of runs if it is due. Runs in the background unless `wait` is set."""
         if self._due is None or (wait and time.monotonic() >= self._due):
             self.refresh()
         elif self._listing is not None:
@@ -84,9 +84,9 @@ class Catalogue:
         return self._paths.get(without_rank(name))
 
     def default(self) -> str:
-        """Returns the name of the newest readable run with records, otherwise of the first run.
+        """Returns the name of the newest readable run with records, or else of the first run.
 
-        "" if there is no run.
+        Returns "" if there is no run.
         """
         readable = [entry for entry in self.entries if entry.readable]
         recorded = [entry for entry in readable if not entry.empty]
@@ -159,7 +159,7 @@ class Catalogue:
         newest = sorted(found, key=lambda run: run.started or 0.0, reverse=True)
         self._paths = {self._name(run): location(run.path) for run in newest}
         entries = tuple(self._entry(run) for run in newest)
-        if entries != self.entries:  # keep the same object while nothing changes
+        if entries != self.entries:  # keep the same object if nothing has changed
             self.entries = entries
 
     def _name(self, run: RunSummary) -> str:

@@ -91,7 +91,7 @@ def _tensor(view: RunView, at: Selection) -> tuple[Field, ...]:
     fields = [
         Field("role", "Role", at.role, roles, "Tensor of the node to show: output, weight, ..."),
         Field("iteration", "Iteration", str(at.iteration), numbers,
-              "Which of the node's calls within the step to show, from 0"),
+              "Which of the node's calls within the step to show, starting at 0"),
     ]  # fmt: skip
     passes = view.gradient_passes()
     if len(passes) > 1:
@@ -144,5 +144,5 @@ def _colours(view: RunView, colour: str) -> Field:
     rules = [rule for rule in dict.fromkeys([*rules_of(view), painted_rule(view, colour)]) if rule]
     options += [Option(f"{RULE}{rule}", rule_label(rule), "findings of a rule") for rule in rules]
     style = "buttons" if len(options) <= 3 else "menu"
-    help_ = "Colours the nodes by kind, statistic or findings at this step"
+    help_ = "Colours the nodes by kind, by statistic, or by findings at this step"
     return Field("colour", "Graph colours", colour, tuple(options), help_, style)

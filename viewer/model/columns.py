@@ -14,9 +14,9 @@ COLUMNS = 360
 def columns(
     steps: Steps, within: Window | None = None, *, most: int = COLUMNS
 ) -> tuple[float, float, NDArray[np.int64]]:
-    """Returns the extent in steps and each column's record index.
+    """Returns the extent in steps, and the record index of each column.
 
-    The extent covers all records, or a window if there are more than `most`.
+    The extent covers all records, or only a window if there are more than `most` records.
     """
     gaps = np.diff(steps)
     if len(steps) <= most and (len(gaps) == 0 or (gaps == gaps[0]).all()):
@@ -32,8 +32,8 @@ def columns(
 def strongest(numbers: Floats, steps: Steps, x0: float, x1: float, count: int) -> Floats:
     """Returns the value of largest magnitude in each column, [lines, count].
 
-    A single outlier among many steps remains visible. A column without a record repeats the
-    previous column.
+    As a result, a single outlier among many steps remains visible. A column without a record
+    repeats the previous column.
 
     Args:
         numbers: Recorded values [lines, k]; NaN where missing.

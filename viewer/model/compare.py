@@ -29,7 +29,7 @@ _NAN = math.nan
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One value of both sides; `recorded` tells for each side whether a NaN was recorded."""
+    """One value on both sides. `recorded` states for each side whether a NaN value was recorded."""
 
     here: float
     there: float
@@ -47,9 +47,9 @@ class Pair:
 
     @property
     def relative(self) -> float:
-        """Difference divided by the mean of the two magnitudes, from -2 to 2; 0 if they are equal.
+        """Difference divided by the mean of the two magnitudes, from -2 to 2.
 
-        NaN if either value is NaN.
+        0 if the values are equal, and NaN if either value is NaN.
         """
         total = abs(self.here) + abs(self.there)
         if math.isinf(total):
@@ -59,7 +59,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A tensor of both sides and its statistic; `broken` if either value is NaN or infinite."""
+    """A tensor on both sides and its statistic. `broken` if either value is NaN or infinite."""
 
     slot: Slot
     pair: Pair
@@ -68,11 +68,11 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Tensors ranked by difference, largest first, after those with non-finite values.
+    """Tensors ranked by difference. Non-finite values come first, then the largest differences.
 
     `compared` counts the tensors recorded at both steps. `only_here` and `only_there` list the
-    nodes that exist in only one run. `absent` counts the tensors of both runs that one of them did
-    not record at its step.
+    nodes that exist in only one run. `absent` counts the tensors that exist in both runs but were
+    not recorded at both steps.
     """
 
     rows: tuple[Ranked, ...] = ()
@@ -84,7 +84,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """Series of both sides; `there` is None if one run is compared with itself."""
+    """The series on both sides. `there` is None if one run is compared with itself."""
 
     here: Curve
     there: Curve | None
@@ -119,7 +119,7 @@ def _pair(name: str, here: dict[str, float], there: dict[str, float]) -> Pair:
 def ranking_of(
     view: RunView, other: Other, at: Selection, pass_: str, *, most: int = _SHOWN
 ) -> Ranking:
-    """Returns the tensors of a pass that differ most in the selected statistic, at most `most`."""
+    """Returns up to `most` tensors of a pass that differ most in the selected statistic."""
     if other.view is None:
         return Ranking()
     pairs = _pairs(view, other, at, pass_)
@@ -211,7 +211,8 @@ def paint_of(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
     """Returns the paint of each box and the legend, for relative differences of the statistic.
 
-    A box shows the difference of its own node, or else the largest difference inside it.
+    A box shows the difference of its own node or, if that is missing, the largest difference inside
+    it.
     """
     if other is None or other.view is None:
         return {}, None
@@ -225,7 +226,7 @@ def paint_of(
 
 
 def _pairs(view: RunView, other: Other, at: Selection, pass_: str) -> list[Ranked | None]:
-    """Returns each tensor of a pass that both runs have; None if a step lacks it."""
+    """Returns each tensor of a pass that exists in both runs; None if it is missing at a step."""
     assert other.view is not None
     if at.step is None or other.step is None:
         return []
@@ -274,7 +275,7 @@ def _by_node(rows: list[Ranked | None], graph: Graph, at: Selection) -> dict[str
 
 
 def _rank(slot: Slot, at: Selection) -> tuple[bool, bool, bool]:
-    """Sort key of a node's tensors: the selected one first, then outputs of this iteration."""
+    """Sort key for a node's tensors: the selected tensor first, then outputs of this iteration."""
     output, now = slot.role.startswith("output"), slot.iteration == at.iteration
     return (slot.node, slot.role) == (at.node, at.role) and now, output, now
 
@@ -321,7 +322,7 @@ def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) 
 
 
 def there_of(view: RunView, at: Selection) -> Selection:
-    """Returns the selection adjusted to the other run, which may lack the step type."""
+    """Returns the selection adapted to the other run, which may not have the step type."""
     type_ = at.type if at.type in view.types() else ""
     sample = at.sample
     known = sample is None or sample < view.run.sample_count

@@ -14,9 +14,8 @@ from comgra_decl.viewer.model.selection import Selection, nearest
 class Other:
     """The other side of a comparison.
 
-    `run` is its name, or "" for the displayed run. `view` and `step` are None if there is nothing
-    to compare with; `problem` then contains the reason. `pinned` tells whether the user chose the
-    step.
+    `run` is its name, or "" for the displayed run. If there is nothing to compare with, `view` and
+    `step` are None, and `problem` contains the reason. `pinned` is True if the user chose the step.
     """
 
     run: str = ""
@@ -35,9 +34,9 @@ def other_of(
         catalogue: Available runs.
         view: Displayed run.
         at: Current selection.
-        run: Name of the other run; "" or an unknown name: the displayed run.
-        step: Step to compare with; rounded to the nearest recorded one. None: the step of `at`, or
-            the first step if a run is compared with itself.
+        run: Name of the other run. "" or an unknown name selects the displayed run.
+        step: Step to compare with, rounded to the nearest recorded step. None selects the step of
+            `at`, or the first step if a run is compared with itself.
     """
     known = catalogue.entry(run) is not None
     try:

@@ -13,7 +13,7 @@ from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import Window
 
 ROWS, COLUMNS = 64, 320
-"""Maximum rows and columns, chosen for a small figure, since every cell is sent and painted."""
+"""Maximum numbers of rows and columns. They are small because every cell is sent and painted."""
 _TAIL = 0.01  # share of a record's values outside its range, per side
 _ODD = 0.05  # share of records that may exceed the range, per side
 
@@ -24,9 +24,9 @@ Floats = NDArray[np.float64]
 class Distribution:
     """Image [rows, columns] of value densities; each column is scaled to a maximum of 1.
 
-    Contains the square root of the density, so that tails stay visible next to a peak. Covers steps
-    `x0` to `x1` and values `y0` to `y1`; row 0 is the lowest value. NaN where there is no record. A
-    column shows the newest record up to its position.
+    Contains the square root of the density, so that tails remain visible next to a peak. Covers
+    steps `x0` to `x1` and values `y0` to `y1`. Row 0 contains the lowest values. NaN where there is
+    no record. A column shows the newest record up to its position.
     """
 
     image: Floats = field(default_factory=lambda: np.full((1, 1), np.nan))
@@ -76,8 +76,9 @@ def picture(
 def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
     """Returns a value range that contains nearly all values of nearly all records.
 
-    `shares` [k, bins] are cumulative shares. Takes outer quantiles of each record and then over
-    records, so that a single outlier or collapsed record does not determine the range.
+    `shares` [k, bins] are cumulative shares. Computes outer quantiles within each record, and then
+    quantiles of these over all records. As a result, a single outlier or collapsed record does not
+    determine the range.
     """
     known = ~np.isnan(shares[:, 0])
     lows, highs = (_quantile(shares[known], ranges[known], q) for q in (_TAIL, 1 - _TAIL))
@@ -100,10 +101,10 @@ def _quantile(shares: Floats, ranges: Floats, q: float) -> Floats:
 
 
 def _densities(edges: Floats, shares: Floats, spans: Floats) -> Floats:
-    """Returns the root of each record's share between consecutive `edges`, scaled to maximum 1.
+    """Returns the square root of each record's share between consecutive `edges`, [k, rows].
 
-    Computes all records together, [k, rows]; a loop over records took most of the time of a node
-    change.
+    Each record is scaled to a maximum of 1. All records are computed together, because a loop over
+    records took most of the time when the user selected another node.
     """
     bins = shares.shape[1]
     low, high = spans[:, :1], spans[:, 1:]

@@ -28,7 +28,7 @@ _RANK = {"hint": 0, "warning": 1, "error": 2}
 
 @dataclass(frozen=True, slots=True)
 class FindingMark:
-    """A step at which findings begin: its position and the worst severity."""
+    """A step at which findings begin, with its position and the worst severity."""
 
     index: int
     title: str
@@ -66,7 +66,7 @@ def painted_rule(view: RunView, colour: str) -> str | None:
 
 
 def finding_marks(view: RunView, type_: str) -> tuple[FindingMark, ...]:
-    """Returns a flag for each step at which findings begin; its title lists them, worst first."""
+    """Returns a flag for each step at which findings begin. The title lists them, worst first."""
     steps = view.steps(type_)
     marks: dict[int, FindingMark] = {}
     for finding in findings_of(view):
@@ -99,7 +99,7 @@ def severities(
     Considers only one rule if it is given.
     """
     worst: dict[tuple[str, str], tuple[str, str]] = {}
-    for finding in reversed(findings_of(view)):  # the first finding overwrites others
+    for finding in reversed(findings_of(view)):  # the first finding overwrites all others
         if at.step is None or not finding.first_step <= at.step <= finding.last_step:
             continue
         if rule and finding.rule != rule:

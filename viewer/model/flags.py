@@ -10,7 +10,7 @@ from comgra_decl.viewer.model.labels import pass_label
 from comgra_decl.viewer.model.runview import RunView
 
 MOST = 200
-"""Maximum number of flags; beyond it, evenly spaced ones are shown, always including the first."""
+"""Maximum number of flags. If there are more, the first and evenly spaced others are shown."""
 
 
 @dataclass(frozen=True, slots=True)

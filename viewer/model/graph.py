@@ -18,7 +18,7 @@ from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.palette import GREY, SCALE, colour_at, signed_colour
 
-_ENOUGH = 50_000  # values for the quantiles; sorting all takes longer than painting
+_ENOUGH = 50_000  # values for the quantiles; sorting all values takes longer than painting
 _DEPTH = 1e-8  # lower end of a logarithmic scale, relative to its upper end
 
 Edges = tuple[tuple[str, str, bool], ...]
@@ -28,10 +28,10 @@ Edges = tuple[tuple[str, str, bool], ...]
 class Graph:
     """Nodes and edges between nodes (source, sink, whether the edge carries a gradient).
 
-    Parameters, buffers that take part in the computation, and tensors of an earlier step get
+    Parameters, buffers that take part in the computation, and tensors from an earlier step get
     separate nodes ("encoder.weight", "cell (earlier step)"), although elsewhere they are roles of a
-    module's node: `parameters` maps them to (node, role). `roles` maps each edge to the roles of
-    its source and sink that it connects.
+    module's node. `parameters` maps these separate nodes to (node, role). `roles` maps each edge to
+    the roles that it connects, that of its source and that of its sink.
     """
 
     nodes: tuple[GraphNode, ...]
@@ -89,7 +89,7 @@ def graph_of(view: RunView, at: Selection) -> Graph:
                 kinds[beside] = kind
     names = [_drawn_name(key, kinds) for key in keys]
     computing = [node for node in view.nodes if view.kind(node) != "parameter"]
-    # Graphs list nodes in execution order; slots begin with parameters.
+    # Graphs list nodes in execution order, whereas parameters are the first slots.
     order = dict.fromkeys([*names, *computing, *parameters])
     nodes = tuple(
         _owned(view, name, i, kinds[name], parameters[name])
@@ -170,8 +170,8 @@ def heat_of(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Returns the paint of each box and the legend, for the selected statistic of one pass.
 
-    A folded group shows the value of its own module, or else the largest magnitude inside. It is
-    hatched if any value inside is NaN or infinite.
+    A folded group shows the value of its own module or, if that is missing, the largest magnitude
+    inside the group. It is hatched if any value inside is NaN or infinite.
     """
     whole = scale(view, at, pass_)
     values = node_values(view, at, graph, pass_)
@@ -207,8 +207,8 @@ def node_values(
 def _painted_slots(view: RunView, at: Selection, graph: Graph, pass_: str) -> dict[str, int]:
     """Returns the slot that colours each node.
 
-    The result is cached: except for the selected node, it depends only on the pass and the
-    iteration. A change of the step or the statistic only selects other values.
+    The result is cached because, except for the selected node, it depends only on the pass and the
+    iteration. If the step or the statistic changes, only other values are selected.
     """
     key = ("painted", id(graph), pass_, at.iteration)
     elsewhere = replace(at, node="", role="")
@@ -277,9 +277,9 @@ def _known(view: RunView, at: Selection, pass_: str) -> NDArray[np.float64]:
 def scale_of(values: NDArray[np.float64]) -> Scale:
     """Returns one scale for all values of a run, so that colours are comparable across steps.
 
-    One percent of the values on each side saturate. Signed values get a diverging scale; positive
-    values that span more than two orders of magnitude get a logarithmic one. If there are many
-    values, the quantiles are computed from an evenly spaced subset.
+    One percent of the values saturate at each end of the scale. Signed values get a diverging
+    scale. Positive values that span more than two orders of magnitude get a logarithmic scale. If
+    there are many values, the quantiles are computed from an evenly spaced subset.
     """
     if not len(values):
         return Scale(0.0, 1.0)

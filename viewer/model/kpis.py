@@ -22,7 +22,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """All lines of one KPI on common axes; `bounds` is the value range to show."""
+    """All lines of one KPI on the same axes. `bounds` is the value range to show."""
 
     title: str
     lines: tuple[Line, ...]
@@ -78,7 +78,7 @@ def _losses(view: RunView) -> list[Slot]:
 
 
 def _title(slot: Slot) -> str:
-    """Returns the chart title of a loss; numbered if a step has several losses."""
+    """Returns the chart title of a loss, with a number if a step has several losses."""
     title = slot.node if slot.role == "output" else f"{slot.node} {slot.role}"
     return f"{title}[{slot.iteration}]" if slot.iteration else title
 

@@ -18,11 +18,11 @@ STATISTIC_HELP = {
     "abs_max": "largest absolute value",
     "l2": "Euclidean norm of the values",
     "zero_fraction": "fraction of the values that are exactly 0",
-    "nonfinite": "count of values that are NaN or infinite",
+    "nonfinite": "number of values that are NaN or infinite",
     "rms": "root of the mean of the squared values",
     "snr": "absolute value of the mean divided by the standard deviation",
     "negative_fraction": "fraction of the values that are below 0",
-    "kurtosis": "fourth central moment over the squared variance (3 for a normal distribution)",
+    "kurtosis": "fourth central moment / squared variance (3 for a normal distribution)",
     **{
         f"q{q}": f"{q} % quantile of the values" for q in ("01", "05", "25", "50", "75", "95", "99")
     },

@@ -1,4 +1,4 @@
-"""The module tree: the contents of each module, and how much of the module is trained."""
+"""The module tree, with the contents of each module and how much of it is trained."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Parameter:
 
 @dataclass(slots=True)
 class Module:
-    """A line of the tree; counts include submodules and count tied parameters once.
+    """A line of the tree. Counts include submodules, and count tied parameters once.
 
     `node` is None if nothing was recorded for the module. `share` is the module's fraction of the
-    squared norm of all changes to the model; `ratio` is the norm of its change divided by the norm
-    of its weights. Both are None if the record lacks them.
+    squared norm of all changes to the model. `ratio` is the norm of the module's change divided by
+    the norm of its weights. Both are None if the record does not contain them.
     """
 
     key: Key
@@ -58,7 +58,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class ModuleTree:
-    """All modules, parents before children; `measure` names the quantity behind `share`."""
+    """All modules, parents before children. `measure` names the quantity that `share` refers to."""
 
     modules: Mapping[Key, Module]
     measure: str | None
@@ -121,7 +121,7 @@ def _nested(view: RunView, at: Selection) -> dict[Key, Module]:
 
 
 def _parent(modules: Mapping[Key, Module], top: int, path: str) -> Key | None:
-    """Returns the innermost displayed module that contains a path; containers are not displayed."""
+    """Returns the innermost displayed module that contains a path. Containers are not displayed."""
     while path:
         path = path.rpartition(".")[0]
         if (top, path) in modules:

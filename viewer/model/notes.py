@@ -8,7 +8,7 @@ from datetime import datetime
 from comgra_decl.viewer.model.runview import RunView
 
 MOST = 1000
-"""Maximum number of notes shown, the newest."""
+"""Maximum number of notes to show; the newest notes are shown."""
 
 
 @dataclass(frozen=True, slots=True)

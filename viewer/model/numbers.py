@@ -11,7 +11,7 @@ _MINUS = "\u2212"
 
 
 def number(value: float, *, digits: int = 4) -> str:
-    """Returns `value` with `digits` significant digits; outside 0.001 to 10,000 with exponents.
+    """Returns `value` with `digits` significant digits. Outside 0.001 to 10,000, uses exponents.
 
     NaN and infinity become "NaN" and "∞". Only the caller knows whether a NaN means "missing" and
     should be shown as `MISSING`.

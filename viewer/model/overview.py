@@ -59,7 +59,7 @@ def overview(
 ) -> Overview | None:
     """Returns the selected statistic of all tensors of a pass, or None if there are none.
 
-    Covers all steps, or a window.
+    Covers all steps, or only a window.
     """
     at = at.wide
     lines = _lines(view, at.iteration, ("forward", at.gradient))

@@ -17,7 +17,7 @@ def without_rank(run: str) -> str:
 
 
 def rank_in(run: str) -> int | None:
-    """Returns the rank in a name; None if it is missing or malformed, as in untrusted input."""
+    """Returns the rank in a name, which may be untrusted; None if it is missing or malformed."""
     number = run.partition(_MARK)[2]
     return int(number) if number.isascii() and number.isdecimal() and len(number) < 9 else None
 

@@ -25,7 +25,7 @@ Steps = NDArray[np.int64]
 _KINDS = ("loss", "computed", "input", "target", "buffer", "parameter")
 
 LASTING, PASSING = 48 << 20, 96 << 20
-"""Maximum size in bytes of an open run's caches: of single records, and of data over all steps."""
+"""Maximum sizes in bytes of an open run's caches for single records and data over all steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Rows:
         self._names = found.names
         self._values = found.values.astype(float)
         self._place = {key: i for i, key in enumerate(found.ids.tolist())}
-        self.nbytes: int = self._values.nbytes + 100 * len(found.ids)  # and the names of the lines
+        self.nbytes: int = self._values.nbytes + 100 * len(found.ids)  # 100 bytes per key
         self.batch_index = [*batch_index]
         self.labels = [*labels]
 
@@ -69,7 +69,7 @@ class Rows:
         return list(self._place)
 
     def line(self, key: int | None) -> dict[str, float]:
-        """Returns the numbers of one line by column; empty if there is no such line."""
+        """Returns the numbers in one line by column; empty if there is no such line."""
         if key not in self._place:
             return {}
         return dict(zip(self._names, self._values[self._place[key]].tolist(), strict=True))
@@ -81,11 +81,11 @@ class Rows:
 
 
 class RunView:
-    """A run with caches for the view models; one per run and process, shared by all sessions.
+    """A run with caches for the view models. Each process has one per run, shared by all sessions.
 
     `revision` increases whenever `refresh` finds new records, so that sessions notice them.
-    `number` is the rank if only one of several is shown; `whole` is the view of all ranks. Never
-    modifies the run.
+    `number` is the rank if only one of several ranks is shown. `whole` is the view of all ranks.
+    Never modifies the run.
     """
 
     def __init__(self, run: Run) -> None:
@@ -110,7 +110,7 @@ class RunView:
         return True
 
     def rank(self, number: int | None) -> RunView:
-        """Returns one rank of a distributed run; for None, all of them combined.
+        """Returns one rank of a distributed run, or all ranks combined for None.
 
         Raises:
             UnknownNameError: The rank was not recorded.
@@ -212,7 +212,7 @@ class RunView:
         )
 
     def shape(self, slot: Slot, at: Selection) -> tuple[int, ...]:
-        """Returns a slot's shape at the selected step; its first shape if it is not recorded."""
+        """Returns a slot's shape at the selected step, or its first shape if it is not recorded."""
         found = self.shape_if_recorded(slot, at)
         return slot.shape if found is None else found
 
@@ -300,7 +300,7 @@ class RunView:
         )
 
     def structure_hash(self, step: int, type_: str) -> str | None:
-        """Returns the hash of that graph (`Run.structure_hash`)."""
+        """Returns the hash of the graph valid at a step (`Run.structure_hash`)."""
         return self.run.structure_hash(step, type=type_ or None)
 
     def _handle(self, slot: Slot) -> Handle:

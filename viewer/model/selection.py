@@ -16,7 +16,7 @@ from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 class Selection:
     """The current selection in a run.
 
-    `type` "" means all training steps. `batch` is an aggregate over the batch ("mean", "std",
+    `type` is "" for all training steps. `batch` is an aggregate over the batch ("mean", "std",
     "abs_max") or a recorded sample's number ("0", "1", ...). `gradient` is the pass shown next to
     the forward pass. `step` is None if there are no records.
 
@@ -98,7 +98,7 @@ def _fitted(view: RunView, at: Selection) -> Selection:
 
 
 def nearest(steps: Steps, wanted: int | None) -> int | None:
-    """Returns the recorded step nearest to `wanted`, the earlier in a tie; the last for None."""
+    """Returns the recorded step nearest to `wanted` (the earlier in a tie); for None, the last."""
     if len(steps) == 0:
         return None
     if wanted is None:

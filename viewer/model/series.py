@@ -14,10 +14,10 @@ from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.selection import Selection
 
 POINTS, WIDE = 600, 2000
-"""Maximum number of points; longer lines are thinned, keeping the extremes of each stretch.
+"""Maximum number of points. Longer lines are thinned, keeping the extremes of each stretch.
 
-About two per pixel of a small figure and of a page-wide one. More points than a browser can show
-dominated the time of painting a line.
+The two numbers correspond to about two points per pixel of a small figure and of a page-wide
+figure. With more points than a browser can show, the points dominated the time of painting a line.
 """
 
 _LONE = 0.003
@@ -43,9 +43,9 @@ class Curve:
     """A line over steps.
 
     `low` and `high` are the limits of the band of one standard deviation over the batch (empty if
-    there is none). `context` is the batch mean behind the line of a single sample. NaN leaves a
-    gap; `broken` contains the steps with a recorded NaN or infinity. `bounds` is the value range to
-    show.
+    there is no band). `context` is the batch mean drawn behind the line of a single sample. NaN
+    leaves a gap. `broken` contains the steps with a recorded NaN or infinity. `bounds` is the value
+    range to show.
     """
 
     steps: Steps = field(default_factory=lambda: np.empty(0, np.int64))
@@ -64,7 +64,7 @@ class Curve:
         """
         values, high, context = log10(self.values), log10(self.high), log10(self.context)
         if len(values) and np.isnan(values).all() and not self.missing:
-            return replace(self, missing="No positive values; choose a linear y axis.")
+            return replace(self, missing="There are no positive values. Choose a linear y axis.")
         shown = bounds(values, high, context)
         low = np.where((self.low <= 0) & ~np.isnan(high), shown[0], log10(self.low))
         return replace(self, values=values, low=low, high=high, context=context, bounds=shown)
@@ -78,7 +78,7 @@ def curve(
     points: int = POINTS,
     within: Window | None = None,
 ) -> Curve:
-    """Returns the selected statistic of `slot` over all recorded steps, drawn by `drawn`."""
+    """Returns the selected statistic of `slot` over all recorded steps, thinned by `drawn`."""
     if slot is None:
         return Curve(missing="Not recorded for this tensor.")
     batch = at.batch if slot.batch_dim is not None else "mean"
@@ -183,12 +183,12 @@ def drawn(
     if within is None or len(keep) == len(values):
         return keep
     first, last = np.searchsorted(steps, within)
-    first = max(int(first) - 1, 0)  # one more on each side, where the line leaves the window
+    first = max(int(first) - 1, 0)  # one more point on each side, where the line leaves the window
     return np.union1d(keep, first + thin(values[first : last + 1], points))
 
 
 def thin(values: Floats, points: int) -> NDArray[np.int64]:
-    """Returns at most about `points` ascending indices of values: extremes, first and last."""
+    """Returns up to about `points` ascending indices: of extremes, and of the first and last."""
     size = len(values)
     if size <= points:
         return np.arange(size)

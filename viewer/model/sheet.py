@@ -22,10 +22,10 @@ LISTED = 100
 """Values per page of the list."""
 
 PIXELS = 10_000
-"""Maximum image size; larger slices show the largest magnitude of each block of cells."""
+"""Maximum image size. For larger slices, the largest magnitude in each block of cells is shown."""
 
 PHOTO = 65_536
-"""Maximum size of a colour image; larger ones are subsampled."""
+"""Maximum size of a colour image. Larger images are subsampled."""
 
 _TEXT = 4000  # characters
 
@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One dim of the recorded values; the first one of a batched tensor holds the samples."""
+    """One dim of the recorded values. The first dim of a batched tensor holds the samples."""
 
     name: str
     size: int
@@ -45,7 +45,7 @@ class Dim:
 class Tensor:
     """All recorded values of a tensor at a step, or the reason why they are missing.
 
-    `values` [*dims] have the recorded dtype; `fixed` is the selected sample, if any.
+    `values` [*dims] have the recorded dtype. `fixed` is the selected sample, if any.
     """
 
     values: Cells = field(default_factory=lambda: np.zeros(()))
@@ -67,7 +67,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Part of the cells: `cells` [rows, columns] start at `row`, `column` of `total`."""
+    """Part of a slice: `cells` [rows, columns], which start at `row` and `column` of `total`."""
 
     cells: Cells
     row: int
@@ -77,7 +77,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Page of the sorted values, from `first` on: `indices` [k, dims] and `values` [k]."""
+    """Page of the sorted values, starting at `first`: `indices` [k, dims] and `values` [k]."""
 
     indices: NDArray[np.int64]
     values: Cells
@@ -87,9 +87,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Image of a slice, `block` cells per pixel; `marks` are non-finite cells.
+    """Image of a slice with `block` cells per pixel. `marks` are non-finite cells.
 
-    `rgba` holds colours (uint32) instead if one dim holds colour channels.
+    If one dim holds colour channels, `rgba` holds the colours (uint32) instead.
     """
 
     image: Floats
@@ -127,7 +127,7 @@ def tensor_of(view: RunView, at: Selection, pass_: str) -> Tensor:
 
 
 def slot_of(view: RunView, at: Selection, pass_: str) -> Slot | None:
-    """Returns the slot of one pass of the selected tensor, or else of its first pass."""
+    """Returns the selected tensor's slot for one pass, or for its first pass if that is missing."""
     passes = view.passes(at.node, at.role, at.iteration)
     return passes.get(pass_) or passes.get("forward") or next(iter(passes.values()), None)
 
@@ -153,11 +153,12 @@ def window_of(tensor: Tensor, slicing: Slicing, wanted: str) -> Window:
 
 
 def listing_of(tensor: Tensor, order: str, wanted: str, *, whole: bool = False) -> Listing:
-    """Returns one page (or all) of the sorted values; NaN and infinities come first.
+    """Returns one page (or all) of the sorted values. NaN and infinite values come first.
 
     Args:
         tensor: Values to list.
-        order: "high", "low", "largest" or "smallest" (by magnitude) first; ties by position.
+        order: Which values come first: "high", "low", "largest" or "smallest" (by magnitude). Ties
+            are sorted by position.
         wanted: First line of the page, as in the URL.
         whole: Whether to list all values.
     """
@@ -185,7 +186,7 @@ def picture_of(tensor: Tensor, slicing: Slicing) -> Picture:
 
 
 def text_of(tensor: Tensor) -> str:
-    """Returns the text that a byte sample encodes; "" if it is not text."""
+    """Returns the text that a sample of bytes encodes; "" if it is not text."""
     values = tensor.chosen
     if values.dtype != np.uint8 or values.ndim > 1:
         return ""
@@ -230,7 +231,7 @@ def _block(dims: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _blocks(cells: NDArray[Any], block: tuple[int, int]) -> NDArray[Any]:
-    """Returns the cell of largest magnitude in each block; for marks, whether any is set."""
+    """Returns the cell of largest magnitude in each block, or for marks, whether any is set."""
     if block == (1, 1):
         return cells
     (rows, columns), (h, w) = cells.shape, block
@@ -243,7 +244,7 @@ def _blocks(cells: NDArray[Any], block: tuple[int, int]) -> NDArray[Any]:
 
 
 def _photo(cells: Floats) -> Picture:
-    """Returns colours; bytes unchanged, other values scaled from lowest to highest."""
+    """Returns colours. Bytes are unchanged, other values are scaled from lowest to highest."""
     stride = int(np.ceil(np.sqrt(cells.shape[0] * cells.shape[1] / PHOTO)))
     cells = cells[::stride, ::stride]
     finite = np.isfinite(cells)

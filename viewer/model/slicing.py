@@ -1,4 +1,4 @@
-"""Maps dims of a tensor to rows and columns of a table; other dims are fixed at an index."""
+"""Maps dims of a tensor to rows and columns of a table. Other dims are fixed at an index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Place = str | int
 class Slicing:
     """Placement of each dim: "y" (rows), "x" (columns), "c" (RGB channels) or an index.
 
-    Each axis occurs at most once; at least one occurs unless there are no dims.
+    Each axis occurs at most once. Unless there are no dims, at least one axis occurs.
     """
 
     places: tuple[Place, ...]
@@ -35,7 +35,7 @@ class Slicing:
         return self.places.index(axis) if axis in self.places else None
 
     def put(self, dim: int, place: Place) -> Slicing:
-        """Returns the slicing with a dim on an axis; the dim that was there swaps places."""
+        """Returns the slicing with a dim on an axis. The dim that was there swaps places."""
         places = list(self.places)
         holder = self.dim(place) if isinstance(place, str) else None
         if holder is not None:
@@ -50,11 +50,11 @@ def slicing_for(
     """Returns the slicing described by URL text for a shape; ignores parts that do not fit.
 
     Args:
-        text: See `Slicing.text`; untrusted. If it is malformed or has another number of dims, the
-            last two dims become rows and columns, and the others are fixed at index 0.
+        text: See `Slicing.text`; untrusted. If it is malformed or has a different number of dims,
+            the last two dims become rows and columns, and the others are fixed at index 0.
         shape: Sizes of the dims.
         fixed: Index of the first dim; overrides the text.
-        picture: Whether three channels default to colours.
+        picture: Whether three channels are shown as colours by default.
     """
     parts = text.split(",") if text else []
     if len(parts) != len(shape):

@@ -19,7 +19,7 @@ Numbers = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One number of a table. `recorded` distinguishes a NaN value from a missing one."""
+    """One number in a table. `recorded` distinguishes a NaN value from a missing value."""
 
     value: float = _NAN
     before: float = _NAN
@@ -38,7 +38,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsTable:
-    """Rows are statistics, columns are passes; `before` is the step used for comparison.
+    """A table with statistics as rows and passes as columns. `before` is the step to compare with.
 
     The columns are the forward pass, the selected gradient, and the update of a parameter.
     """
@@ -52,7 +52,7 @@ class StatisticsTable:
 class SampleTable:
     """One statistic per recorded sample: rows `(sample, cells)`, one cell per pass.
 
-    `batch_index` is each sample's index in the batch, `labels` its category, if any.
+    `batch_index` is each sample's index in the batch, and `labels` is its category, if any.
     """
 
     columns: tuple[str, ...]
@@ -122,7 +122,7 @@ def _sample_cell(rows: Rows | None, sample: int, statistic: str) -> Cell:
 
 
 def is_recorded(name: str, line: Numbers) -> bool:
-    """Returns whether a value, NaN or not, was recorded; some statistics apply to few tensors."""
+    """Returns whether a value was recorded, even NaN. Some statistics apply to few tensors."""
     broken = line.get("nonfinite", _NAN)
     applies = name in STATISTICS or not math.isnan(line.get(name, _NAN)) or broken > 0
     return applies and not math.isnan(broken)

@@ -1,4 +1,4 @@
-"""CSV files of the panes' data: every record at full precision, nothing thinned or scaled.
+"""CSV files with the panes' data: every record at full precision, not thinned or scaled.
 
 An empty cell means that nothing was recorded; `nan` and `inf` are recorded values.
 """
@@ -46,7 +46,7 @@ def series_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
 
 
 def distribution_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
-    """Returns a line per record: histogram range and count per bin."""
+    """Returns a line per record with the histogram's range and the count of each bin."""
     if slot is None:
         return written(["step", "low", "high"], [])
     steps, counts, ranges = view.histograms(slot, at.type)
@@ -59,7 +59,7 @@ def distribution_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
 
 
 def values_csv(tensor: Tensor) -> bytes:
-    """Returns a line per recorded value: its position and the number as its dtype prints it."""
+    """Returns a line per recorded value with its position and the number as its dtype prints it."""
     names = [dim.name for dim in tensor.dims]
     if tensor.missing is not None:
         return written([*names, "value"], [])
@@ -99,7 +99,7 @@ def kpi_csv(view: RunView, title: str) -> bytes:
 
 
 def overlay_csv(view: RunView, slot: Slot | None, other: Other, at: Selection) -> bytes:
-    """Returns a line per record of both sides, as recorded."""
+    """Returns a line per record with the recorded values of both sides."""
     sides = [("this", curve(view, slot, at, points=_ALL))]
     if other.view is not None and other.view is not view:
         match, there = counterpart(other.view, slot), there_of(other.view, at)
@@ -109,7 +109,7 @@ def overlay_csv(view: RunView, slot: Slot | None, other: Other, at: Selection) -
 
 
 def graph_csv(view: RunView, at: Selection, graph: Graph, colour: str) -> bytes:
-    """Returns a line per node: its facts, and the selected statistic of the displayed pass."""
+    """Returns a line per node with its facts and the selected statistic of the displayed pass."""
     pass_ = colour if colour in ("forward", *view.gradient_passes()) else "forward"
     values = node_values(view, at, graph, pass_)
     lines = (

@@ -1,4 +1,4 @@
-"""Rule results of a run: stored while recording, or computed on a background thread."""
+"""Rule results of a run, stored while recording or computed on a background thread."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class _Look:
 
 
 _looks: WeakKeyDictionary[RunView, _Look] = WeakKeyDictionary()
-_turn = threading.Lock()  # one check at a time per process: each takes CPU time and memory
+_turn = threading.Lock()  # one check at a time per process, because a check needs CPU and memory
 
 
 def found(view: RunView) -> Found:
-    """Returns the latest check if no records have been added since, or else the stored results."""
+    """Returns the latest check or, if records have been added since, the stored results."""
     look = _looks.get(view)
     kept: Diagnosis | None = view.now("stored findings", lambda: stored(view.run))
     if look is None:
@@ -66,7 +66,7 @@ def found(view: RunView) -> Found:
 
 
 def look(view: RunView) -> threading.Event:
-    """Starts a check of the whole run unless one is running; returns an event set at its end.
+    """Starts a check of the whole run unless one is running. Returns an event set at its end.
 
     Opens the run separately on a background thread, so that the page stays responsive. Sessions
     detect the end of the check through `looks`.

@@ -1,4 +1,4 @@
-"""Base of all panes: built once, updated in place, isolated from each other's errors."""
+"""Base class of all panes. A pane is built once, updated in place, and isolates its errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Act = Callable[..., None]
 _LOG = logging.getLogger(__name__)
 
 PASSES = ("forward", "gradient")
-"""Names of two panes side by side, by position."""
+"""Names of two panes that are shown side by side, by position."""
 
 TENSOR = frozenset({"run", "revision", "type", "node", "role", "iteration"})
 """Parameters that identify a tensor."""
@@ -64,8 +64,8 @@ class Exhibit:
 class Pane(ABC):
     """A view of the run.
 
-    `reads` names the state parameters that the pane depends on. `build` creates its objects once,
-    `update` changes them in place, `panel` goes on the page.
+    `reads` names the state parameters that the pane depends on. `build` creates the objects of the
+    pane once, `update` changes them in place, and `panel` is placed on the page.
     """
 
     reads: ClassVar[frozenset[str]]
@@ -100,7 +100,7 @@ class Pane(ABC):
         return type(self).__name__.removesuffix("Pane") + " pane"
 
     def refresh(self, shown: Shown) -> None:
-        """Updates the pane; on an error, only this pane is replaced by a message."""
+        """Updates the pane. If an error occurs, only this pane is replaced by a message."""
         self._shown = shown
         try:
             self.update(shown)
@@ -121,7 +121,7 @@ class Pane(ABC):
 
 
 _FAULT = (
-    "This is a bug in the viewer. The rest of the page still works, and this pane is drawn again "
+    "This is a bug in the viewer. The rest of the page still works. This pane will be drawn again "
     "after your next change. Please include the details in a bug report."
 )
 
@@ -140,7 +140,7 @@ def problem_card(title: str, error: BaseException) -> str:
 
 
 SAVE = "save:csv"
-"""Message that the button of `save_button` sends."""
+"""Message sent by the button that `save_button` returns."""
 
 
 def save_button(what: str) -> str:

@@ -115,7 +115,7 @@ class ComparePane(Pane):
         return overlay_csv(shown.view, slot, shown.other, shown.at)
 
     def update(self, shown: Shown) -> None:
-        """Updates the comparison; resends only what changed."""
+        """Updates the comparison; sends only what has changed."""
         other = shown.other
         if other is None:
             return  # another section is visible

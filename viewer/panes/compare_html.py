@@ -68,8 +68,8 @@ def _compared(ranking: Ranking) -> str:
     text = f"{count(both) if both else 'No'} {_tensors(both)} recorded at both steps"
     text += f"; showing the {shown} largest differences." if shown < both else "."
     if ranking.absent:
-        text += f" {count(ranking.absent)} more cannot be compared: no value was recorded at one "
-        text += "or both of the steps."
+        text += f" {count(ranking.absent)} more cannot be compared, because no value was recorded "
+        text += "at one or both of the steps."
     return text
 
 

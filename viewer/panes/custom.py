@@ -44,7 +44,7 @@ class CustomPane(Pane):
         return pn.Column(self._trouble, self._grid, sizing_mode="stretch_width", margin=0)
 
     def update(self, shown: Shown) -> None:
-        """Rebuilds the cards if the file was reloaded; updates those that depend on a change."""
+        """Rebuilds the cards if the file was reloaded; otherwise, updates the affected cards."""
         if self._file.version != self._version:
             self._version = self._file.version
             self._take(self._file)
@@ -116,7 +116,7 @@ def look_of(shown: Shown, act: Act) -> Look:
 
 
 def trouble_card(title: str, error: BaseException) -> str:
-    """Returns an error card for the user's file; the traceback starts in the user's code."""
+    """Returns an error card for the user's file. The traceback starts in the user's code."""
     text = str(error) or type(error).__name__
     if not isinstance(error, ComgraError):
         trace = error.__traceback__

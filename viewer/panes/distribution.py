@@ -24,7 +24,7 @@ SHADES = 64
 
 
 class DistributionPane(Pane):
-    """Histograms of one pass over steps; place 0 is forward, place 1 the gradient."""
+    """Histograms of one pass over steps. Place 0 is the forward pass, place 1 the gradient."""
 
     reads: ClassVar = TENSOR | {"step", "gradient"}
 
@@ -57,7 +57,7 @@ class DistributionPane(Pane):
         return distribution_csv(view, slots_of(view, at)[self._place], at)
 
     def update(self, shown: Shown) -> None:
-        """Redraws the image if the tensor changed; always moves the step marker."""
+        """Redraws the image if the tensor has changed. Always moves the step marker."""
         at, within = shown.at, self.frame.window
         key = (shown.view, shown.view.revision, at.type, at.node, at.role, at.iteration,
                at.gradient, within)  # fmt: skip
@@ -89,7 +89,7 @@ class DistributionPane(Pane):
 
 
 def shades(image: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Returns the shade index of each cell as uint8, an eighth of the size; NaN becomes 0.
+    """Returns the shade index of each cell as uint8, an eighth of the size. NaN becomes 0.
 
     Shade 0 is transparent. The values of `image` [rows, columns] are between 0 and 1.
     """

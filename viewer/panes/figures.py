@@ -34,7 +34,7 @@ IMAGE = ("image", "x", "y", "dw", "dh")
 """Columns of an image's data source: values [rows, columns], position, extent."""
 
 _LEGEND = ".bk-item .bk-label { color: var(--panel-on-surface-color, #444444) !important; }"
-"""CSS for legends: they are HTML, and Bokeh fixes their colour before the page has a theme."""
+"""CSS for legends. They are HTML, and Bokeh sets their colour before the page has a theme."""
 
 _TICK = """
 if (power) { tick = 10 ** tick }
@@ -55,15 +55,16 @@ DIGITS = "Menlo, monospace"
 Short, because each label looks up every font name.
 """
 FEW, _TICKS = 3, 5
-"""Maximum number of ticks of a small and of a large figure. In a small figure, drawing
-the labels takes nearly half of the paint time."""
+"""Maximum numbers of ticks in a small and in a large figure. In a small figure, drawing the labels
+takes nearly half of the paint time."""
 
 
 class Frame:
     """A figure with fixed ranges, a title, a marker for the current step, and a message.
 
-    An update of fixed ranges takes less than half the time of automatic ones. Dragging zooms, and a
-    double click resets the zoom. A new range from Python is used only if the user has not zoomed.
+    Fixed ranges are used because an update with automatic ranges takes more than twice as long.
+    Dragging zooms, and a double click resets the zoom. A new range from Python is used only if the
+    user has not zoomed.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Frame:
             self._x.on_change(end, back)
 
     def on_tap(self, callback: Callable[[float, float], None]) -> None:
-        """Calls `callback(x, y)` in data units on every click into the plot area."""
+        """Calls `callback(x, y)`, in data units, whenever the user clicks in the plot area."""
         self.figure.on_event(Tap, lambda event: callback(event.x, event.y))
 
     def show(
@@ -251,8 +252,8 @@ def image(fig: Any, source: ColumnDataSource, mapper: LinearColorMapper) -> Glyp
 def plainly(fig: Any, glyph: Glyph, source: ColumnDataSource) -> GlyphRenderer[Any]:
     """Draws a glyph into a figure.
 
-    Bokeh's figure methods add four copies of it for selection and hover states, most of the
-    objects on the page. The viewer selects nothing in figures.
+    Bokeh's figure methods would add four copies of it for selection and hover states, which would
+    be most of the objects on the page. The viewer does not use selections in figures.
     """
     drawn: GlyphRenderer[Any] = fig.add_glyph(
         source, glyph, selection_glyph=None, nonselection_glyph=None, hover_glyph=None,
@@ -276,7 +277,7 @@ def legend(items: list[LegendItem], *, visible: bool = True) -> Any:
 
 
 def put(source: ColumnDataSource, data: dict[str, Any]) -> None:
-    """Replaces the data of a source; sends nothing if it was empty and remains empty."""
+    """Replaces the data in a source. Sends nothing if the source was empty and remains empty."""
     columns: tuple[Any, ...] = (*data.values(), *dict(source.data).values())
     if any(len(column) for column in columns):
         source.data = data

@@ -1,4 +1,4 @@
-"""Findings: problems, where they began, what to do about them, and correlations."""
+"""Shows findings (problems, where they began, what to do about them) and correlations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_OTHERS = 6
 
 
 class FindingsPane(Pane):
-    """The findings pane, with links to tensors and steps; runs the rules once on finished runs."""
+    """The findings, with links to tensors and steps. Checks a finished run with the rules once."""
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "role", "looked"})
     sizing: ClassVar = "stretch_width"
@@ -41,7 +41,7 @@ class FindingsPane(Pane):
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Rewrites the content if anything changed; checks a run that is not live once."""
+        """Rewrites the content if anything has changed. Checks a run once if it is not live."""
         if shown.view.run.state != "live" and not looked_at(shown.view):
             self._look(shown)
         content = page_of(found(shown.view), shown)
@@ -49,7 +49,7 @@ class FindingsPane(Pane):
             self.view.param.update(html=content, tokens=_tokens(content))
 
     def _look(self, shown: Shown) -> None:
-        """Starts a check in the background; its end is detected by the session's polling."""
+        """Starts a check in the background. The session detects its end by polling."""
         over = look(shown.view)
         if pn.state.curdoc is None:  # a notebook has no polling
             over.wait()
@@ -109,7 +109,7 @@ def _bar(known: Found) -> str:
         text = "No rules were checked during recording."
     else:
         when = "during recording" if known.source == "recorded" else "just now"
-        text = f"{count(diagnosis.records)} records of training steps checked {when}."
+        text = f"{count(diagnosis.records)} training records were checked {when}."
     disabled = " disabled" if known.looking else f' data-send="{_LOOK}"'
     return (
         f'<p class="bar"><span role="status">{text}</span>'
@@ -281,6 +281,6 @@ def _button(send: str, text: str, class_: str = "go", *, title: str = "") -> str
 
 
 def _tokens(content: str) -> list[str]:
-    """Returns the messages that the page may send: all `data-send` values in it."""
+    """Returns the messages that the page may send, that is, all `data-send` values in it."""
     pieces = content.split('data-send="')[1:]
     return sorted({html.unescape(piece.partition('"')[0]) for piece in pieces})

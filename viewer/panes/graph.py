@@ -25,7 +25,7 @@ from comgra_decl.viewer.panes.base import Pane, Shown
 
 
 class GraphPane(Pane):
-    """The graph; a click selects a node, a double click expands a group."""
+    """The graph. A click selects a node, and a double click expands a group."""
 
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "batch", "statistic",
@@ -52,7 +52,7 @@ class GraphPane(Pane):
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Recomputes the layout if the graph or its folding changed, or else only colours."""
+        """Recomputes the layout if the graph or its folding has changed, otherwise only colours."""
         changes: dict[str, Any] = {}
         graph = shown.view.ever(
             ("graph", _structure_hash(shown), len(shown.view.slots)),
@@ -130,12 +130,12 @@ class GraphPane(Pane):
             self._select(found, expanded=expansion_for(found, self._opened))
 
     def _select(self, name: str, **changes: Any) -> None:
-        """Selects a drawn node without changing what the user has folded."""
+        """Selects a drawn node without changing which groups are folded."""
         node, role = self._tensor(name)
         self.act(**{"node": node, "role": role, "expanded": self._expanded, **changes})
 
     def _tensor(self, name: str) -> tuple[str, str]:
-        """Returns node and role of a drawn node; a parameter belongs to its module."""
+        """Returns the node and role of a drawn node. A parameter belongs to its module's node."""
         assert self._graph is not None
         node, role = self._graph.parameters.get(name, (name, ""))
         if not role and self._shown is not None:
@@ -147,7 +147,7 @@ class GraphPane(Pane):
 
 
 def best_match(names: list[str], text: str) -> str | None:
-    """Returns the best match: an exact name, or else the shortest that contains `text`.
+    """Returns the best match: an exact name, or else the shortest name that contains `text`.
 
     Names that end with the text are preferred.
     """

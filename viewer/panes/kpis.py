@@ -25,7 +25,7 @@ _EMPTY = (
 )
 
 _FEW = 300
-"""Maximum number of points drawn with markers; more markers would hide the line."""
+"""Maximum number of points for which a line has markers. More markers would hide the line."""
 
 _GRID = """
 :host { display: flex !important; flex-flow: row wrap !important; gap: 10px 20px; }
@@ -35,9 +35,9 @@ _GRID = """
 
 
 class KpisPane(Pane):
-    """One figure per KPI with a line per step type; a click jumps to that step.
+    """One figure per KPI with a line per step type. A click jumps to that step.
 
-    At most `most` figures, losses first.
+    Shows at most `most` figures, with losses first.
     """
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "scale"})
@@ -47,7 +47,7 @@ class KpisPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates an empty grid; figures are added with the first KPIs."""
+        """Creates an empty grid. Figures are added once there are KPIs."""
         self._figures: dict[str, _KpiFigure] = {}
         self._x_range = unit_range()
         self._drawn: object = None
@@ -68,7 +68,7 @@ class KpisPane(Pane):
         return kpi_csv(self._shown.view, name)
 
     def update(self, shown: Shown) -> None:
-        """Redraws the lines if there are new records; always moves the step markers."""
+        """Redraws the lines if there are new records. Always moves the step markers."""
         within = next((d.frame.window for d in self._figures.values()), None)
         key = (shown.view, shown.view.revision, shown.scale, within)
         if key != self._drawn:

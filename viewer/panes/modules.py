@@ -1,4 +1,4 @@
-"""The module tree: sizes, frozen and tied parameters, and each module's share of changes."""
+"""The module tree, with sizes, frozen and tied parameters, and each module's share of changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from comgra_decl.viewer.model.numbers import MISSING, count, number, shape
 from comgra_decl.viewer.model.tables import modules_csv
 from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_view, save_button
 
-_MOST_LINES = 60  # maximum lines expanded at first
+_MOST_LINES = 60  # maximum number of lines that are visible at first
 _EMPTY = (
     '<div class="notice"><h2>No modules yet</h2>'
     "<p>The modules appear with the first record.</p></div>"
@@ -22,7 +22,7 @@ _EMPTY = (
 
 
 class ModulesPane(Pane):
-    """A line per module; the triangle expands it, the line selects it."""
+    """A line per module. A click on the triangle expands it; a click on the line selects it."""
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "gradient"})
     sizing: ClassVar = "stretch_width"

@@ -19,7 +19,7 @@ _EMPTY = (
 
 
 class NotesPane(Pane):
-    """A line per note, newest last; a click shows the nearest recorded step."""
+    """A line per note, newest last. A click shows the nearest recorded step."""
 
     reads: ClassVar = frozenset({"run", "revision", "step"})
     sizing: ClassVar = "stretch_width"

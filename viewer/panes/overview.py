@@ -35,7 +35,7 @@ _GAP = "hatched: not recorded"
 
 
 class OverviewPane(Pane):
-    """The selected statistic of one pass; place 0 is forward, place 1 the gradient."""
+    """The selected statistic of one pass. Place 0 is the forward pass, place 1 the gradient."""
 
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "gradient", "batch",
@@ -113,7 +113,7 @@ class OverviewPane(Pane):
         self._mark_line(None if self._picture is None else self._picture.line_of(at))
 
     def _flag(self, pass_: str) -> None:
-        """Draws a diamond at the tensor and first step of each finding."""
+        """Draws a diamond at the tensor and the first step of each finding."""
         rows: list[tuple[int, float, str, str]] = []
         if self._shown is not None and self._picture is not None:
             lines = {(s.node, s.role): i for i, s in enumerate(self._picture.slots)}
@@ -150,7 +150,7 @@ class OverviewPane(Pane):
         self.frame.show(x=picture.all_, y=(float(lines), 0.0))
 
     def _label(self, labels: list[str]) -> None:
-        """Labels the lines, or evenly spaced ones if there are many."""
+        """Labels the lines, or only evenly spaced lines if there are many."""
         every = -(-len(labels) // _MOST_LABELS)
         ticks = range(0, len(labels), every)
         self._ticker.ticks = [line + 0.5 for line in ticks]

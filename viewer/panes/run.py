@@ -1,4 +1,4 @@
-"""The declared spec, the recorded data, and facts about the run."""
+"""Shows the declared spec, the recorded data, and facts about the run."""
 
 from __future__ import annotations
 

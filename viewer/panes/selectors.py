@@ -16,7 +16,7 @@ from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
 
 
 class SelectorsPane(Pane):
-    """All selectors except node and step, which users choose in the graph and the step bar."""
+    """All selectors except those for node and step, which users choose in graph and step bar."""
 
     reads: ClassVar = (TENSOR | {"gradient", "batch", "statistic", "colour", "scale", "looked"}) - {
         "step"
@@ -55,7 +55,7 @@ class SelectorsPane(Pane):
 
 
 def offer(chooser: Chooser, groups: Groups) -> None:
-    """Sets the options; unchanged options are not resent."""
+    """Sets the options. Unchanged options are not sent again."""
     parts = (
         f'{{"title": {json.dumps(title)}, "fields": [{", ".join(map(_json, fields))}]}}'
         for title, fields in groups
@@ -65,5 +65,5 @@ def offer(chooser: Chooser, groups: Groups) -> None:
 
 @lru_cache(maxsize=256)
 def _json(field: Field) -> str:
-    """Returns a field as JSON for `Chooser`; cached, because most fields rarely change."""
+    """Returns a field as JSON for `Chooser`. Cached, because most fields rarely change."""
     return json.dumps(asdict(field))

@@ -17,9 +17,9 @@ from comgra_decl.viewer.panes.hovering import STEP, SUBJECT, Row
 from comgra_decl.viewer.panes.inline import Inline, inline, inline_steps
 
 _FEW = 60
-"""Maximum number of points with markers, which would hide longer lines.
+"""Maximum number of points for which a line has markers. Markers would hide a longer line.
 
-A single point is always marked.
+A single point always gets a marker.
 """
 
 _LINE, _BAND = ("x", "y", "value"), ("x", "low", "high")
@@ -27,7 +27,7 @@ _CONTEXT = _DOTS = ("x", "y")
 
 
 class SeriesPane(Pane):
-    """The series of one pass; place 0 is forward, place 1 the gradient."""
+    """The series of one pass. Place 0 is the forward pass, place 1 the gradient."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic", "scale"}
 
@@ -68,7 +68,7 @@ class SeriesPane(Pane):
         return series_csv(view, slots_of(view, at)[self._place], at)
 
     def update(self, shown: Shown) -> None:
-        """Redraws the line if the tensor or statistic changed; always moves the step marker."""
+        """Redraws the line if the tensor or statistic has changed. Always moves the step marker."""
         at, within = shown.at, self.frame.window
         key = (shown.view, shown.view.revision, at.type, at.node, at.role, at.iteration,
                at.gradient, at.batch, at.statistic, shown.scale, within)  # fmt: skip
@@ -107,7 +107,7 @@ def _source(names: tuple[str, ...]) -> ColumnDataSource:
 
 
 def _columns(names: tuple[str, ...], x: Inline, *others: Inline) -> dict[str, Any]:
-    """Returns the columns of a source; empty if there is no data except the steps."""
+    """Returns the columns of a source, which are empty if there are no data except the steps."""
     columns = (x, *others) if len(others[0]) else ([] for _ in names)
     return dict(zip(names, columns, strict=True))
 

@@ -52,7 +52,7 @@ section + section { padding-top: 8px !important; }
 
 
 class SheetPane(Pane):
-    """Choices on the left, the whole slice as an image, and exact numbers on the right."""
+    """Choices on the left, an image of the whole slice, and exact numbers on the right."""
 
     reads: ClassVar = TENSOR | {"step", "batch", "pass_", "slicing", "order", "window"}
 
@@ -87,7 +87,7 @@ class SheetPane(Pane):
         return csv_of(self._tensor, self._slicing, self._shown.order)
 
     def update(self, shown: Shown) -> None:
-        """Reads the tensor if it changed; draws the slice and the table."""
+        """Reads the tensor if it has changed, and draws the slice and the table."""
         at = shown.at
         key = (shown.view, shown.view.revision, at, shown.pass_)
         if key != self._key:

@@ -73,7 +73,7 @@ def text_html(text: str) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Returns one recorded value: integers exactly, other values with six digits."""
+    """Returns one recorded value. Integers are exact; other values have six digits."""
     if value.dtype.kind in "biu":
         return str(value)
     if value.dtype.kind == "c":

@@ -1,4 +1,4 @@
-"""Image of a slice of raw values; a click moves the table to that position."""
+"""Image of a slice of raw values. A click moves the table to that position."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from comgra_decl.viewer.panes.figures import IMAGE, Frame, image, whole
 from comgra_decl.viewer.panes.hovering import CELL, SUBJECT
 
 _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
-_BACK = 3  # cells that stay visible before the clicked one
+_BACK = 3  # number of cells to show before the clicked cell
 
 
 class SheetPicture:
-    """A figure with an image; `panel` goes on the page."""
+    """A figure with an image. `panel` is placed on the page."""
 
     def __init__(self, look_at: Callable[[int, int], None]) -> None:
         self._drawn: object = None
@@ -55,7 +55,7 @@ class SheetPicture:
         self.frame.show_message("No values at this step.")
 
     def show(self, picture: Picture, *, key: object) -> None:
-        """Draws a slice unless `key` equals the key of the displayed slice."""
+        """Draws a slice, unless `key` is identical to the key of the displayed slice."""
         if key == self._drawn:
             return
         self._drawn = key
@@ -81,7 +81,7 @@ class SheetPicture:
         self.frame.label_left(down)
 
     def frame_window(self, window: Window, visible: bool) -> None:
-        """Outlines the cells shown in the table unless it shows all cells."""
+        """Outlines the cells that are shown in the table, unless the table shows all cells."""
         height, width = window.cells.shape
         self._box.update(
             left=window.column - 0.5, right=window.column + width - 0.5,

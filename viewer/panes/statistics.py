@@ -35,7 +35,7 @@ _COMPARED = 2  # number of columns compared with the previous record
 
 
 class StatisticsPane(Pane):
-    """Forward, gradient and update side by side; a click on a row selects a statistic or sample."""
+    """Forward, gradient and update side by side. A click on a row selects a statistic or sample."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic"}
 
@@ -50,7 +50,7 @@ class StatisticsPane(Pane):
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Rewrites all content, a few kilobytes."""
+        """Rewrites the whole content, which is a few kilobytes."""
         table = statistics_table(shown.view, shown.at)
         samples = sample_table(shown.view, shown.at)
         tokens = [f"statistic:{name}" for name, _ in table.rows]
@@ -103,7 +103,7 @@ def _statistics(table: StatisticsTable, shown: Shown) -> str:
 
 
 def _order(shown: Shown) -> str:
-    """Returns how the selected value was computed: per sample, then over the batch."""
+    """Returns how the selected value was computed, first per sample and then over the batch."""
     at = shown.at
     batched = any(s is not None and s.batch_dim is not None for s in slots_of(shown.view, at))
     alone = STATISTIC_HELP.get(at.statistic, "defined in the run's spec")

@@ -27,7 +27,7 @@ _BOXES: dict[str, list[Any]] = {"x": [], "y": [], "width": [], "height": []}
 
 
 class ValuesPane(Pane):
-    """Values of one pass; place 0 is forward, place 1 the gradient."""
+    """Values of one pass. Place 0 is the forward pass, place 1 the gradient."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch"}
 
@@ -86,7 +86,7 @@ class ValuesPane(Pane):
         return values_csv(Tensor() if other else tensor)
 
     def update(self, shown: Shown) -> None:
-        """Redraws if the tensor, the step or the sample changed."""
+        """Redraws if the tensor, the step or the sample has changed."""
         at = shown.at
         key = (shown.view, at.type, at.step, at.node, at.role, at.iteration, at.gradient, at.sample)
         if key != self._drawn:

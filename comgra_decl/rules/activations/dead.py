@@ -36,14 +36,15 @@ class DeadUnits(SlotRule):
     name = "dead_units"
     certainty = 0.75
     definition = (
-        "For `patience` records in a row, more than `share` of the gradient elements of a module's "
-        "bias and of its weight are exactly zero although other gradients are not. These elements "
-        "belong to units that are inactive for all samples of the batch. Alternatively, more than "
-        "`zeros` of the output of a rectifier is zero although its input is not entirely zero."
+        "For `patience` records in a row, more than `share` of the gradient elements are exactly "
+        "zero, both for a module's bias and for its weight, while other gradients are not. These "
+        "elements belong to units that are inactive for all samples in the batch. Alternatively, "
+        "more than `zeros` of the output of a rectifier is zero, while its input is not entirely "
+        "zero."
     )
     source = (
-        "SageMaker Debugger, which reports layers with more than half of their units dead; the "
-        "book chapter 'Debugging: Visualizing Activation Maps & Gradients' (99% zeros)."
+        "SageMaker Debugger, which reports layers in which more than half of the units are dead; "
+        "the book chapter 'Debugging: Visualizing Activation Maps & Gradients' (99% zeros)."
     )
     advice = (
         "Lower the learning rate, use He initialization with zero biases, normalize before the "
@@ -104,5 +105,5 @@ class DeadUnits(SlotRule):
         """Returns the message for a slot."""
         info, share = scene.table.infos[slot], self.streak.worst[slot]
         if info.kind == "parameter":
-            return f"{share:.0%} of the units of {info.key.node} are dead: they are never active."
+            return f"{share:.0%} of the units of {info.key.node} are dead, that is, never active."
         return f"{share:.1%} of {scene.table.place(slot)} is zero."

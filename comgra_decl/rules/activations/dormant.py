@@ -50,11 +50,11 @@ class DormantUnits(SampledRule):
     severity = "hint"
     certainty = 0.5
     definition = (
-        "In the output of an activation function, the mean magnitude of more than `share` of the "
-        "units is below `activity` times the mean over all units of the layer. Magnitudes are "
-        "averaged over the recorded samples of `looks` records; only every n-th record (`every`) "
-        "is used. A unit is a channel of an image, or an index of the last dimension for other "
-        "tensors."
+        "More than `share` of the units in the output of an activation function are dormant: "
+        "their mean magnitude is below `activity` times the mean over all units of the layer. "
+        "Magnitudes are averaged over the recorded samples from `looks` records; only every n-th "
+        "record (`every`) is used. A unit is a channel of an image, or an index of the last "
+        "dimension for other tensors."
     )
     source = "Sokar et al., The Dormant Neuron Phenomenon (2023), who use a threshold of 0.025."
     advice = (
@@ -90,7 +90,8 @@ class DormantUnits(SampledRule):
 
     def _add(self, slot: int, activity: NDArray[np.float64]) -> None:
         known = self._sums.get(slot)
-        if known is None or known.shape != activity.shape:  # another length means other units
+        # a different length means different units
+        if known is None or known.shape != activity.shape:
             known, self._looks[slot] = np.zeros(activity.shape), 0
         self._sums[slot] = known + activity
         self._looks[slot] += 1
@@ -104,8 +105,8 @@ class DormantUnits(SampledRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-            f"{self.streak.worst[slot]:.0%} of the units of {scene.table.place(slot)} are dormant: "
-            "they are hardly active compared with the others."
+            f"{self.streak.worst[slot]:.0%} of the units of {scene.table.place(slot)} are dormant, "
+            "that is, hardly active compared with the others."
         )
 
 

@@ -36,9 +36,9 @@ class HeavyDropout(SlotRule):
         "module is less than `kept` times the share in its input."
     )
     source = (
-        "Srivastava et al. (2014) keep at least half of the elements. The argument is the "
-        "probability of dropping an element in PyTorch, but that of keeping it in some other "
-        "libraries."
+        "Srivastava et al. (2014), who keep at least half of the elements. In PyTorch, the "
+        "argument is the probability of dropping an element; in some other libraries, it is the "
+        "probability of keeping one."
     )
     advice = (
         "Reduce the argument of Dropout, the probability of dropping an element. Values from 0.1 "
@@ -67,6 +67,6 @@ class HeavyDropout(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} keeps {self.streak.worst[slot]:.0%} of its input; the "
+            f"{scene.table.place(slot)} keeps {self.streak.worst[slot]:.0%} of its input. The "
             "argument of Dropout is the probability of dropping an element."
         )

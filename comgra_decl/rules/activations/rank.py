@@ -37,9 +37,9 @@ class RankCollapse(SlotRule):
     name = "rank_collapse"
     certainty = 0.55
     definition = (
-        "The effective rank of a matrix (the stable rank if the effective rank is not recorded) "
-        f"is below `fall` times its initial value (the median of {_FIRST} records) for `patience` "
-        "records in a row."
+        "For `patience` records in a row, the effective rank of a matrix is below `fall` times "
+        f"its initial value (the median over the first {_FIRST} records). If the effective rank "
+        "is not recorded, the rule uses the stable rank."
     )
     source = (
         "Roy and Vetterli (2007) for the effective rank; msprobe for monitoring the stable rank."
@@ -76,5 +76,5 @@ class RankCollapse(SlotRule):
         """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} has lost rank: its rank has fallen to "
-            f"{self.streak.worst[slot]:.1%} of the initial value."
+            f"{self.streak.worst[slot]:.1%} of its initial value."
         )

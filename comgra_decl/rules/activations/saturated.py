@@ -31,16 +31,16 @@ class Saturated(SlotRule):
     name = "saturated"
     certainty = 0.75
     definition = (
-        "The mean slope of a Tanh or Sigmoid module, relative to its maximum slope, is below "
-        "`slope` for `patience` records in a row. The slope is computed from the output y as 1 - "
-        "E[y^2] or 4 (E[y] - E[y^2]). The model's predictions are ignored because they are allowed "
-        "to saturate."
+        "For `patience` records in a row, the mean slope of a Tanh or Sigmoid module is below "
+        "`slope` times its maximum slope. This ratio is computed from the output y: 1 - E[y^2] "
+        "for Tanh, 4 (E[y] - E[y^2]) for Sigmoid. The model's predictions are ignored because "
+        "they are allowed to saturate."
     )
     source = "Karpathy, who counts units with |tanh| > 0.97, where the slope is 0.06."
     advice = (
         "Reduce the magnitude of the inputs: use smaller initial weights, a normalization layer "
-        "before the activation, inputs with unit variance, or a lower learning rate. Or use "
-        "another activation function."
+        "before the activation, inputs with unit variance, or a lower learning rate. "
+        "Alternatively, use another activation function."
     )
     explained_by = ("nonfinite", "large_update", "input_scale")
     Parameters = SaturatedParameters

@@ -49,16 +49,17 @@ class PoorInitialisation(SlotRule):
     name = "poor_initialisation"
     certainty = 0.65
     definition = (
-        "In the first `within` records, and for `patience` of them in a row, one of the following "
-        "is true. The standard deviation of the output of a layer with weights is above `ratio` "
-        "times the median over the model's layers, or below 1 / `ratio`^2 times that median. The "
-        "standard deviation is above `ratio`, and above a third of `ratio` times the smallest "
-        "standard deviation among the preceding layers. Alternatively, the median is below `small`."
+        "In the first `within` records, at least one of the following conditions holds for "
+        "`patience` records in a row. (1) The standard deviation of the output of a layer with "
+        "weights is above `ratio` times the median over the model's layers, or below 1 / "
+        "`ratio`^2 times that median. (2) The standard deviation is above `ratio`, and also "
+        "above a third of `ratio` times the smallest standard deviation among the preceding "
+        "layers. (3) The median is below `small`."
     )
     source = (
         "SageMaker Debugger, which reports a ratio of more than 10 between the largest and "
-        "smallest variance of layers; TheDeepChecker, which reports standard deviations outside "
-        "0.5 to 2. This rule is more tolerant because heads often start small."
+        "smallest variance of layers. TheDeepChecker, which reports standard deviations outside "
+        "the range from 0.5 to 2. This rule is more tolerant because heads often start small."
     )
     advice = (
         "Use He initialization (ReLU) or Glorot initialization (tanh), scale residual branches by "
@@ -127,15 +128,16 @@ class ActivationDrift(SlotRule):
     name = "activation_drift"
     certainty = 0.5
     definition = (
-        "For `patience` records in a row, the standard deviation of a tensor (over its elements, "
-        "or across the batch if that is larger) is above `growth` times its initial value (the "
-        f"median of the first {_FIRST} records), or below 1 / `fall` of it. Tensors that start "
-        "below the median of all outputs may grow to `growth` times that median, because some "
-        "branches start at zero. Predictions, their logits and losses are ignored."
+        "For `patience` records in a row, the standard deviation of a tensor is above `growth` "
+        "times its initial value, or below 1 / `fall` times that value. The initial value is the "
+        f"median over the first {_FIRST} records. The standard deviation is computed over the "
+        "elements, or across the batch if that is larger. Tensors that start below the median "
+        "over all outputs may grow to `growth` times that median, because some branches start at "
+        "zero. Predictions, their logits and losses are ignored."
     )
     source = (
-        "A plan in comgra's README (report an unbounded growth of the variance); TheDeepChecker's "
-        "growth rates."
+        "A plan in comgra's README (report a variance that grows without bound); "
+        "TheDeepChecker's growth rates."
     )
     advice = (
         "Add normalization (LayerNorm, RMSNorm) or weight decay, or lower the learning rate. If a "
@@ -181,7 +183,7 @@ class ActivationDrift(SlotRule):
 
 
 def _before(spread: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns the smallest spread of all preceding layers for each layer; NaN for the first."""
+    """Returns, for each layer, the smallest spread of all preceding layers; NaN for the first."""
     rank = np.argsort(order, kind="stable")
     smallest = np.fmin.accumulate(spread[:, rank], axis=1)
     found = np.full(spread.shape, np.nan)
@@ -194,9 +196,9 @@ def _embeds(module_class: str) -> bool:
 
 
 def _normalized(scene: Scene) -> set[int]:
-    """Returns the slots that enter only normalization layers, by the graphs so far.
+    """Returns the slots that enter only normalization layers, according to the graphs so far.
 
-    They may do so through modules that only pass on or reshape one tensor, such as the patch
+    Between the two, there may be modules that only pass on or reshape one tensor, such as the patch
     embedding that contains the layer.
     """
     infos, sources = scene.table.infos, sources_of(scene)

@@ -1,4 +1,4 @@
-"""Attention without a useful pattern: all on one token, or every token on itself."""
+"""Attention without a useful pattern: all on one token, or from every token to itself."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class AttentionCollapse(SlotRule):
     name = "attention_collapse"
     certainty = 0.7
     definition = (
-        "Attention is spread over fewer than `tokens` tokens for `patience` records in a row. The "
-        "number of tokens is computed as 1 / E[sum p^2], where the expectation is over all rows "
-        "of probabilities p. A tensor is treated as attention if it has at least three dimensions "
-        f"and {FEWEST_TOKENS} tokens, all its elements are in [0, 1], and its mean is consistent "
-        "with rows that sum to 1."
+        "For `patience` records in a row, attention is spread over fewer than `tokens` tokens. "
+        "The number of tokens is computed as 1 / E[sum p^2], where the expectation is over all "
+        "rows of probabilities p. A tensor is treated as attention if it has at least three "
+        f"dimensions and {FEWEST_TOKENS} tokens and all its elements are in [0, 1]. Its mean must "
+        "also be consistent with rows that sum to 1."
     )
     source = (
         "Entropy collapse: Zhai et al., Stabilizing Transformer Training (2023). The rule uses the "
@@ -152,9 +152,9 @@ class AttentionSink(_Pattern):
 
     name = "attention_sink"
     definition = (
-        "More than `share` of the attention of all queries, heads and recorded samples goes to the "
-        "same token for `patience` checked records in a row. This can be the first token or any "
-        "other."
+        "For `patience` checked records in a row, more than `share` of the attention of all "
+        "queries, heads and recorded samples is on the same token. This can be the first token "
+        "or any other."
     )
     source = (
         "Attention sinks: Xiao et al., Efficient Streaming Language Models (2024), who find more "
@@ -162,9 +162,9 @@ class AttentionSink(_Pattern):
         "book chapter 'Debugging: Visualizing Activation Maps & Gradients'."
     )
     advice = (
-        "Individual heads do this when they have nothing to contribute. If all heads do, every "
-        "token receives the same value. Check whether the mask allows attention to other tokens. "
-        "If the logits grow, normalize queries and keys, or lower the learning rate."
+        "A single head behaves like this when it has nothing to contribute. If all heads do, "
+        "every token receives the same value. Check whether the mask allows attention to other "
+        "tokens. If the logits grow, normalize queries and keys, or lower the learning rate."
     )
 
     @staticmethod
@@ -186,13 +186,13 @@ class AttentionDiagonal(_Pattern):
 
     name = "attention_diagonal"
     definition = (
-        "More than `share` of the attention of all queries, heads and recorded samples is on the "
-        "diagonal for `patience` checked records in a row. The rule applies only if there are as "
-        "many queries as tokens."
+        "For `patience` checked records in a row, more than `share` of the attention of all "
+        "queries, heads and recorded samples is on the diagonal. The rule applies only if there "
+        "are as many queries as tokens."
     )
     source = (
         "The diagonal pattern in the book chapter 'Debugging: Visualizing Activation Maps & "
-        "Gradients'; own default."
+        "Gradients'. The default was chosen for this rule."
     )
     advice = (
         "A layer in which tokens attend only to themselves passes its input on unchanged. Check "

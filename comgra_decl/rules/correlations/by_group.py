@@ -39,8 +39,8 @@ def differing(series: Series) -> list[Candidate]:
 def _free(labels: n.Floats, ranks: n.Floats) -> n.Doubles:
     """Returns the number of independent records behind each pair, [groups, metrics].
 
-    Differences between groups do not count as autocorrelation: if tags alternate, a metric that
-    depends on them alternates too.
+    Differences between groups do not count as autocorrelation, because a metric that depends on
+    alternating tags alternates too.
     """
     own, theirs = n.normalized(labels), n.normalized(ranks)
     count = (ranks != 0).sum(axis=0).astype(float)
@@ -71,9 +71,9 @@ def differences(
 
     Args:
         member: whether each case belongs to each group, [cases, groups].
-        labels: the same as numbers, with the mean of comparable cases subtracted.
+        labels: `member` as numbers, with the mean over comparable cases subtracted.
         raw: the values of each metric, [cases, metrics].
-        ranks: their ranks among comparable cases, -1 to 1; 0 where missing.
+        ranks: the rank of each value among comparable cases, from -1 to 1; 0 where it is missing.
         free: the number of independent cases behind each pair, [groups, metrics].
         firsts: the names of the groups.
         seconds: the names of the metrics.

@@ -13,7 +13,7 @@ from comgra_decl.rules.correlations.series import Series, is_group
 from comgra_decl.rules.memory import Bools
 
 LEAST_RECORDS = 40
-"""Minimum number of records; with fewer, correlations by chance are too large."""
+"""Minimum number of records; with fewer records, chance correlations are too large."""
 
 LEAST_STRENGTH = 0.3
 """Minimum correlation to report; weaker ones explain less than a tenth of the changes."""
@@ -78,7 +78,7 @@ def _clear(
 
 
 def _results_first(name: str) -> tuple[bool, bool]:
-    """Returns a sort key for metrics: in a pair, the cause is compared with the result."""
+    """Returns a sort key for metrics: each pair then compares the cause with the result."""
     return not is_loss_name(name), of_metric(name) != Origin.OUTCOME
 
 
@@ -88,8 +88,8 @@ def _known(
 ) -> Bools:  # fmt: skip
     """Returns a mask of shape [sides, names] of the pairs that are trivially related.
 
-    These are a metric with itself or an earlier one, two names of one quantity, a loss with its
-    parts, and a loss with its gradients.
+    These are pairs of a metric with itself or an earlier metric, two names for one quantity, a loss
+    and its parts, or a loss and its gradients.
     """
     rows = np.arange(len(sides))[:, None] - (len(sides) - len(names))
     skip = ((rows >= 0) & (rows <= np.arange(len(names))[None])) | (np.abs(same) > SAME)
@@ -104,7 +104,7 @@ def _known(
 def _best_lags(
     candidates: n.Floats, targets: n.Floats, lags: NDArray[np.int64]
 ) -> tuple[n.Doubles, NDArray[np.intp], n.Doubles]:
-    """Returns each pair's largest correlation, the index of its lag, and the one at lag 0."""
+    """Returns each pair's largest correlation, the index of its lag, and the value at lag 0."""
     shifted = np.stack([_shifted(targets, -int(lag)) for lag in lags], axis=2)
     records, count = targets.shape
     all_ = (candidates.T @ shifted.reshape(records, -1)).reshape(-1, count, len(lags))
@@ -138,7 +138,7 @@ def _clearest(steps: NDArray[np.int64], ours: n.Floats, theirs: n.Floats, lag: i
 
 
 LEAST_EPISODES = 5
-"""Minimum number of occurrences for an event to be explained."""
+"""Minimum number of occurrences of an event that is to be explained."""
 
 LEAST_DIFFERENCE = 0.3
 """Minimum ratio of the other event's frequency in episodes to that in all records."""
@@ -187,7 +187,7 @@ def happening(series: Series) -> list[Candidate]:
 
 
 def _is_own(side: Side, origin: Origin, lag: int) -> bool:
-    """Returns whether an event is a gradient in a record at which its own loss is abnormal."""
+    """Returns whether an event is about a gradient whose own loss is abnormal in that record."""
     return (
         lag == 0
         and origin == Origin.BACKWARD

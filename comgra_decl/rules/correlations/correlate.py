@@ -29,18 +29,19 @@ MOST = 10
 def correlate(
     run: Run, rules: Rules | None = None, *, trust: bool = False, most: int = MOST
 ) -> list[Correlation]:
-    """Returns the correlations in a stored run: first those with the loss, and the most upstream.
+    """Returns the most upstream correlations in a stored run, starting with those with the loss.
 
-    Compares losses and other metrics, the records at which rules report, types of execution and
-    tags, and statistics of tensors, record by record. If individual samples are recorded, also
-    compares their statistics with their losses and categories, and their categories with their
-    losses. The correction for multiple comparisons includes every comparison with all its lags; at
-    most 5% of the result is expected to be due to chance. A loss is not compared with its own
-    target and gradients.
+    Compares the following quantities record by record: losses and other metrics, the records in
+    which rules report a problem, types of execution and tags, and statistics of tensors. If
+    individual samples are recorded, also compares their statistics with their losses and
+    categories, and their categories with their losses. The correction for multiple comparisons
+    includes every comparison with all its lags. At most 5% of the results are expected to be due to
+    chance. A loss is not compared with its own target and gradients.
 
     Args:
         run: as of its last `refresh`.
-        rules: the rules whose events to compare; None for those of the run's spec, or the default.
+        rules: the rules whose events are compared. None for the rules in the run's spec, or the
+            default.
         trust: see `diagnose`.
         most: maximum number of correlations to return.
     """
@@ -53,7 +54,7 @@ def diagnose_and_correlate(
 ) -> tuple[Diagnosis, list[Correlation]]:
     """Returns the results of `diagnose` and `correlate`, reading all records once.
 
-    Records of a distributed run are read twice, because correlations use all ranks joined.
+    The records of a distributed run are read twice, because correlations use the joined ranks.
     """
     if len(run.ranks) > 1:
         together = correlate(run, rules, trust=trust, most=most)

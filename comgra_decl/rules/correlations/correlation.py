@@ -8,10 +8,14 @@ from typing import Any, Literal
 from comgra_decl.rules.finding import Place
 
 Kind = Literal["moves", "happens", "samples", "differs"]
-"""moves: two series rise and fall together; happens: one event coincides with another; samples:
-within a record, samples with larger values of one quantity have larger (or smaller) values of the
-other; differs: records with a tag or of a type, or samples of a category, have a larger (or
-smaller) metric or loss than the others.
+"""The kind of a correlation:
+
+- moves: two series rise and fall together.
+- happens: one event coincides with another.
+- samples: within a record, samples with larger values of one quantity have larger (or smaller)
+  values of the other.
+- differs: records with a tag or of a type, or samples of a category, have a larger (or smaller)
+  metric or loss than the others.
 """
 
 
@@ -43,15 +47,15 @@ class Correlation:
         kind: see `Kind`.
         first: the candidate, such as a statistic of a tensor.
         second: the quantity with which it is compared, such as a loss.
-        effect: a correlation from -1 to 1; for events, the share of `second` that coincide with
-            `first`; for groups, Cliff's delta: the share of pairs in which the member has the
-            larger value, minus the share in which it has the smaller one.
+        effect: a correlation from -1 to 1. For events, the share of occurrences of `second` that
+            coincide with `first`. For groups, Cliff's delta, which is the share of pairs in which
+            the member has the larger value, minus the share in which it has the smaller one.
         low: lower end of the 95% interval of the effect.
         high: upper end of this interval.
         base: for events, the share of all records with `first`; otherwise None.
         lag_records: number of records by which `first` precedes `second`; negative if `first`
             follows.
-        lag_steps: the same in steps (median).
+        lag_steps: the lag in steps (the median over the records).
         records: number of records used.
         count: number of independent cases: effective records, episodes or samples; for groups, the
             number of members.

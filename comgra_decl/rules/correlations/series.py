@@ -73,7 +73,7 @@ def series_of(
 ) -> tuple[Series, Engine]:
     """Returns all series of a run, and its rules, which have checked the whole run.
 
-    Of a run with more than `MOST_VALUES` numbers, the series cover evenly spaced records.
+    If a run has more than `MOST_VALUES` numbers, the series cover only evenly spaced records.
     """
     hits: dict[str, list[NDArray[np.bool_]]] = {}
     size = len(run.slots) * len(run.statistics) * len(run.steps)
@@ -143,7 +143,7 @@ def _watch(rule: SlotRule, hits: list[NDArray[np.bool_]]) -> None:
 
 
 def _joined(windows: list[Floats], slots: int) -> Floats:
-    """Returns [records, slots, statistics]; earlier windows have fewer slots."""
+    """Returns the joined windows [records, slots, statistics]; earlier ones have fewer slots."""
     wide = [
         np.pad(w, ((0, 0), (0, slots - w.shape[1]), (0, 0)), constant_values=np.nan)
         for w in windows
@@ -173,9 +173,9 @@ def _columns(
 
 
 def _numbers(run: Run, steps: NDArray[np.int64]) -> dict[str, Floats]:
-    """Returns each metric at the records; one column for all types of training records.
+    """Returns each metric at the records, with one column for all types of training records.
 
-    Separate columns would prevent comparing a loss between types, or with and without a tag.
+    With separate columns, a loss could not be compared between types, or with and without a tag.
     """
     records = run.records
     trained = set(records["type"][records["mode"] == "train"])

@@ -52,8 +52,8 @@ def levelled(columns: Floats) -> Floats:
 def changes(columns: Floats) -> Floats:
     """Returns the changes between records, in units of the usual change there, of shape [n - 1, m].
 
-    Trends cancel out: only their mean remains in a difference, and the usual change is that of
-    nearby records. Changes are clipped to 3 units. Each column has mean 0 and length 1, and is 0
+    Trends cancel out, because only their mean remains in a difference, and the usual change is that
+    of nearby records. Changes are clipped to 3 units. Each column has mean 0 and length 1. It is 0
     where values are missing, which can only reduce correlations.
     """
     found = np.diff(levelled(columns), axis=0)
@@ -154,7 +154,7 @@ def share_interval(hits: int, count: int) -> tuple[float, float]:
 
 
 def false_shares(chances: Doubles, tried: int) -> Doubles:
-    """Returns, for each probability, the false discovery rate if all up to it are accepted.
+    """Returns the false discovery rate if all results up to each probability are accepted.
 
     Benjamini and Hochberg (1995). `chances` may be a subset of the `tried` comparisons.
     """

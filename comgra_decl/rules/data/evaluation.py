@@ -56,11 +56,12 @@ class EvaluationGap(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` evaluation records in a row, the standard deviation of a tensor is more "
-        "than `factor` times its value in both the preceding and the following recorded training "
-        "step, or less than 1 / `factor` of both. A value between those of the two training steps "
-        "is caused by the progress of training. An evaluation is ignored if the logarithm of the "
-        f"factor has fallen by {1 - _CATCHES_UP:.0%} since the previous one, because the running "
-        "statistics of BatchNorm start at 0 and 1 and then catch up."
+        "than `factor` times its value in training, or less than 1 / `factor` times that value. "
+        "This must hold for both the preceding and the following recorded training step, because "
+        "a value between the two may simply result from the progress of training. An evaluation "
+        f"is ignored if the logarithm of the factor has fallen by {1 - _CATCHES_UP:.0%} since the "
+        "previous one. The reason is that the running statistics of BatchNorm start at 0 and 1 "
+        "and need time to catch up."
     )
     source = (
         "TheDeepChecker, which compares activations in both modes and requires a similarity of "
@@ -135,7 +136,7 @@ class EvaluationGap(SlotRule):
     def _off(
         self, before: NDArray[np.float64], after: NDArray[np.float64]
     ) -> tuple[Bools, NDArray[np.float64]]:
-        """Returns where both ratios are too large or too small, and the one closer to 1."""
+        """Returns where both ratios are too large or too small, and the ratio closer to 1."""
         factor = np.fmax(np.fmin(before, after), 1 / np.fmax(before, after))
         return factor > self.parameters.factor, factor
 

@@ -48,11 +48,11 @@ class TargetScale(SlotRule):
     severity = "hint"
     certainty = 0.6
     definition = (
-        "A floating-point target that a loss compares element by element (`mse_loss`, `l1_loss`, "
-        "...) has a mean magnitude above `largest` for `patience` records in a row. The finding is "
-        "a warning if, in the latest record, the magnitude of the predictions is below `reached` "
-        "times the magnitude of the targets: with common learning rates, a model takes very long "
-        "to reach this scale."
+        "For `patience` records in a row, a floating-point target that a loss compares element "
+        "by element (`mse_loss`, `l1_loss`, ...) has a mean magnitude above `largest`. The "
+        "finding is a warning if, in the latest record, the magnitude of the predictions is "
+        "below `reached` times the magnitude of the targets. With common learning rates, a model "
+        "then takes very long to reach the scale of the targets."
     )
     source = "Own definition; models are initialized for outputs of about unit magnitude."
     advice = (
@@ -127,8 +127,9 @@ class InputScale(SlotRule):
     name = "input_scale"
     certainty = 0.6
     definition = (
-        "A floating-point input has a mean magnitude above `largest` or below `smallest`, or a "
-        "mean of more than `offset` standard deviations, for `patience` records in a row."
+        "For `patience` records in a row, a floating-point input has a mean magnitude above "
+        "`largest` or below `smallest`, or the magnitude of its mean exceeds `offset` standard "
+        "deviations."
     )
     source = (
         "SageMaker Debugger, which reports |mean| > 0.2 for images. This rule is more tolerant "

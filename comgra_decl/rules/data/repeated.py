@@ -26,15 +26,15 @@ class RepeatedBatch(SlotRule):
     severity = "hint"
     certainty = 0.6
     definition = (
-        "For `patience` records in a row, all inputs and targets that vary across the batch repeat "
-        "the previous record: all their recorded statistics have exactly the same mean and "
-        "standard deviation across the batch."
+        "For `patience` records in a row, all inputs and targets that vary across the batch "
+        "repeat the previous record. That is, all their recorded statistics have exactly the "
+        "same mean and standard deviation across the batch as before."
     )
-    source = "Own definition; happens when the iterator of a loader is created in every step."
+    source = "Own definition. The usual cause is a loader whose iterator is created in every step."
     advice = (
-        "Call iter(loader) once per epoch instead of once per step, and do not set the seed inside "
-        "the loop. If a single batch is intended (full-batch training, overfitting one batch), "
-        "switch this rule off."
+        "Call iter(loader) once per epoch instead of once per step, and do not set the seed "
+        "inside the loop. If a single batch is intended (full-batch training, overfitting one "
+        "batch), disable this rule."
     )
     of_state = True
     statistics = ("mean",)
@@ -54,7 +54,7 @@ class RepeatedBatch(SlotRule):
         )
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where all statistics are equal to those of the previous record."""
+        """Returns where all statistics are identical to those in the previous record."""
         same = np.ones((len(window), len(at)), np.bool_)
         varied = np.zeros(same.shape, np.float64)
         for name in (name for name in _NAMES if window.has(name)):

@@ -38,8 +38,8 @@ class SingleClass(SlotRule):
     severity = "error"
     certainty = 0.8
     definition = (
-        f"All targets of a batch of at least {ClassCounts.fewest} samples have the same value, for "
-        "`patience` records in a row."
+        "For `patience` records in a row, all targets in a batch of at least "
+        f"{ClassCounts.fewest} samples have the same value."
     )
     source = (
         "The labels 0, 0, 0, 0, 0 of the frozen ResNet in the book chapter 'Debugging: Visualizing "
@@ -84,10 +84,11 @@ class Unshuffled(Rule):
     name = "unshuffled"
     certainty = 0.65
     definition = (
-        "Over at least `least` records of class targets, the variance of the batches' mean targets "
-        "is more than `ratio` times the value expected for shuffled data. The expected value is "
-        "the mean variance within a batch divided by the batch size, so the ratio is the F "
-        "statistic of an analysis of variance. Targets of different losses are checked separately."
+        "Over at least `least` records of class targets, the variance of the batches' mean "
+        "targets is more than `ratio` times the value expected for shuffled data. The expected "
+        "value is the mean variance within a batch divided by the batch size. The ratio of the "
+        "two is the F statistic of an analysis of variance. The targets of different losses are "
+        "checked separately."
     )
     source = (
         "Own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
@@ -97,7 +98,7 @@ class Unshuffled(Rule):
     explained_by = ("single_class",)
     Parameters = OrderParameters
 
-    # by slot, and the function and classes of its loss: sums of 1, mean, mean^2 and variance / size
+    # by slot, function and classes of its loss: sums of 1, mean, mean^2 and variance / size
     _sums: dict[tuple[int, str, int], NDArray[np.float64]] = per_run(dict)
 
     def look(self, window: Window) -> None:
@@ -177,8 +178,8 @@ class ClassImbalance(Rule):
     definition = (
         "Over at least `least` recorded targets (integers, one per sample), the most frequent "
         "class occurs more than `ratio` times as often as the least frequent class. Classes that "
-        "never occur are ignored. If the run has ended, `least_of_ended` targets are sufficient, "
-        "but with fewer than `least` the ratio is doubled."
+        "never occur are ignored. If the run has ended, `least_of_ended` targets are sufficient. "
+        "In that case, `ratio` is doubled if there are fewer than `least` targets."
     )
     source = "SageMaker Debugger, which requires a ratio of 10 after 500 labels."
     advice = "Weight the loss by class, or sample rare classes more often. Do not rely on accuracy."

@@ -29,7 +29,7 @@ class AccumulatedParameters(Patient):
     """Options of `accumulated_gradient`."""
 
     growth: Factor = 3.0
-    """Factor by which gradients of weights may grow relative to those of the layers' outputs."""
+    """Factor by which weight gradients may grow relative to gradients of the layers' outputs."""
 
     change: Fraction = 0.4
     """Largest relative change of a mean between records that is considered smooth."""
@@ -45,13 +45,14 @@ class AccumulatedGradient(SlotRule):
     severity = "error"
     certainty = 0.75
     definition = (
-        "The l2 norm of a weight's gradient, divided by the norm of the gradient of the layer's "
-        f"output, has grown to `growth` times its median over the first {_FIRST} records. In "
-        "addition, the mean of the weight's gradient changes by less than `change` times its "
-        "value between records, or its smallest and largest elements change by less than half as "
-        "much. Both conditions are met by at least `share` of all weights and for `patience` "
-        "records in a row. This is characteristic of a sum over all steps. The gradient of a "
-        "single batch is proportional to the output's gradient, and its mean is mostly noise."
+        "The rule divides the l2 norm of each weight's gradient by the norm of the gradient of "
+        "its layer's output. This ratio has grown to `growth` times its median over the first "
+        f"{_FIRST} records. In addition, the mean of the weight's gradient changes between "
+        "records by less than `change` times its value, or its smallest and largest elements "
+        "change by less than half as much. At least `share` of all weights meet both conditions, "
+        "for `patience` records in a row. Such gradients are characteristic of a sum over all "
+        "steps. In contrast, the gradient of a single batch is proportional to the output's "
+        "gradient, and its mean is mostly noise."
     )
     source = "Own derivation; TheDeepChecker lists a missing `zero_grad()` among common bugs."
     advice = "Call `optimizer.zero_grad()` once per optimizer step, before the backward pass."

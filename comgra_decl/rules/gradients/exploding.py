@@ -44,15 +44,15 @@ class ExplodingGradient(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` records in a row, the l2 norm of a gradient exceeds `ratio` times the "
-        "largest norm near the loss (at predictions and in the last quarter of the model). Or both "
-        "this norm and the norm of all gradients together exceed `growth` times their initial "
-        f"values (the medians of the first {_FIRST} records)."
+        "largest norm near the loss (at predictions and in the last quarter of the model). "
+        "Alternatively, both this norm and the norm of all gradients together exceed `growth` "
+        f"times their initial values (the medians over the first {_FIRST} records)."
     )
     source = (
-        "TheDeepChecker, which requires gradients to double at each of five checks, and "
-        "AutoTrainer, which requires the norm of the first layer to be 70 times the norm of the "
-        "last layer. The limits here are more tolerant and relative to the run itself, because "
-        "gradients in healthy runs can start small in layers followed by layers that are "
+        "TheDeepChecker, which requires gradients to double at each of five checks. AutoTrainer, "
+        "which requires the norm of the first layer to be 70 times the norm of the last layer. "
+        "The limits here are more tolerant and relative to the run itself, because gradients in "
+        "healthy runs can start small. For example, they are small in layers that precede layers "
         "initialized to zero."
     )
     advice = (
@@ -93,7 +93,7 @@ class ExplodingGradient(SlotRule):
         return wanted
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares each gradient with others of its step, and with the first records."""
+        """Compares each gradient with others in the same step, and with the first records."""
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
         there = (~np.isnan(known)).sum(1)

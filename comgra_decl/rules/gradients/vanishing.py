@@ -35,13 +35,15 @@ class VanishingParameters(Patient):
     """Options of `vanishing_gradient`."""
 
     patience: Count = 10
-    """Consecutive records that must meet the condition; attention keys start like this."""
+    """Number of consecutive records that must meet the condition. The default is high because
+    attention keys start like this.
+    """
 
     ratio: Fraction = 1e-3
     """Smallest allowed gradient, relative to the upper quartile of all gradients."""
 
     fall: Fraction = 1e-3
-    """Smallest allowed value of that ratio, relative to its initial value."""
+    """Smallest allowed ratio to the upper quartile, relative to the initial value of this ratio."""
 
     won: Fraction = 0.05
     """Share of its initial value below which the loss of a competing model counts as won."""
@@ -56,23 +58,24 @@ class VanishingGradient(SlotRule):
     name = "vanishing_gradient"
     certainty = 0.7
     definition = (
-        "Layers: for `patience` records in a row, a gradient's l2 norm is nonzero but below "
-        "`ratio` times the upper quartile of all such gradients in the step, in every iteration "
-        "of the module. Alternatively, this ratio falls below `fall` times its initial value (the "
-        f"median of the first {_FIRST} records). The rule checks the gradients of module outputs "
-        f"(of weights if those are not recorded) and requires at least {_FEWEST} of them. Side "
-        "branches are ignored, that is, tensors computed from a tensor whose gradient has not "
-        "vanished (attention keys, residual branches that start at zero). Competing models: in a "
-        "step with several losses, the outputs of one model enter another model, with gradients. "
-        "One of the losses has fallen below `won` times its initial value (the means of the first "
-        "and last tenths are compared). The gradients of all parameters of the first model have "
-        "fallen below `faded` times their initial norm (the medians of the first and last "
-        f"{_FIRST} records are compared), so this model no longer learns."
+        "Layers: for `patience` records in a row, the l2 norm of a gradient is nonzero but below "
+        "`ratio` times the upper quartile of all such gradients in the step. This must hold in "
+        "every iteration of the module. Alternatively, the ratio of the norm to this quartile "
+        f"falls below `fall` times its initial value (the median over the first {_FIRST} "
+        "records). The rule checks the gradients of module outputs, or of weights if those are "
+        f"not recorded, and requires at least {_FEWEST} of them. It ignores side branches, that "
+        "is, tensors computed from a tensor whose gradient has not vanished (attention keys, "
+        "residual branches that start at zero). Competing models: a step has several losses, the "
+        "outputs of one model are passed to another model, and gradients flow between them. One "
+        "of the losses has fallen below `won` times its initial value (the means of the first "
+        "and last tenths are compared). Meanwhile, the gradients of all parameters of the first "
+        "model have fallen below `faded` times their initial norm (the medians of the first and "
+        f"last {_FIRST} records are compared). As a result, the first model no longer learns."
     )
     source = (
-        "AutoTrainer, which reports a norm of the first layer below 1e-3 times the norm of the "
-        "last layer. Here the limit is relative to the other layers, so that it depends neither on "
-        "the scale of the loss nor on the width."
+        "AutoTrainer, which reports a vanishing gradient if the norm of the first layer is below "
+        "1e-3 times the norm of the last layer. Here the limit is relative to all other layers, "
+        "so that it depends neither on the scale of the loss nor on the width."
     )
     advice = (
         "Between this layer and the loss, use normalization, residual connections or another "
@@ -140,7 +143,7 @@ class VanishingGradient(SlotRule):
                 message=f"One of the competing models has won: {won} has fallen to "
                 f"{falls[won]:.1%} of its initial value, and the gradient of "
                 f"{scene.table.infos[slot].key.node} and the layers after it to "
-                f"{share[model]:.1%} of its initial norm, so that these layers no longer learn.",
+                f"{share[model]:.1%} of its initial norm, so these layers no longer learn.",
                 advice="Weaken the winning model: use a lower learning rate, fewer steps, noise "
                 "on its inputs, a gradient penalty or spectral normalization. Or use a loss that "
                 "does not saturate (-log D(G(z)), hinge, Wasserstein).",
@@ -162,7 +165,7 @@ class VanishingGradient(SlotRule):
         return table.layer_gradients
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares each gradient with the upper quartile of its step."""
+        """Compares each gradient with the upper quartile in the same step."""
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
         enough = (~np.isnan(known)).sum(1) >= _FEWEST
@@ -202,7 +205,7 @@ class VanishingGradient(SlotRule):
         share = self.streak.worst[slot]
         return (
             f"The gradient vanishes towards the first layers: {scene.table.place(slot)} is "
-            f"{share:.1e} times the upper quartile of all layers."
+            f"{share:.1e} times the upper quartile over all layers."
         )
 
 

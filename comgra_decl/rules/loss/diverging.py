@@ -32,7 +32,7 @@ from comgra_decl.rules.api import (
 
 _GROWN = 2.0  # factor; if targets grow by more than this, their loss grows as well
 _STARTS = 3  # number of losses considered as the start
-_LEAST_START = 1e-2  # smaller initial losses are no reference for later ones
+_LEAST_START = 1e-2  # replaces smaller initial losses as the reference for later losses
 
 
 class DivergingParameters(RuleParameters):
@@ -61,10 +61,10 @@ class LossDiverges(CurveRule):
         "The mean of the last tenth of all losses is above `growth` times the lowest mean of any "
         "earlier tenth, and above the mean of the first tenth by three standard errors. If a run "
         "has ended with fewer than `least` but at least `least_of_ended` losses, `growth` is "
-        "squared, because a tenth then consists of a single loss. The rule also reports a "
-        "loss that is not finite, and one that reaches `explosion` times the smallest of the first "
-        f"{_STARTS} losses (or times {_LEAST_START:g} if that is larger); this is only a warning "
-        "if the last loss is no higher than the first one."
+        "squared, because a tenth then consists of a single loss. The rule also reports a loss "
+        "that is not finite. In addition, it reports a loss that exceeds `explosion` times the "
+        f"smallest of the first {_STARTS} losses (or times {_LEAST_START:g}, if that is larger). "
+        "This finding is only a warning if the last loss is no higher than the first one."
     )
     source = (
         "TheDeepChecker, which warns at twice the minimum. The comparison with the first tenth "
@@ -210,12 +210,14 @@ class NegativeLoss(CurveRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "At least a tenth of all losses are below -0.001 although the loss is that of a "
-        "classifier, which cannot be negative. This applies if only `cross_entropy`, `nll_loss` or "
-        "a binary cross-entropy compare predictions with targets, and the loss depends on nothing "
-        "else according to the graph. Alternatively, no such function is called, the targets are "
-        "not integers, nine out of ten losses are negative, and the loss keeps falling: the mean "
-        "of the last tenth is more than `growth` times the mean of the first tenth."
+        "At least a tenth of all losses are below -0.001, although the loss is that of a "
+        "classifier, which cannot be negative. A loss counts as that of a classifier if "
+        "predictions are compared with targets only by `cross_entropy`, `nll_loss` or a binary "
+        "cross-entropy, and the loss depends on nothing else according to the graph. "
+        "Alternatively, no such function is called, the targets are not integers, nine out of "
+        "ten losses are negative, and the loss keeps falling. A negative loss keeps falling if "
+        "the magnitude of the mean of the last tenth is more than `growth` times that of the "
+        "first tenth."
     )
     source = (
         "AutoTrainer, which reports negative losses where they are impossible. The usual cause is "

@@ -43,13 +43,15 @@ class LossNotFalling(CurveRule):
     severity = "warning"
     certainty = 0.6
     definition = (
-        "After at least `least` losses, the loss has not fallen. It counts as falling if the mean "
-        "of the last quarter is below the mean of the first tenth by `fall` times that mean, or by "
-        "both three standard errors and a quarter of `fall` times that mean. The rule applies to "
-        "steps with a single loss; the losses of competing models do not have to fall. If a run "
-        "has ended with fewer losses, but at least `least_of_ended`, the loss must have risen: the "
-        "mean of the last quarter is above both the mean of the first quarter and the first loss, "
-        "by `rise` times each of them and by three standard errors. The finding is then a hint."
+        "After at least `least` losses, the loss has not fallen. It has fallen if the mean of "
+        "the last quarter is below the mean of the first tenth by `fall` times the latter. A "
+        "smaller decrease is sufficient if it exceeds both three standard errors and a quarter "
+        "of this amount. The rule applies to steps with a single loss, because the losses of "
+        "competing models do not have to fall. If a run has ended with fewer losses, but at "
+        "least `least_of_ended`, the rule requires the loss to have risen. The mean of the last "
+        "quarter must then exceed the larger of the mean of the first quarter and the first "
+        "loss. The difference must be more than `rise` times that value, and more than three "
+        "standard errors. The finding is then a hint."
     )
     source = (
         "SageMaker Debugger, which reports a decrease of less than 0.1% over ten steps; this rule "

@@ -28,7 +28,7 @@ from comgra_decl.rules.api import (
 _NEAR = (
     0.7,
     1.7,
-)  # times ln C; outside, the loss is no mean cross-entropy, or the model is trained already
+)  # times ln C; other losses are no mean cross-entropy, or the model is already trained
 
 
 class GuessingParameters(RuleParameters):
@@ -56,14 +56,14 @@ class NoBetterThanGuessing(CurveRule):
     certainty = 0.65
     definition = (
         "Guessing costs H = -sum p ln p, where p are the class frequencies of the recorded "
-        "targets (integers, one per sample). The condition is met if the mean loss of the last "
-        "quarter is not below H by more than `gain` times H, is above H by no more than a tenth, "
-        "and has not fallen by two standard errors since the previous quarter. The input then "
-        "provides no information about the target. The condition is also met if the last tenth of "
-        "the training loss is below H by `learned` times H, but the lowest of at least `patience` "
-        "validation losses is not below H by more than `gain` times H. The model then learns "
-        f"nothing that generalizes. The rule applies only if the first loss is {_NEAR[0]} to "
-        f"{_NEAR[1]} times ln(classes), as for an untrained model."
+        "targets (integers, one per sample). The rule reports two cases. First, the mean loss of "
+        "the last quarter is below H by at most `gain` times H, or above H by at most a tenth. "
+        "In addition, it has not fallen by two standard errors since the previous quarter. In "
+        "this case, the input provides no information about the target. Second, the last tenth "
+        "of the training loss is below H by `learned` times H, but no validation loss (of at "
+        "least `patience`) is below H by more than `gain` times H. In this case, the model "
+        f"learns nothing that generalizes. The rule applies only if the first loss is {_NEAR[0]} "
+        f"to {_NEAR[1]} times ln(classes), as for an untrained model."
     )
     source = (
         "The entropy of the labels is the cost of the best constant prediction. On random labels: "
@@ -139,7 +139,7 @@ class NoBetterThanGuessing(CurveRule):
             scene,
             first_step=curve.steps[0],
             message=f"The loss stays at {last:.4g}, the cost of guessing by class frequency "
-            f"({entropy:.4g}): the model finds no information about the target in the input.",
+            f"({entropy:.4g}). The model finds no information about the target in the input.",
             evidence={"loss": last, "guessing": entropy},
         )
 

@@ -37,13 +37,14 @@ class InitialLoss(LossRule):
     certainty = 0.7
     definition = (
         "The first loss is above `factor` times ln(C), the expected loss of an untrained model "
-        "with C classes. C is the size of the prediction's last dimension, or of its second "
-        "dimension if targets have more than one dimension; targets are integers. If a step "
-        "contains several classifications, the sum of ln(C) is used. Runs that also call other "
-        "losses are ignored, and so are models that are at least half frozen, because they are "
-        "already trained. A program may scale its loss. Therefore, the loss is divided by N times "
-        "the largest gradient of the prediction, where N is the batch size, if this product is "
-        "above 1: the gradient of a mean of cross-entropies cannot exceed 1 / N."
+        "with C classes. Targets must be integers. C is the size of the prediction's last "
+        "dimension, or of its second dimension if the targets have more than one dimension. If a "
+        "step contains several classifications, the sum of ln(C) is used. Runs that also call "
+        "other losses are ignored, and so are models that are at least half frozen, because they "
+        "are already trained. A program may scale its loss. The rule therefore computes the "
+        "largest gradient of the prediction times the batch size N. If this product is above 1, "
+        "the loss is divided by it, because the gradient of a mean of cross-entropies cannot "
+        "exceed 1 / N."
     )
     source = (
         "The book chapter 'Debugging: Visualizing Activation Maps & Gradients' expects ln C and "
@@ -98,7 +99,7 @@ class InitialLoss(LossRule):
             scene,
             first_step=step,
             last_step=step,
-            message=f"The first loss is {loss:.4g}; guessing the class would cost {named} = "
+            message=f"The first loss is {loss:.4g}, but guessing the class would cost {named} = "
             f"{guessing:.3f}.",
             evidence={"loss": loss, "guessing": guessing, "classes": max(several)},
         )

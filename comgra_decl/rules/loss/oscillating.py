@@ -40,11 +40,11 @@ class LossOscillates(LossRule):
     name = "loss_oscillates"
     certainty = 0.55
     definition = (
-        "Within `window` consecutive losses, after subtracting their linear trend, consecutive "
-        "losses have a correlation below `correlation`, and their standard deviation is above "
-        "`size` times their mean. In this case, every step overshoots the minimum. Pure noise "
-        "between batches has a correlation of 0. The rule applies only if a single model is "
-        "trained with a single loss."
+        "The rule subtracts the linear trend from `window` consecutive losses. The correlation "
+        "between consecutive losses is then below `correlation`, and their standard deviation is "
+        "above `size` times their mean. In this case, every step overshoots the minimum. Pure "
+        "noise between batches has a correlation of 0. The rule applies only if a single model "
+        "is trained with a single loss."
     )
     source = "TheDeepChecker counts changes of direction, but these also occur in noise."
     advice = "Lower the learning rate or the momentum."

@@ -40,8 +40,8 @@ class Overfitting(Rule):
     certainty = 0.7
     definition = (
         "A loss logged during evaluations (`val_loss`, `loss` of type eval, ...) exceeds its "
-        "lowest value by more than `rise` times that value, `patience` times in a row. Meanwhile "
-        "the training loss keeps falling and is below `gap` times the validation loss."
+        "lowest value by more than `rise` times that value, `patience` times in a row. "
+        "Meanwhile, the training loss keeps falling and is below `gap` times the validation loss."
     )
     source = (
         "SageMaker Debugger, which reports (val - train) / train > 0.1; this rule adds `patience`."

@@ -55,12 +55,13 @@ class LossSpike(LossRule):
     name = "loss_spike"
     certainty = 0.5
     definition = (
-        "A loss exceeds the mean of the previous `window` losses by `sigmas` standard deviations, "
-        "is more than `times` that mean, and exceeds it by a quarter of the median of the first "
-        "ten losses. The last condition excludes individual unusual batches late in training, when "
-        "losses are very small. The finding is only a hint if, after each spike, the next loss is "
-        "less than half as many standard deviations above that mean. Such a jump is caused by a "
-        "batch, for example a small last batch, and not by the model."
+        "A loss exceeds the mean of the previous `window` losses by `sigmas` standard "
+        "deviations, and is more than `times` that mean. It must also exceed the mean by a "
+        "quarter of the median of the first ten losses. This last condition excludes single "
+        "unusual batches late in training, when losses are very small. The finding is only a "
+        "hint if every spike is followed by a loss that is less than half as many standard "
+        "deviations above the mean. Such a spike is caused by a batch, for example a small last "
+        "batch, and not by the model."
     )
     source = (
         "OLMo-core's SkipStepOptimizer (6 standard deviations over 128 steps) and Lightning's "

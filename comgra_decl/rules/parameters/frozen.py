@@ -34,11 +34,11 @@ class FrozenMoves(SlotRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "A parameter has requires_grad=False, belongs to an optimizer and received no gradient in "
-        f"the last record, but its l2 norm changes by more than {_CHANGE:g} relative to the "
-        "previous record, for `patience` records in a row. Parameters that belong to no optimizer "
-        "are ignored, because the program updates them itself (moving averages of weights, target "
-        "networks)."
+        "A parameter has requires_grad=False, belongs to an optimizer and received no gradient "
+        "in the last record. Nevertheless, for `patience` records in a row, its l2 norm changes "
+        f"by more than {_CHANGE:g} relative to the previous record. Parameters that belong to no "
+        "optimizer are ignored, because the program updates them itself (moving averages of "
+        "weights, target networks)."
     )
     source = (
         "The section on frozen layers in the book chapter 'Debugging: Visualizing Activation Maps "

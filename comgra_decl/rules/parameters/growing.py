@@ -41,10 +41,10 @@ class GrowingWeight(SlotRule):
     name = "growing_weight"
     certainty = 0.55
     definition = (
-        "For `patience` records in a row, the l2 norm of a weight exceeds both `growth` times its "
-        "first value and `growth` times its norm after PyTorch's default initialization, because a "
-        "weight that starts smaller may grow to this norm. Weights that start near zero (root mean "
-        f"square below {_TINY:g}) are ignored."
+        "For `patience` records in a row, the l2 norm of a weight exceeds both `growth` times "
+        "its first value and `growth` times the norm that PyTorch's default initialization would "
+        "give it. The second limit allows a weight that starts small to grow to a normal size. "
+        f"Weights that start near zero (root mean square below {_TINY:g}) are ignored."
     )
     source = (
         "TheDeepChecker's check for diverging weights, which requires them to double at each of "
@@ -65,9 +65,9 @@ class GrowingWeight(SlotRule):
 
     def advise(self, scene: Scene) -> str:
         """Returns advice adapted to the optimizer settings."""
-        further = "Or add a normalization layer after this layer."
+        further = "Alternatively, add a normalization layer after this layer."
         if not decays(scene):
-            further = "Or add weight decay or a normalization layer after this layer."
+            further = "Alternatively, add weight decay or a normalization layer after this layer."
         return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:

@@ -33,7 +33,7 @@ class ManyFrozen(Rule):
         "Gradients', which has only a few trainable parameters."
     )
     advice = (
-        "If freezing is intended, as when fine-tuning a pretrained model, switch this rule off. "
+        "If freezing is intended, as when fine-tuning a pretrained model, disable this rule. "
         "Otherwise look for requires_grad_(False), or for a module that was frozen when it was "
         "loaded."
     )

@@ -38,17 +38,18 @@ class ShrinkingWeight(SlotRule):
     name = "shrinking_weight"
     certainty = 0.65
     definition = (
-        "The l2 norm of a weight is below `share` times its initial value (the median of the "
-        f"first {_FIRST} records) for `patience` records in a row."
+        "For `patience` records in a row, the l2 norm of a weight is below `share` times its "
+        f"initial value (the median over the first {_FIRST} records)."
     )
     source = (
-        "TheDeepChecker, for a regularization that dominates the loss. Weight decay alone removes "
-        "1 - (1 - rate * decay)^steps of a weight, which is negligible for common settings."
+        "TheDeepChecker, which looks for a regularization term that dominates the loss. Weight "
+        "decay alone removes a share of 1 - (1 - rate * decay)^steps of a weight, which is "
+        "negligible for common settings."
     )
     advice = (
-        "Lower the weight decay; 0.01 to 0.1 is common for AdamW. The effect depends on the "
-        "learning rate times the weight decay. If no weight decay is used, look for a penalty in "
-        "the loss or a layer that is not needed."
+        "Lower the weight decay. Values from 0.01 to 0.1 are common for AdamW, but the effect "
+        "depends on the product of learning rate and weight decay. If no weight decay is used, "
+        "look for a penalty in the loss or a layer that is not needed."
     )
     explained_by = ("nonfinite", "large_update")
     Parameters = ShrinkingParameters

@@ -32,8 +32,9 @@ class NeverStepped(Rule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "backward() was called at least `least` times, but no optimizer step followed, and no step "
-        "ended in any other way (parameters updated by hand, comgra.step())."
+        "backward() was called at least `least` times, but no call of optimizer.step() followed. "
+        "No step ended in any other way either, such as by updating parameters by hand or by "
+        "calling comgra.step()."
     )
     source = "Own definition; the usual cause is a missing call of optimizer.step()."
     advice = (
@@ -123,7 +124,7 @@ class StaleCopy(Rule):
         for name, (kind, nodes, optimized) in models.items():
             steps = sorted({step for node in nodes for step in self._seen.get(node, [])})
             slots = {i.id for i in scene.table.infos if i.key.node in nodes}
-            often = len(steps) > scene.records / 2  # a teacher, which is called in every step
+            often = len(steps) > scene.records / 2  # a teacher is called in every step
             rare = len(steps) < self.parameters.patience
             if optimized or often or rare or slots & self._moved:
                 continue

@@ -35,8 +35,8 @@ _STATES = {
 }
 _ADVICE = {
     "unused": (
-        "Use the parameter (is its module called?) or remove it. To keep it for later use, set "
-        "requires_grad=False."
+        "Use the parameter (check whether its module is called), or remove it. To keep it for "
+        "later use, set requires_grad=False."
     ),
     "unreached": (
         "Include the output of the module in the loss, or remove the module. To keep it for later "
@@ -60,18 +60,19 @@ class Untrained(SlotRule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "A parameter with `requires_grad` belongs to an optimizer, but has no gradient in any "
-        "record, or a gradient of exactly zero for `patience` records in a row, while other "
-        "parameters have gradients. The finding is only a hint if the parameter is never used, if "
-        "no output of its module affects the loss, or if its gradient is zero but the loss has "
-        "fallen by half. Alternatively, a parameter receives gradients but never changes, because "
-        "it belongs to no optimizer although other parameters do. This is an error if the "
-        "parameter comes after all trained ones, a hint if it comes before all of them, and a "
-        "warning otherwise. If gradients are not recorded, the rule instead reports parameters "
-        "that remain unchanged for `patience` records while others change. Parameters without a "
-        "gradient that belong to no optimizer are ignored (teachers, target networks). So are "
-        "biases whose gradient is zero although that of the weight is not, because they cancel out "
-        "in a subsequent normalization or difference."
+        "A parameter with `requires_grad` belongs to an optimizer but is not trained, while "
+        "other parameters have gradients. Either it has no gradient in any record, or its "
+        "gradient is exactly zero for `patience` records in a row. The finding is only a hint if "
+        "the parameter is never used, if no output of its module affects the loss, or if its "
+        "gradient is zero but the loss has fallen by half. Alternatively, a parameter receives "
+        "gradients but never changes, because it belongs to no optimizer although other "
+        "parameters do. The finding is then an error if the parameter comes after all trained "
+        "parameters, a hint if it comes before all of them, and a warning otherwise. If "
+        "gradients are not recorded, the rule instead reports parameters that remain unchanged "
+        "for `patience` records while others change. Parameters that belong to no optimizer and "
+        "have no gradient are ignored (teachers, target networks). A bias is also ignored if its "
+        "gradient is zero but that of the weight is not, because such a bias cancels out in a "
+        "subsequent normalization or difference."
     )
     source = (
         "TheDeepChecker's check for untrained parameters; the section on unused parameters in the "
@@ -124,7 +125,7 @@ class Untrained(SlotRule):
         return still & ~still.all(1, keepdims=True), size
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding for all untrained parameters, named after the most serious."""
+        """Returns one finding for all untrained parameters; its message names the most serious."""
         found = self._found(scene)
         if not found:
             return []
@@ -133,7 +134,7 @@ class Untrained(SlotRule):
         lead = same[0]
         if (
             state == "zero"
-        ):  # gradients flow backwards from the loss, so they end at the last layer that lacks one
+        ):  # gradients flow backwards from the loss, so the last layer without one cuts them off
             lead = max(same, key=lambda place: self._ran(scene, place))
         rest = [place for place in found if place != lead]
         return [
@@ -257,7 +258,7 @@ class Untrained(SlotRule):
         return max((int(scene.table.order[slot]) for slot in slots), default=-1)
 
     def _is_still(self, scene: Scene, slot: int) -> bool:
-        """Returns whether a state lasts for nearly all records; experts may start late."""
+        """Returns whether a state lasts for nearly all records; experts may be used only later."""
         return bool(self.streak.records[slot] + self.patience >= 0.9 * self.streak.seen[slot])
 
     def _without(self, scene: Scene) -> set[Place]:

@@ -44,19 +44,20 @@ class LargeUpdate(SlotRule):
     name = "large_update"
     certainty = 0.65
     definition = (
-        "The l2 norm of a weight's update exceeds `ratio` times the norm of the weight for "
-        "`patience` records in a row. For weights that are smaller than after PyTorch's default "
-        "initialization, the norm after this initialization is used instead. If updates are not "
-        "recorded, the rule uses the change of the weight's norm between records of consecutive "
-        "steps, which cannot be larger than the norm of the update. Weights that start near zero "
-        f"(root mean square below {_TINY:g}) are ignored in the first {_FIRST} records."
+        "For `patience` records in a row, the l2 norm of a weight's update exceeds `ratio` times "
+        "the norm of the weight. If the weight is smaller than PyTorch's default initialization "
+        "would make it, the norm after default initialization is used instead. If updates are "
+        "not recorded, the rule uses the change of the weight's norm between records of "
+        "consecutive steps, which cannot be larger than the norm of the update. Weights that "
+        f"start near zero (root mean square below {_TINY:g}) are ignored in the first {_FIRST} "
+        "records."
     )
     source = (
         "A ratio of about 1e-3 is healthy (Karpathy, CS231n notes). TheDeepChecker warns above "
         "1e-1. Adam's first steps reach 3e-2 with common learning rates."
     )
     advice = (
-        "Lower the learning rate, at first by a factor of ten, use a warmup, or clip gradients."
+        "Lower the learning rate (start by dividing it by ten), use a warmup, or clip gradients."
     )
     explained_by = ("nonfinite", "accumulated_gradient")
     Parameters = LargeParameters
@@ -124,10 +125,11 @@ class SmallUpdate(SlotRule):
     name = "small_update"
     certainty = 0.6
     definition = (
-        "The l2 norm of a weight's update is below `ratio` times the norm of the weight for "
-        "`patience` records in a row. This holds for at least half of all weights that have "
-        "gradients. If updates are not recorded, the rule instead uses the largest relative change "
-        "per step of the weight's l2 norm, smallest element and largest element."
+        "For `patience` records in a row, the l2 norm of a weight's update is below `ratio` "
+        "times the norm of the weight. This must hold for at least half of all weights that have "
+        "gradients. If updates are not recorded, the rule instead computes the relative change "
+        "per step of the weight's l2 norm, smallest element and largest element, and uses the "
+        "largest of the three."
     )
     source = (
         "TheDeepChecker warns if the ratio of the means is below 1e-4; the relative precision of "

@@ -42,8 +42,8 @@ class HalfOverflow(SlotRule):
     name = "half_overflow"
     certainty = 0.7
     definition = (
-        "The largest magnitude of any sample in a float16 tensor of the forward pass is infinite "
-        f"or above `share` of the largest float16 number ({LARGEST:.0f})."
+        "In a float16 tensor from the forward pass, the largest magnitude over all samples is "
+        f"infinite, or above `share` times the largest float16 number ({LARGEST:.0f})."
     )
     source = (
         "IEEE 754; the section on mixed precision of the book chapter 'Debugging: Visualizing "
@@ -96,11 +96,12 @@ class HalfUnderflow(SlotRule):
     name = "half_underflow"
     certainty = 0.6
     definition = (
-        "For `patience` records in a row, more than `share` of the elements of a float16 gradient "
-        "are exactly zero, but the corresponding values in the forward pass are not. These are the "
-        "values of the tensor itself and those that modules without weights compute from it in the "
-        "same shape, because a ReLU sets as many gradients to zero as values. Alternatively, the "
-        "largest magnitude in the gradient is below 2^-14, where float16 starts to lose precision."
+        "For `patience` records in a row, more than `share` of the elements of a float16 "
+        "gradient are exactly zero, but the corresponding values in the forward pass are not. "
+        "The corresponding values are those of the tensor itself, and those that modules without "
+        "weights compute from it in the same shape. The latter are included because a ReLU "
+        "produces as many zero gradients as zero values. Alternatively, the largest magnitude in "
+        "the gradient is below 2^-14, where float16 starts to lose precision."
     )
     source = "IEEE 754; Micikevicius et al., Mixed Precision Training (2018), on loss scaling."
     advice = (

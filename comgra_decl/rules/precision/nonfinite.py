@@ -45,21 +45,22 @@ class Nonfinite(SlotRule):
     definition = (
         "A tensor contains NaN or infinity. Masks, which contain -inf and otherwise only finite "
         "numbers, are ignored unless a NaN is computed from them. The finding names the first "
-        "non-finite tensor of the first affected step, in the order of computation (forward before "
-        "backward); everything recorded before this tensor is finite. If the values become "
-        "non-finite between two records, the loss and other metrics narrow the interval. It then "
-        "starts after the last finite value of a metric that stays non-finite for the rest of the "
-        "interval, and ends at the first non-finite value of this metric."
+        "non-finite tensor of the first affected step, in the order of computation (forward "
+        "before backward). Everything recorded before this tensor is finite. If the values "
+        "become non-finite between two records, the loss and other metrics narrow the interval. "
+        "The rule looks for a metric that stays non-finite for the rest of the interval. The "
+        "interval then starts after the last finite value of this metric and ends at its first "
+        "non-finite value."
     )
     source = (
-        "SageMaker Debugger's check for exploding tensors; DebugUnderflowOverflow of transformers, "
-        "which searches for the first affected module."
+        "SageMaker Debugger's check for exploding tensors; DebugUnderflowOverflow from "
+        "transformers, which searches for the first affected module."
     )
     advice = (
-        "Check this tensor and its inputs one step earlier for a logarithm or square root of 0, a "
-        "division by 0, the exponential of a large number, an overflow in half precision, or a "
-        "learning rate that is too high. Add an epsilon, clamp values, clip gradients, or lower "
-        "the learning rate."
+        "Check this tensor and its inputs one step earlier. Look for a logarithm or square root "
+        "of 0, a division by 0, the exponential of a large number, an overflow in half "
+        "precision, or a learning rate that is too high. Add an epsilon, clamp values, clip "
+        "gradients, or lower the learning rate."
     )
     Parameters = NonfiniteParameters
     statistics = ("nonfinite",)
@@ -93,7 +94,7 @@ class Nonfinite(SlotRule):
         return hit, count
 
     def _add_causes(self, at: Slots, hit: Bools, mask: Bools) -> None:
-        """Treats masks as non-finite if a NaN is computed from them."""
+        """Reports masks as non-finite if a NaN is computed from them."""
         rows = np.flatnonzero(hit.any(1) & mask.any(1))
         if not len(rows):
             return
@@ -189,7 +190,7 @@ class Nonfinite(SlotRule):
 
 
 class Stretches:
-    """Stretches of steps with non-finite values of a metric, and the last finite step before."""
+    """Stretches of steps with non-finite values of a metric, with the finite step before each."""
 
     def __init__(self) -> None:
         self._all: list[tuple[int | None, int, int | None]] = []  # finite, first, finite again

@@ -46,22 +46,24 @@ class GradientScale(Rule):
     name = "gradient_scale"
     certainty = 0.8
     definition = (
-        "`torch.amp.GradScaler` skips a step whose gradients are not finite and halves its scale. "
-        "Error: the scale falls below `smallest`, so the gradients overflow for a reason other "
-        "than the scale. Warning: after the first `calibration` steps, more than `share` of any "
-        "`window` consecutive steps are skipped. Normally only one step in thousands is skipped, "
-        "when the scale has been doubled once too often. The gradients of skipped steps are not "
-        "passed to the other rules, because they are never used."
+        "`torch.amp.GradScaler` skips a step whose gradients are not finite and halves its "
+        "scale. The finding is an error if the scale falls below `smallest`, because the "
+        "gradients then overflow for a reason other than the scale. It is a warning if, after "
+        "the first `calibration` steps, more than `share` of any `window` consecutive steps are "
+        "skipped. Normally, only one step in thousands is skipped, when the scale has been "
+        "doubled once too often. The gradients of skipped steps are not passed to the other "
+        "rules, because they are never used."
     )
     source = (
-        "PyTorch's documentation of GradScaler, according to which steps are skipped in the first "
+        "PyTorch's documentation of GradScaler, which states that steps are skipped in the first "
         "iterations and then once every few hundred or thousand. Megatron-LM stops if the scale "
         "would fall below 1."
     )
     advice = (
         "Find out where the gradients become infinite or NaN, and run that part in float32 "
-        "(`torch.autocast(..., enabled=False)`). Or use bfloat16, which does not require scaling. "
-        "Call `scaler.unscale_` before clipping and `scaler.update()` once per step."
+        "(`torch.autocast(..., enabled=False)`). Alternatively, use bfloat16, which does not "
+        "require scaling. Call `scaler.unscale_` before clipping and `scaler.update()` once per "
+        "step."
     )
     explained_by = ("nonfinite", "half_overflow")
     Parameters = ScaleParameters
@@ -138,8 +140,8 @@ class GradientScale(Rule):
         if self._collapsed >= 0:
             text = (
                 f"The gradient scale is below {self.parameters.smallest:g} from step "
-                f"{self._collapsed} on (smallest: {self._lowest:.3g}): gradients are not finite "
-                "at any scale."
+                f"{self._collapsed} on (smallest: {self._lowest:.3g}). The gradients are not "
+                "finite at any scale."
             )
             return "error", self._collapsed, text
         text = (

@@ -25,16 +25,16 @@ class BatchMixing(Rule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "The prediction passed to `nll_loss` was computed by a log-softmax over a dimension other "
-        "than that of the classes (the second, or the only one). Alternatively, and only as a "
-        "warning, a softmax in the backward graph of the loss runs over the batch, that is, over "
-        "dimension 0 of a tensor whose size in that dimension equals the batch size of the "
-        "targets, and whose next dimension has a different size. Alternatively, and only as a "
-        "warning, the only loss of the run is a cross-entropy whose first value is within "
-        f"{_NEAR:.0%} of ln(batch), while ln(classes) differs from it."
+        "The prediction passed to `nll_loss` was computed by a log-softmax over a dimension "
+        "other than that of the classes (the second dimension, or the only one). Two further "
+        "conditions lead only to a warning. First, a softmax in the backward graph of the loss "
+        "runs over the batch. This is assumed if the softmax runs over dimension 0, the size of "
+        "this dimension equals the batch size of the targets, and the next dimension has a "
+        "different size. Second, the only loss of the run is a cross-entropy whose first value "
+        f"is within {_NEAR:.0%} of ln(batch), while ln(classes) differs from ln(batch)."
     )
     source = (
-        "Karpathy, A Recipe for Training Neural Networks, who suggests using backprop to find "
+        "Karpathy, A Recipe for Training Neural Networks, which suggests using backprop to find "
         "information that is mixed across the batch dimension; own definition."
     )
     advice = (
@@ -58,7 +58,7 @@ class BatchMixing(Rule):
                         message=f"The softmax before {call.function} is computed over dimension "
                         f"{call.prediction.dim} of "
                         f"{shape}{(', the batch' if call.prediction.dim == 0 else '')}; the "
-                        f"classes are dimension {min(1, len(shape) - 1)}.",
+                        f"classes are in dimension {min(1, len(shape) - 1)}.",
                         evidence={"dim": int(call.prediction.dim or 0), "shape": str(shape)},
                     )
                 ]
@@ -86,8 +86,8 @@ class BatchMixing(Rule):
                 scene,
                 place=place_of(scene, call),
                 first_step=0,
-                message=f"The first loss is {loss:.4g}. This is ln({batch}), the cost of guessing "
-                f"among the samples of the batch; among {classes} classes, guessing costs "
+                message=f"The first loss is {loss:.4g}, which is ln({batch}), the cost of guessing "
+                f"among the samples of the batch. Guessing among {classes} classes costs "
                 f"{log(classes):.4g}. A softmax is probably computed over the batch.",
                 severity="warning",
                 certainty=0.7,
@@ -104,7 +104,7 @@ class BatchMixing(Rule):
                         scene,
                         first_step=0,
                         message=f"A softmax of shape {list(shape)} is computed over dimension 0, "
-                        "the batch: samples influence each other.",
+                        "the batch, so samples influence each other.",
                         severity="warning",
                         certainty=0.75,
                         evidence={"shape": str(list(shape))},

@@ -28,7 +28,7 @@ from comgra_decl.rules.api import (
     sources_of,
 )
 
-_STARTS_SMALL = 10  # times `ratio`: a branch that starts smaller is intended to
+_STARTS_SMALL = 10  # times `ratio`; a branch below this limit starts small on purpose
 
 
 class BranchParameters(Patient):
@@ -43,7 +43,7 @@ class BranchParameters(Patient):
     """Largest allowed magnitude of a parameter that is added to data, relative to the data."""
 
     after: Annotated[Int, Field(ge=0)] = 10
-    """Number of first records to ignore, because branches may start at zero on purpose."""
+    """Number of initial records to ignore, because branches may start at zero on purpose."""
 
 
 class _Branches(SlotRule):
@@ -101,14 +101,15 @@ class BranchIgnored(_Branches):
     certainty = 0.5
     of_state = True
     definition = (
-        "Several tensors of the same shape are combined into another tensor of this shape, for "
-        "example a residual branch and its skip connection. One of them has an l2 norm below "
-        "`ratio` times the largest norm, in every iteration within a step, for `patience` records "
-        "in a row. The first `after` records are ignored. The finding is a hint if all such "
-        f"branches start below {_STARTS_SMALL} times `ratio`, as with a gain that is initialized "
-        "near zero. Alternatively, a parameter of shape [1, positions, features] enters the same "
-        "module as a computed tensor of shape [batch, positions, features] and is more than "
-        "`drowned` times as large (root mean square) in all of the last `patience` records."
+        "Several tensors of the same shape are combined into another tensor of that shape, for "
+        "example a residual branch and its skip connection. For `patience` records in a row, and "
+        "in every iteration within a step, one of them has an l2 norm below `ratio` times the "
+        "largest norm. The first `after` records are ignored. The finding is a hint if the ratio "
+        f"of all such branches starts below {_STARTS_SMALL} times `ratio`, as with a gain that is "
+        "initialized near zero. Alternatively, a parameter of shape [1, positions, features] "
+        "enters the same module as a computed tensor of shape [batch, positions, features]. In "
+        "all of the last `patience` records, its root mean square is more than `drowned` times "
+        "that of the tensor."
     )
     source = "A plan in comgra's README (report residual connections that are ignored)."
     advice = (
@@ -212,11 +213,14 @@ class GradientImbalance(_Branches):
     certainty = 0.45
     of_state = True
     definition = (
-        "Several tensors of the same shape are combined, and the gradient of one of them has an l2 "
-        "norm below `ratio` times the norm of another one, in every iteration within a step, for "
-        "`patience` records in a row. The first `after` records are ignored."
+        "Several tensors of the same shape are combined. For `patience` records in a row, and in "
+        "every iteration within a step, the gradient of one of them has an l2 norm below `ratio` "
+        "times the largest norm among the others. The first `after` records are ignored."
     )
-    source = "comgra and torchexplorer, in which users compare gradients visually; own default."
+    source = (
+        "comgra and torchexplorer, in which users compare gradients visually. The default was "
+        "chosen for this rule."
+    )
     advice = (
         "Rescale or normalize the branches. Check the branch with the small gradient for "
         "saturation and detach()."

@@ -18,11 +18,11 @@ class SilentBroadcasting(Rule):
     definition = (
         "An element-wise loss (`mse_loss`, `l1_loss`, `smooth_l1_loss`, `huber_loss` or a "
         "subtraction) receives a prediction and a target with different numbers of dimensions, "
-        "such as [64, 1] and [64], which are broadcast to more elements than either of them has. "
-        "As a result, every prediction is compared with every target. The rule checks the shapes "
+        "such as [64, 1] and [64]. The two are broadcast to more elements than either of them "
+        "has, so that every prediction is compared with every target. The rule checks the shapes "
         "passed to the function. In a subtraction, the longer shape must end in 1, or have a 1 "
-        "next to the batch dimension and at least two more dimensions; other shapes are common in "
-        "the computation of distances."
+        "next to the batch dimension and at least two more dimensions. Other shapes are ignored, "
+        "because they are common in the computation of distances."
     )
     source = (
         "The first bug in the book chapter 'Debugging: Visualizing Activation Maps & Gradients'."
@@ -43,7 +43,7 @@ class SilentBroadcasting(Rule):
                     first_step=seen.first,
                     last_step=seen.last,
                     message=f"{_named(call)} receives a prediction of shape {a} and a target of "
-                    f"shape {b}, which are broadcast to {result}: every prediction is compared "
+                    f"shape {b}, which are broadcast to {result}, so every prediction is compared "
                     "with every target.",
                     advice=_advice(call),
                     evidence={"prediction": str(a), "target": str(b), "result": str(result)},

@@ -22,10 +22,11 @@ class Detached(Rule):
     certainty = 0.92
     definition = (
         "In the dependency graph, a tensor computed from trainable parameters contributes to the "
-        "loss, but no gradient flows back along any path, and these parameters have no gradient. "
-        "Alternatively, and only as a hint, a tensor that is trained through other paths enters a "
-        "module with trained parameters, and no gradient flows back from this module in any "
-        "iteration. Modules whose inputs are integers (embeddings) are ignored."
+        "loss, but no gradient flows back to it along any path, and these parameters have no "
+        "gradient. Alternatively, a tensor that is trained through other paths enters a module "
+        "with trained parameters, but no gradient flows back from this module in any iteration. "
+        "The second finding is only a hint. Modules whose inputs are integers (embeddings) are "
+        "ignored."
     )
     source = (
         "Own definition, based on the graph; the silent failures in the book chapter 'Debugging: "
@@ -73,8 +74,8 @@ class Detached(Rule):
                 scene,
                 place=place,
                 first_step=0,
-                message=f"No gradient flows back from {sink.node} to {place}, its input: {place} "
-                "is trained only through other paths.",
+                message=f"No gradient flows back from {sink.node} to its input {place}, which is "
+                "trained only through other paths.",
                 advice="If this is not intended, look for detach(), torch.no_grad(), or a call of "
                 "sample() instead of rsample().",
                 severity="hint",

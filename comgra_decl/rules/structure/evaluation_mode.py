@@ -22,7 +22,7 @@ _CLASSES = ("Dropout", "BatchNorm", "InstanceNorm", "StochasticDepth", "DropPath
 
 _FROM_START = (
     "Call model.train() before training, because a model may be in evaluation mode when it is "
-    "loaded. If this is intended, switch this rule off."
+    "loaded. If this is intended, disable this rule."
 )
 
 
@@ -48,11 +48,11 @@ class TrainingInEvaluationMode(Rule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "For `patience` records in a row, up to the end of the run, a model is called with "
-        "gradients only in evaluation mode. An optimizer holds most of its parameters, and it "
-        "contains modules that behave differently in this mode (BatchNorm, Dropout). The finding "
-        "is an error if the model was in training mode before, and a warning otherwise. Individual "
-        "modules in evaluation mode (a frozen BatchNorm) are ignored."
+        "For at least the last `patience` records of the run, all calls of a model with "
+        "gradients are in evaluation mode. An optimizer holds most of the model's parameters, "
+        "and the model contains modules that behave differently in evaluation mode (BatchNorm, "
+        "Dropout). The finding is an error if the model was in training mode before, and a "
+        "warning otherwise. Single modules in evaluation mode (a frozen BatchNorm) are ignored."
     )
     source = "Own definition; the usual cause is a missing call of model.train()."
     advice = "Call model.train() after every evaluation, before the next training step."

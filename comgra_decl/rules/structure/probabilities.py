@@ -37,8 +37,8 @@ class ProbabilitiesAsLogits(SlotRule):
         "/ C over the C classes in every sample."
     )
     source = (
-        "A common mistake: applying the softmax twice. The bound on the loss follows from logits "
-        "in [0, 1]."
+        "A common mistake: applying the softmax twice. The limit below which the loss cannot "
+        "fall follows from logits in [0, 1]."
     )
     advice = "Pass the input of the softmax to the loss, or use NLLLoss with log-probabilities."
     statistics = ("min", "max", "mean")
@@ -81,7 +81,7 @@ class ProbabilitiesAsLogits(SlotRule):
                         first_step=seen.first,
                         last_step=seen.last,
                         message=f"{call.function} receives probabilities, computed by a {how}, "
-                        "and applies the softmax to them again: the loss cannot fall below "
+                        "and applies the softmax to them again. The loss cannot fall below "
                         f"{_bound(call.classes):.3g}.",
                         certainty=0.95,
                         evidence={"made_by": how, "classes": call.classes},
@@ -105,7 +105,7 @@ class ProbabilitiesAsLogits(SlotRule):
         """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} contains probabilities, to which the loss applies the "
-            f"softmax again: the loss cannot fall below {_bound(int(self.streak.worst[slot])):.3g}."
+            f"softmax again. The loss cannot fall below {_bound(int(self.streak.worst[slot])):.3g}."
         )
 
 
@@ -116,9 +116,9 @@ class LogitsAsLogProbabilities(SlotRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "The prediction passed to `nll_loss` has elements above 0 for `patience` records in a row, "
-        "or the prediction passed to `nll_loss` or `kl_div` was computed by a softmax. Logarithms "
-        "of probabilities are never positive."
+        "The prediction passed to `nll_loss` has elements above 0 for `patience` records in a "
+        "row. Alternatively, the prediction passed to `nll_loss` or `kl_div` was computed by a "
+        "softmax. Logarithms of probabilities are never positive."
     )
     source = "A common mistake: passing logits or probabilities to NLLLoss; own definition."
     advice = "Use cross_entropy, which expects logits, or apply log_softmax first."
@@ -184,10 +184,11 @@ class SigmoidTwice(SlotRule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "The prediction passed to `binary_cross_entropy_with_logits` was computed by a sigmoid or "
-        "softmax. If autograd does not show how it was computed, all elements must be in [0, 1] "
-        "and come within 0.05 of both limits in all records, at least `patience` in total, and the "
-        "targets must vary."
+        "The prediction passed to `binary_cross_entropy_with_logits` was computed by a sigmoid "
+        "or softmax. If autograd does not reveal how it was computed, the rule reports it only "
+        "if there are at least `patience` records and the targets vary. In addition, in every "
+        "record, all elements must be in [0, 1], with the smallest below 0.05 and the largest "
+        "above 0.95."
     )
     source = "A common mistake: applying a sigmoid before BCEWithLogitsLoss; own definition."
     advice = (

@@ -39,9 +39,9 @@ class RectifiedAnswer(SlotRule):
     definition = (
         "For `patience` records in a row, the model's prediction, or the input of its final "
         "sigmoid or softmax, has exactly the same maximum as the tensor from which it is "
-        f"computed, but keeps on average at most {_LEFT:.0%} of its negative values. The cause is "
-        "a ReLU or leaky ReLU between the two tensors. Predictions whose targets are never "
-        "negative are ignored."
+        f"computed. On average, however, it keeps at most {_LEFT:.0%} of the negative values of "
+        "that tensor. The cause is a ReLU or leaky ReLU between the two tensors. Predictions "
+        "whose targets are never negative are ignored."
     )
     source = "The seeded bug in comgra's tutorial; own definition."
     advice = (
@@ -113,7 +113,7 @@ class RectifiedAnswer(SlotRule):
         source = scene.table.place(int(self._sources[slot]))
         return (
             f"Between {source} and {scene.table.place(slot)}, an activation function keeps "
-            f"{max(0.0, self.streak.worst[slot]):.0%} of the negative values, so that the "
+            f"{max(0.0, self.streak.worst[slot]):.0%} of the negative values, so the "
             "prediction can hardly become negative."
         )
 

@@ -42,7 +42,8 @@ class SmallBatchNorm(SlotRule):
     )
     source = (
         "Wu and He, Group Normalization (2018): the error of BatchNorm rises steeply for batch "
-        "sizes below eight. If there are two values, only their order remains."
+        "sizes below eight. If there are only two values, normalization preserves nothing but "
+        "their order."
     )
     advice = "Use GroupNorm or LayerNorm, a larger batch, or SyncBatchNorm across devices."
     Parameters = SmallBatchParameters

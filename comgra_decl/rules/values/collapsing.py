@@ -44,21 +44,22 @@ class CollapsingOutput(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` records in a row, the relative variation of a tensor across the batch is "
-        f"below `fall` times its initial value (the median of the first {_FIRST} records). The "
-        "relative variation is the standard deviation of a recorded statistic across the samples, "
-        "divided by its largest magnitude; the rule uses the statistic for which it is largest. "
-        "The largest of these standard deviations must not exceed its initial value either, "
-        "because a tensor that starts near zero may gain an offset and still distinguish the "
-        "samples. Alternatively, an output that the model returns, and that no loss compares with "
-        "a target, has shrunk to less than `fall` of its initial l2 norm. Such an output no longer "
-        "distinguishes the samples, as when the posterior of an autoencoder collapses to its "
-        "prior. The finding is only a hint if these tensors include neither a prediction nor an "
-        "output of the model."
+        f"below `fall` times its initial value (the median over the first {_FIRST} records). For "
+        "each recorded statistic, the relative variation is the standard deviation across the "
+        "samples divided by the largest magnitude; the rule uses the statistic with the largest "
+        "relative variation. In addition, the largest of these standard deviations must not "
+        "exceed its initial value. Otherwise a tensor that starts near zero and gains an offset "
+        "would be reported, although it still distinguishes the samples. Alternatively, an "
+        "output that the model returns, and that no loss compares with a target, has shrunk to "
+        "less than `fall` times its initial l2 norm. Such an output no longer distinguishes the "
+        "samples. For example, the posterior of an autoencoder may collapse to its prior. The "
+        "finding is only a hint if these tensors include neither a prediction nor an output of "
+        "the model."
     )
     source = (
-        "A plan in comgra's README (report when the variance across the batch falls); the "
-        "generator that repeats itself in the book chapter 'Debugging: Visualizing Activation Maps "
-        "& Gradients'."
+        "A plan in comgra's README (report a falling variance across the batch); the generator "
+        "that repeats itself in the book chapter 'Debugging: Visualizing Activation Maps & "
+        "Gradients'."
     )
     advice = (
         "For a generator, balance the two learning rates, or add noise, a gradient penalty or "

@@ -39,10 +39,10 @@ class IdenticalUnits(SlotRule):
     severity = "error"
     certainty = 0.8
     definition = (
-        "A weight with at least two dimensions starts with all elements equal and nonzero. "
-        "Alternatively, for `patience` records in a row, the units of a layer differ by less than "
-        "`spread` of their mean magnitude, either in the outputs of a layer with weights (one "
-        "value per unit) or in the gradients of its bias."
+        "All elements of a weight with at least two dimensions are identical and nonzero at the "
+        "start. Alternatively, for `patience` records in a row, the units of a layer differ by "
+        "less than `spread` times their mean magnitude. The rule compares the outputs of layers "
+        "with weights (one value per unit) and the gradients of their biases."
     )
     source = (
         "Goodfellow et al., Deep Learning (2016), section 8.4: initial parameters must break the "
@@ -95,7 +95,7 @@ class IdenticalUnits(SlotRule):
         """Returns the message for a slot."""
         info = scene.table.infos[slot]
         if info.kind == "parameter" and info.key.pass_ == "forward":
-            return f"{scene.table.place(slot)} starts with all its elements equal."
+            return f"{scene.table.place(slot)} starts with all elements equal."
         return (
             f"All units of {info.key.node} compute the same values: {scene.table.place(slot)} "
             f"differs between them by {self.streak.worst[slot]:.1e} of its magnitude."

@@ -38,13 +38,13 @@ class InputIndependence(SlotRule):
     severity = "error"
     certainty = 0.7
     definition = (
-        "For `patience` records in a row, no recorded statistic of the samples (mean, std, min, "
-        "max, ...) varies across the batch by more than `variation`, relative to its magnitude. "
-        "The rule checks the model's predictions, and tensors that previously varied by more than "
-        f"{_VARIED:g}."
+        "For `patience` records in a row, every recorded statistic of the samples (mean, std, "
+        "min, max, ...) varies across the batch by at most `variation` times its magnitude. The "
+        "rule checks the model's predictions, and other tensors that previously varied by more "
+        f"than {_VARIED:g}."
     )
     source = (
-        "A plan in comgra's README (report when the variance across the batch falls); "
+        "A plan in comgra's README (report a falling variance across the batch); "
         "TheDeepChecker's test of whether outputs depend on the input."
     )
     advice = (
@@ -79,6 +79,6 @@ class InputIndependence(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} is the same for every sample of the batch (relative "
-            f"variation {self.streak.worst[slot]:.1e}): it does not depend on the input."
+            f"{scene.table.place(slot)} is the same for every sample in the batch (relative "
+            f"variation {self.streak.worst[slot]:.1e}), so it does not depend on the input."
         )

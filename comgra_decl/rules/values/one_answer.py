@@ -34,7 +34,9 @@ class OneAnswerParameters(Patient):
     """Options of `one_answer`."""
 
     patience: Count = 15
-    """Number of consecutive records that must meet the condition; many runs start like this."""
+    """Number of consecutive records that must meet the condition. The default is high because many
+    runs start like this.
+    """
 
     surety: Annotated[Number, Field(ge=0, lt=1)] = 0.5
     """Smallest confidence of the prediction, from 0 (guessing) to 1 (certain)."""
@@ -47,12 +49,13 @@ class OneAnswer(SlotRule):
     certainty = 0.65
     definition = (
         "For `patience` records in a row, the predictions for all recorded samples (at least "
-        f"{_FEWEST}) favour the same class although the targets in the batch differ. Predictions "
-        "can have the shape [N, classes] (cross-entropy or negative log-likelihood) or be one "
-        "logit per sample (binary cross-entropy). The predictions must be confident: the softmax "
-        "probability of that class, averaged over the samples, covers at least the share `surety` "
-        "of the range from 1 / classes to 1. An untrained model also predicts a single class, but "
-        "only by a small margin."
+        f"{_FEWEST}) favor the same class although the targets in the batch differ. Predictions "
+        "can have the shape [N, classes] (cross-entropy or negative log-likelihood) or consist "
+        "of one logit per sample (binary cross-entropy). In addition, the mean softmax "
+        "probability of that class must be high: its confidence, scaled from 0 (a probability of "
+        "1 / classes) to 1 (a probability of 1), is at least `surety`. This condition is "
+        "required because an untrained model also predicts a single class, but only by a small "
+        "margin."
     )
     source = (
         "The network that predicts 'dog' for every image in the book chapter 'Debugging: "

@@ -13,8 +13,8 @@ class AllZero(SlotRule):
     name = "all_zero"
     certainty = 0.6
     definition = (
-        "The output of a module is exactly zero in all elements of all samples, in every iteration "
-        "within a step, for `patience` records in a row."
+        "For `patience` records in a row, the output of a module is exactly zero in all elements "
+        "of all samples, in every iteration within a step."
     )
     source = "SageMaker Debugger's check for tensors whose values are all zero."
     advice = (
