@@ -134,17 +134,17 @@ Some tensors must be copied before they are read:
 - complex tensors, which are copied as magnitudes
 - tensors of dtypes that the kernels cannot read: float8, and unsigned integers of 16 bits or more
 
-Copies of more than 16 MiB are made in parts of 2 million elements, and each part is freed before the
-next is copied. These parts are read by torch operations instead of the kernels. Smaller copies take
-at most 16 MiB at a time. `update` keeps a copy of each parameter during the optimizer step, when the
-activations have already been freed.
+Copies of more than 16 MiB are made in parts of 2 million elements, and each part is freed before
+the next is copied. These parts are read by torch operations instead of the kernels. Smaller copies
+take at most 16 MiB at a time. `update` keeps a copy of each parameter during the optimizer step,
+when the activations have already been freed.
 
 The rows on `compile: observed` require torch 2.13. With older versions, the benchmark reports this
 requirement and measures only idle compiled steps.
 
-On CUDA, a tensor that appears again in a step (same memory, version, shape and strides) is read only
-once. The first record that contains the repetition still reads the tensor both times. Later records
-reuse the result if the two readings were identical.
+On CUDA, a tensor that appears again in a step (same memory, version, shape and strides) is read
+only once. The first record that contains the repetition still reads the tensor both times. Later
+records reuse the result if the two readings were identical.
 
 ## Expensive options
 
@@ -154,8 +154,8 @@ reuse the result if the two readings were identical.
   time for each tensor in each record.
 - `graph: true` tracks every operation in some recorded steps: the first two, those that take a new
   execution path, and every tenth.
-- Under `torch.compile`, recorded steps run eagerly by default. With `compile: observed`, they run as
-  a second compiled variant, which is compiled in the first step that needs it.
+- Under `torch.compile`, recorded steps run eagerly by default. With `compile: observed`, they run
+  as a second compiled variant, which is compiled in the first step that needs it.
 """
 
 
