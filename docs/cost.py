@@ -122,11 +122,11 @@ and float16, 15 or 16 on devices without float64, and about 20 for float64 and w
 devices without float64, tensors of float64 and of integers with 32 bits or more are copied to the
 host.
 
-Apart from the copies described below, a record needs at most 64 MiB of device memory. Results are
-transferred in parts of 8 MiB, at most 16 MiB of small tensors are kept until they are read, and the
-tables of tensors to read take 8 MiB. Statistics are computed for at most 262,144 samples at a time.
-If a tensor has more than 131,072 samples, only the statistics of its first 4,096 samples are kept
-individually.
+The device memory that a record needs is limited. Results are transferred in parts of 8 MiB, at most
+16 MiB of small tensors are kept until they are read, and the tables of tensors to read take 8 MiB.
+Statistics are computed for at most 262,144 samples at a time. If a tensor has more than 131,072
+samples, only the statistics of its first 4,096 samples are kept individually. Together with the
+smaller copies described below, this takes at most 64 MiB.
 
 Some tensors must be copied before they are read:
 

@@ -60,12 +60,13 @@ def test_the_memory_that_a_record_takes_on_a_device_is_limited_as_the_page_says(
     text = " ".join(cost.PAGE.read_text().split())
     for said in (
         f"transferred in parts of {parts // MIB} MiB",
-        f"at most {held // MIB} MiB of small tensors are held",
-        f"the tables of what to read take {tables // MIB} MiB",
-        f"more than {moments.MOST_ROWS:,} samples, only the first {moments.KEPT:,} have",
-        f"computed for {moments.CHUNK_ROWS:,} samples at a time",
-        f"at most {copied // MIB} MiB of copies exist at a time",
-        "Together, this is at most 64 MiB",
+        f"at most {held // MIB} MiB of small tensors are kept",
+        f"the tables of tensors to read take {tables // MIB} MiB",
+        f"more than {moments.MOST_ROWS:,} samples, only the statistics of its first "
+        f"{moments.KEPT:,} samples are kept",
+        f"computed for at most {moments.CHUNK_ROWS:,} samples at a time",
+        f"copies take at most {copied // MIB} MiB at a time",
+        "this takes at most 64 MiB",
     ):
         assert said in text
 
