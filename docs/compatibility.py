@@ -35,10 +35,11 @@ recorded, and presents the evidence that tracing changes nothing.
 {contents}
 ## A zoo of models, compared bit for bit
 
-`make neutrality` trains each program of a zoo for {steps} steps, once without tracing and once with
-full tracing: every step is recorded, with the graph, values, all modules and all captures (outputs,
-inputs, their gradients, parameters, their gradients before and after clipping, updates, buffers,
-optimizer states). Both runs start from the same seed. The following is compared bit for bit:
+`make neutrality` trains each program in a zoo for {steps} steps, once without tracing and once with
+full tracing. In the traced run, every step is recorded, with the graph, values, all modules and all
+captures: outputs, inputs, their gradients, parameters, their gradients before and after clipping,
+updates, buffers and optimizer states. Both runs start from the same seed. The following items are
+compared bit for bit:
 
 - the loss, all parameters, gradients and buffers after each step;
 - optimizer states and the states of the random generators of Python, NumPy and torch;
@@ -47,13 +48,14 @@ optimizer states). Both runs start from the same seed. The following is compared
   signal handlers, and every function of torch and of the model's library that tracing could have
   replaced.
 
-The record is checked as well: it must contain each module that returned a tensor (as observed by a
-torch hook), with the same mean as a separate computation in float64, and the recorded losses must
-equal those of the program.
+The records are checked as well. They must contain each module that returned a tensor, as observed
+by a torch hook. The recorded mean of that tensor must match a separate computation in float64, and
+the recorded losses must be identical to those of the program.
 
-Of {tried} programs, {equal} are bit-equal{close}. In total, {compared:,} items were compared,
-{means:,} recorded values were checked, and {called:,} modules were found. {machine}. Measured on
-{date}; all verdicts are in [neutrality-{date}.json](../benchmarks/results/neutrality-{date}.json).
+Of {tried} programs, {equal} are bit-identical{close}. In total, {compared:,} items were compared,
+{means:,} recorded values were checked, and {called:,} modules were found. All verdicts are in
+[neutrality-{date}.json](../benchmarks/results/neutrality-{date}.json). Measured on {date}.
+{machine}.
 
 {families}
 
@@ -154,7 +156,7 @@ def _of(verdicts: dict[str, Verdict], family: str) -> dict[str, Verdict]:
 
 def _families(verdicts: dict[str, Verdict]) -> str:
     lines = [
-        "| family | programs | bit-equal | recorded modules | compared |",
+        "| family | programs | bit-identical | recorded modules | items compared |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for family, what in FAMILIES.items():

@@ -1,4 +1,4 @@
-"""Generate `cost.md`, and the costs stated in the presets, from the newest measurement.
+"""Generate `cost.md` and the costs stated in the presets from the newest measurement.
 
 python -m benchmarks && python -m benchmarks --against OLDER_CHECKOUT && python -m docs.cost
 """
@@ -31,21 +31,21 @@ TEXT = """\
 # What tracing costs
 
 {machine}. Measured on {date} by `python -m benchmarks` ([how](../benchmarks/README.md), [all
-figures](../benchmarks/results/{date}.md)); this page is generated from these figures by `python -m
-docs.cost`. Times include storage: they run from the first measured step until all data is on disk.
+figures](../benchmarks/results/{date}.md)). `python -m docs.cost` generates this page from these
+figures. Times include storage: they run from the first measured step until all data is on disk.
 
 ## A recorded step
 
-The time of a step recorded with each preset, compared with the same step without tracing, and the
-disk space of the record.
+The table compares the time of a step recorded with each preset with the time of the same step
+without tracing. The last column is the disk space of one record.
 
 {steps}
 
 Between recorded steps, only a counter is attached. Such a step takes {idle} times as long as an
-untraced step (two measurements of untraced steps differ by {noise}).
+untraced step. For comparison, two measurements of untraced steps differ by {noise}.
 
-Each run also has fixed costs: discovery of the model in the first recorded step ({first}), and the
-disk space of the folder before the first record ({fixed}).
+Each run also has two fixed costs: the time to discover the model in the first recorded step
+({first}), and the disk space of the folder before the first record ({fixed}).
 
 ## Compared with an earlier version
 
@@ -53,13 +53,14 @@ disk space of the folder before the first record ({fixed}).
 
 ## Over a whole training run
 
-Presets record either every step at first and fewer steps later, or only occasional steps. The total
-cost is:
+Presets either record every step at first and fewer steps later, or record only occasional steps.
+The total cost is:
 
 {trainings}
 
-The share is the time of all records, as measured above, divided by the time of the untraced steps.
-A `schedule.budget` limits both time and disk space. Recorded evaluations are not included.
+The share is the additional time of all records, as measured above, divided by the time of the
+untraced steps. Recorded evaluations are not included. Use `schedule.budget` to limit both time and
+disk space.
 
 ## Before you train
 
@@ -68,10 +69,10 @@ steps and stops. See the [reference](reference.md#comgra-decl-plan).
 
 ## On a GPU
 
-The current version has not been measured on a GPU: `python -m benchmarks --device cuda` measures
+The current version has not been measured on a GPU. `python -m benchmarks --device cuda` measures
 every target below within eight minutes ([how](../benchmarks/README.md#on-a-device)). The following
-figures were measured on one H100 80GB with torch 2.11, for **an earlier version** that reduced each
-tensor in float64 with a dozen kernels:
+figures are for **an earlier version**, which reduced each tensor in float64 with a dozen kernels.
+They were measured on one H100 80GB with torch 2.11.
 
 | training | plain step | idle | outputs and gradients | `light` | `debug` |
 | --- | ---: | ---: | ---: | ---: | ---: |
@@ -81,72 +82,85 @@ tensor in float64 with a dozen kernels:
 | MLP of 6 layers, width 64 | 5.6 to 5.8 ms | 1.0 | 2.9 to 3.1 | 2.2 to 2.5 | 3.9 |
 | GPT-2 124M under `torch.compile` | 24 ms | 1.0 | 14.5 to 15.2 | | |
 
-All columns except the plain step are ratios to the plain step, with every step recorded; gradients
+All columns except the plain step are ratios to the plain step, with every step recorded. Gradients
 are those of outputs and parameters. Training was bit-identical, no operation waited for the device,
-and peak memory was the same within 0.1%; an output of 1e9 elements in 16 million samples raised
-peak memory from 7.7 to 13.5 GiB.
+and peak memory was the same within 0.1%. In a separate test, an output of 1e9 elements in
+16 million samples raised peak memory from 7.7 to 13.5 GiB.
 
-| figure | earlier | target | now |
+| figure | earlier version | target | current version |
 | --- | ---: | ---: | --- |
 | GPT-2 124M and 350M: outputs and gradients | 9.2 to 10.4 | 1.15 | not measured |
 | `light` and `debug`, the same nets | 6 and 13 | 1.10 and 1.6 | not measured |
 | GPT 12x256 | 4.7 to 5.0 | 1.35 | not measured |
 | MLP 6x64 | 2.9 | 1.8 | not measured |
 | compiled GPT-2 124M, recorded with `compile: observed` | 15 | 1.35 | not measured |
-| eight raw sums against `x.sum()`, device time | 13 to 125 | 1.3 float32, 1.8 bf16 | not measured |
-| kernels of a recorded step of 4 layers beyond the plain 194 | 2,010 | 150 | not measured |
-| compiling the observed variant, against the plain graph | 1.0 (prototype) | 1.1 | not measured |
+| eight raw sums compared with `x.sum()`, device time | 13 to 125 | 1.3 float32, 1.8 bf16 \
+| not measured |
+| additional kernels in a recorded step of 4 layers (194 without tracing) | 2,010 | 150 \
+| not measured |
+| compiling the observed variant, compared with the plain graph | 1.0 (prototype) | 1.1 \
+| not measured |
 | peak memory | up to +75% | +2% or 64 MB | not measured |
 | peak memory of the compiled variant | +0.55 GiB (prototype) | +5% | not measured |
-| `budget: {{time: "3%"}}`, reading the loss | 3.0% | 2 to 4% | in a simulation |
-| the same, never waiting | 15% | 2 to 4% | in a simulation |
+| `budget: {{time: "3%"}}`, in a loop that reads the loss | 3.0% | 2 to 4% | only simulated |
+| the same, in a loop that never waits for the device | 15% | 2 to 4% | only simulated |
 
-The report of a run states the cost of its records, as measured by the clocks of the host and of the
+The report of a run states the cost of its records, as measured by the clocks of the host and the
 device ([budgets](schedule.md#budgets)).
 
 | device | how tensors are reduced |
 | --- | --- |
-| CUDA, and ROCm with Triton | Triton kernels read each number once, without waiting |
-| the same without Triton, XPU | torch operations per 4 million elements, without waiting |
-| MPS | the same in float32; each record waits for the device once; see below |
+| CUDA, ROCm; both with Triton | Triton kernels read each number once, without waiting |
+| CUDA and ROCm without Triton, XPU | torch operations on blocks of 4 million elements, without \
+waiting |
+| MPS | the same operations in float32; each record waits for the device once; see below |
 | others | each tensor is copied to the host |
 
-All rows were tested only with the CPU in place of the device; the kernels were tested with Triton's
+All rows were tested only with the CPU in place of the device. The kernels were tested with Triton's
 interpreter. Without Triton, torch runs 13 operations for a block of float32 numbers, 14 for bf16
 and float16, 15 or 16 on devices without float64, and about 20 for float64 and wide integers. On
 devices without float64, tensors of float64 and of integers with 32 bits or more are copied to the
-host. The device memory that a record needs is limited: results are transferred in parts of 8 MiB,
-at most 16 MiB of small tensors are kept until they are read, and the tables of tensors to read take
-8 MiB. For a tensor with more than 131,072 samples, only the first 4,096 have individual statistics,
-which are computed for 262,144 samples at a time. Together, this is at most 64 MiB.
+host.
 
-Some tensors must be copied before they are read: tensors whose samples are not contiguous in memory
-(strided slices, expanded tensors, a batch dimension that is not the first), complex tensors (as
-magnitudes), and tensors of dtypes that the kernels cannot read (unsigned integers of 16 bits or
-more, float8). Copies of more than 16 MiB are made in parts of a million elements, which torch
-operations read; each part is freed before the next is copied. Smaller copies take at most 16 MiB at
-a time. `update` keeps a copy of each parameter during the optimizer step, when the activations are
-already freed.
+The device memory that a record needs is limited. Results are transferred in parts of 8 MiB, at most
+16 MiB of small tensors are kept until they are read, and the tables of tensors to read take 8 MiB.
+Statistics are computed for at most 262,144 samples at a time. If a tensor has more than 131,072
+samples, only the statistics of its first 4,096 samples are kept individually. Together with the
+smaller copies described below, this takes at most 64 MiB.
 
-The rows of `compile: observed` need torch 2.13. With older versions, the benchmark reports this and
-measures only idle compiled steps. On CUDA, a tensor that appears again in a step (same memory,
-version, shape and strides) is read only once. The first record that contains the repetition reads
-the tensor both times; later records reuse the result if both readings were equal.
+Some tensors must be copied before they are read:
+
+- tensors whose samples are not contiguous in memory: strided slices, expanded tensors, and tensors
+  whose first dimension is not the batch dimension
+- complex tensors, which are copied as magnitudes
+- tensors of dtypes that the kernels cannot read: float8, and unsigned integers of 16 bits or more
+
+Copies of more than 16 MiB are made in parts of a million elements, and each part is freed before
+the next is copied. These parts are read by torch operations instead of the kernels. Smaller copies
+take at most 16 MiB at a time. `update` keeps a copy of each parameter during the optimizer step,
+when the activations have already been freed.
+
+The rows on `compile: observed` require torch 2.13. With older versions, the benchmark reports this
+requirement and measures only idle compiled steps.
+
+On CUDA, a tensor that appears again in a step (same memory, version, shape and strides) is read
+only once. The first record that contains the repetition still reads the tensor both times. Later
+records reuse the result if the two readings were identical.
 
 ## Expensive options
 
-- `values: true` stores whole tensors; `values.max_elements` limits the size of each.
-- `preview` keeps up to 4 kB of each tensor, in every 20th record unless the spec says otherwise. In
-  thread time, a record with previews took 1.15 times one without for an MLP of 7 layers, 1.08 for a
-  CNN of 6 convolutions and 1.07 for a transformer of 6 layers: 1.008, 1.004 and 1.003 on average
-  over 20 records (one CPU thread). `preview: false` keeps none.
-- `keep` captures every step, which costs as much as recording it except for the storage.
-- Statistics that read a tensor again (quantiles, singular values, custom functions) take time for
-  each tensor in each record.
-- `graph: true` follows every operation of some recorded steps: the first two, those that run in a
-  new way, and every tenth.
-- Under `torch.compile`, recorded steps run eagerly or, with `compile: observed`, as a second
-  compiled variant, which is compiled in the first step that needs it.
+- `values: true` stores whole tensors. `values.max_elements` limits the size of each.
+- `preview` keeps up to 4 kB of each tensor, by default in every 20th record. In thread time, a record
+  with previews took 1.15 times as long as one without for an MLP with 7 layers, 1.08 times for a CNN
+  with 6 convolutions, and 1.07 times for a transformer with 6 layers. Averaged over 20 records, these
+  ratios are 1.008, 1.004 and 1.003 (one CPU thread). `preview: false` keeps no previews.
+- `keep` captures every step. Apart from the storage, this costs as much as recording every step.
+- Statistics that read a tensor again (quantiles, singular values, custom functions) take additional
+  time for each tensor in each record.
+- `graph: true` tracks every operation in some recorded steps: the first two, those that take a new
+  execution path, and every tenth.
+- Under `torch.compile`, recorded steps run eagerly by default. With `compile: observed`, they run
+  as a second compiled variant, which is compiled in the first step that needs it.
 """
 
 
@@ -277,12 +291,14 @@ def _compared(comparison: dict[str, Any]) -> str:
             f"{one['cpu']['value']:.2f} |"
         )
     text = (
-        f"A step recorded by commit {comparison['older'] or 'unknown'} and by this version, in "
-        f"blocks that alternate, medians of {rounds} rounds. Measured on {comparison['date']} by "
-        f"`python -m benchmarks --against` at a load of {load:g} at the start. `nothing` is plain "
-        "training, whose ratio shows the noise; `record` captures outputs and gradients without "
-        "rules. The times themselves depend on the machine's load and frequency, so they differ "
-        "from those of the tables above: only ratios can be compared."
+        "The table compares the time of a step recorded by commit "
+        f"{comparison['older'] or 'unknown'} and by this version. Blocks of both versions "
+        f"alternate, and the figures are medians of {rounds} rounds. They were measured on "
+        f"{comparison['date']} by `python -m benchmarks --against`, with a load of {load:g} at the "
+        "start. `nothing` is plain training, so its ratio shows the noise. `record` captures "
+        "outputs and gradients without rules. The times depend on the machine's load and "
+        "frequency and therefore differ from those in the tables above: only the ratios can be "
+        "compared."
     )
     return "\n".join([*textwrap.wrap(text, 100, break_on_hyphens=False), "", *lines])
 

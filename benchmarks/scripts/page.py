@@ -58,20 +58,21 @@ def summary(table: Table) -> str:
 _PAGE = """\
 # Public scripts, judged
 
-`make scripts` runs {tried} unmodified training scripts from {repositories} public repositories;
-{sound} of them pass every check below. None of their code is part of this repository: it is
-fetched at the commits listed below. Small generated data sets, in memory or in files, replace
-downloads. The runs are kept short by the scripts' own arguments, or end with Ctrl-C after the given
-number of steps. {machine}. Measured on {date}; all results are in
-[scripts-{date}.json](../../benchmarks/results/scripts-{date}.json).
+`make scripts` runs {tried} unmodified training scripts from {repositories} public repositories, of
+which {sound} pass every check below. None of their code is part of this repository. It is fetched
+at the commits listed below. Small generated data sets, in memory or in files, replace downloads.
+The scripts' own arguments keep the runs short; otherwise, a run ends with Ctrl-C after the given
+number of steps. All results are in
+[scripts-{date}.json](../../benchmarks/results/scripts-{date}.json). Measured on {date}. {machine}.
 
 Each script runs three times:
 
-1. **Watched**, without tracing: global torch hooks count its optimizer steps and note which modules
-   it calls in which mode, the outputs of these modules, the norms of all gradients, the tensors on
-   which it calls `backward`, and the connections made by autograd.
-2. **Plain**, without tracing or hooks: after each optimizer step, digests are computed of all
-   parameters, gradients and states, and of the random generators of torch, NumPy and Python.
+1. **Watched**, without tracing. Global torch hooks count the script's optimizer steps and note
+   which modules it calls in which mode. They also note the outputs of these modules, the norms of
+   all gradients, the tensors on which the script calls `backward`, and the connections made by
+   autograd.
+2. **Plain**, without tracing or hooks. After each optimizer step, the program computes digests of
+   all parameters, gradients and states, and of the random generators of torch, NumPy and Python.
 3. **Traced** with `COMGRA=debug` (or `+comgra=debug`), with the same digests.
 
 | column | check |
@@ -83,29 +84,30 @@ evaluation of a model that is trained |
 | modules | each module with parameters that the script calls has a recorded output, or the report \
 states that it is not part of a model |
 | numbers | at each recorded step, the mean of each module's first output in training equals the \
-one observed in the watched run |
-| gradients | each parameter that had a gradient when its optimizer stepped has one in the record, \
-with the same norm |
-| losses | every step, recorded or not, has the values of the tensors on which `backward` was \
-called |
-| graph | everything that autograd connects is connected, inputs and targets reach a loss, and no \
-node is isolated |
+mean observed in the watched run |
+| gradients | each parameter that had a gradient when its optimizer stepped has a gradient with \
+the same norm in the record |
+| losses | for every step, recorded or not, the values of the tensors on which `backward` was \
+called are stored |
+| graph | the graph connects everything that autograd connects, inputs and targets reach a loss, \
+and no node is isolated |
 | messages | no module that was called is reported as never called, and no error is logged |
 
-[catalogue.yaml](../../benchmarks/scripts/catalogue.yaml) states what counts as a step of each
-script and lists the classes whose `forward` the script calls directly; both were determined by
+[catalogue.yaml](../../benchmarks/scripts/catalogue.yaml) states what counts as a step in each
+script and lists the classes whose `forward` the script calls directly. Both were determined by
 reading the script. If several optimizers step at different rates (`steps: seen`), the comparison
-uses the steps that the run has counted: each loss must belong to exactly one step, in order, and
-each step must contain the calls observed between its losses. The comparison excludes the means of
-calls beyond the recorded ones, of modules called before any module that has parameters, and of
-modules in the call that creates them. It also excludes models that are evaluated only after
-another model in the same phase (`evaluated`).
+uses the steps that the traced run has counted. Each loss must belong to exactly one step, in order,
+and each step must contain the calls observed between its losses.
+
+The comparison of means excludes calls beyond the recorded ones, modules called before any module
+that has parameters, and modules in the call that creates them. It also excludes models that are
+evaluated only after another model in the same phase (`evaluated`).
 
 Each cell contains the number of successful comparisons or, in **bold**, the number of failed
-comparisons and the total. Findings are counted as errors / warnings / hints; this page does not
-evaluate whether they are correct. CPU is the processor time of the whole program in seconds,
-including the start of tracing{forked}. The JSON file contains the text of each finding and
-message.
+comparisons and the total. Findings are counted as errors / warnings / hints. This page does not
+evaluate whether they are correct. CPU is the processor time of the whole program in seconds, plain
+→ traced, including the start of tracing{forked}. The JSON file contains the text of each finding
+and message.
 
 {table}
 
@@ -139,10 +141,10 @@ _MEANINGS = {
         "The losses of this step are stored, but it has no record. Scripts:"
     ),
     r"comgra: (\w+): ": (
-        r"A finding of the rule `\1` was logged that the final diagnosis does not contain. Scripts:"
+        r"A finding from the rule `\1` was logged but is not in the final diagnosis. Scripts:"
     ),
     r"comgra_decl/\S+ (UserWarning: [^.(]{1,80})": (
-        r"A warning of torch, attributed to a line of comgra_decl (`\1`...). Scripts:"
+        r"A torch warning attributed to a line in comgra_decl (`\1`...). Scripts:"
     ),
 }
 """Sentences that replace messages of several scripts, by a pattern that occurs in the messages."""

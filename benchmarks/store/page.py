@@ -27,44 +27,47 @@ def tables(figures: dict[str, Any]) -> str:
     if figures.get("alone"):
         load = " Nothing else was running."
     elif machine["load_before"] > _QUIET:
-        load = " **The machine was busy: times are upper bounds, sizes and counts are exact.**"
+        load = " **The machine was busy, so times are upper bounds. Sizes and counts are exact.**"
     usage, peers_size = hand["usage"], figures["peers_size"]
     return f"""\
 Measured on {figures["date"]} by `python -m benchmarks.store`: {machine["processor"]},
 {machine["cores"]} cores, load before {machine["load_before"]}.{load} Times in ms. A run holds nine
-statistics, aggregated in three ways and for two samples; eight records share a commit. Reads:
-first (in a new process, from the page cache) / median / 95th percentile of several, with different
-columns each time; for opening (20 times, each bypassing all caches except the page cache), the
-median / 95th percentile.
+statistics, aggregated in three ways and for two samples, and eight records share a commit. Each
+read is repeated with different columns. The table shows the first read (in a new process, from the
+page cache) / the median / the 95th percentile. Opening is repeated 20 times, each time bypassing
+all caches except the page cache. The table shows the median / the 95th percentile.
 
 {_table(_run_lines(figures["runs"]))}
 
-*raw*: bytes on disk divided by bytes of the statistics as float32. *reader MB*: resident memory
-before all these reads / after them and reading the heat maps of all 27 columns twice / after four
-more times. The chunk cache accounts for 128 MB of it.
+*raw* is the number of bytes on disk divided by that of the statistics as float32. *reader MB* is
+the resident memory before all these reads / after them and after reading the heat maps of all 27
+columns twice / after reading the heat maps four more times. The chunk cache accounts for 128 MB of
+it.
 
-Writing as fast as possible, which no training does:
+The following table shows writing as fast as possible, which never happens in training:
 
 {_table(_writer_lines(figures["runs"]))}
 
-Reading a part of a tensor of 10 million float32 values (40 MB):
+The following table shows reading a part of a tensor of 10 million float32 values (40 MB):
 
 {_table(_large_lines(figures["large"]))}
 
 {_exports(figures.get("exports", {}))}\
-Passing {hand["steps"]:,} steps of {handover_slots()} slots to the writer, one every 5 ms:
-{hand["median"]:.0f} µs
-per step (median), {hand["p99"]:.0f} µs (99th percentile); {hand["files"]} files,
+{hand["steps"]:,} steps of {handover_slots()} slots were passed to the writer, one every 5 ms. Each
+step took the training thread {hand["median"]:.0f} µs (median) or {hand["p99"]:.0f} µs (99th
+percentile). The run has {hand["files"]} files and takes
 {hand["bytes_per_step"] / hand["raw_bytes_per_step"]:.2f} times the raw bytes. The writer took
-{usage["share"]:.0%} of a core; the training waited {usage["waited"]:.2f} s.
+{usage["share"]:.0%} of a core, and training waited {usage["waited"]:.2f} s.
 
-The same statistics, {peers_size["records"]:,} steps of {peers_size["slots"]} slots, one step at a
-time (the writer thread combines fast steps into one commit, which is disabled here):
+The next table compares ways to store the same statistics, {peers_size["records"]:,} steps of
+{peers_size["slots"]} slots, one step at a time. comgra_decl's writer thread would combine fast
+steps into one commit; this is disabled here.
 
 {_table(_peer_lines(figures["peers"]))}
 
-`~`: extrapolated from every fiftieth file. comgra's rows are emulated by a msgpack file per step
-with nine fields per number. HDF5 and comgra do not wait for the disk; comgra_decl and SQLite do.
+`~` means extrapolated from every fiftieth file. comgra's rows are emulated by a msgpack file per
+step with nine fields per number. HDF5 and comgra do not wait for the disk. comgra_decl and SQLite
+do.
 """
 
 

@@ -64,11 +64,12 @@ def test_the_memory_that_a_record_takes_on_a_device_is_limited_as_the_page_says(
         f"transferred in parts of {parts // MIB} MiB",
         f"at most {held // MIB} MiB of small tensors are kept",
         f"the tables of tensors to read take {tables // MIB} MiB",
-        f"more than {moments.MOST_ROWS:,} samples, only the first {moments.KEPT:,} have",
-        f"computed for {moments.CHUNK_ROWS:,} samples at a time",
-        f"Smaller copies take at most {copied // MIB} MiB at a time",
+        f"more than {moments.MOST_ROWS:,} samples, only the statistics",
+        f"of its first {moments.KEPT:,} samples are kept",
+        f"computed for at most {moments.CHUNK_ROWS:,} samples at a time",
+        f"copies take at most {copied // MIB} MiB at a time",
         f"Copies of more than {device._MOST_COPIED // MIB} MiB are made in parts",
-        "Together, this is at most 64 MiB",
+        "this takes at most 64 MiB",
     ):
         assert said in text
 
