@@ -40,8 +40,8 @@ class Completeness:
         return self._expected is not None and self._learning == _learning(tops)
 
     def recorded_eagerly(self, slots: Iterable[Slot], tops: Iterable[TopPlan]) -> bool:
-        """Stores an eager record; returns whether it contains what the last compiled record lacked."""
-        # compiled code shows targets, but not the tensors that a loss compares with them
+        """Stores an eager record; returns whether it has what the last compiled record lacked."""
+        # compiled code shows targets, but not what a loss compares them with
         self._expected = {slot.id: slot for slot in slots if slot.node() != PREDICTION}
         self._learning = _learning(tops)
         doubted, self.doubted = self.doubted, set()

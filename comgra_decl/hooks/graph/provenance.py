@@ -254,7 +254,7 @@ class Provenance(modes.OwnMode):
         return [node for node in range(len(self._nodes)) if node not in unused]
 
     def _by_name(self, keys: list[SlotKey]) -> Iterator[tuple[int, int]]:
-        """Yields the edges declared by name, only within an iteration if both nodes share one."""
+        """Yields the edges declared by name; if the nodes share iterations, only within those."""
         for source_name, sink_name in self._named:
             sources = [i for i, key in enumerate(keys) if key.node == source_name]
             sinks = [i for i, key in enumerate(keys) if key.node == sink_name]

@@ -80,7 +80,7 @@ class Structures:
         return self._active
 
     def pause(self) -> None:
-        """Removes the mode during an evaluation pass, because it would change which kernels run there."""
+        """Removes the mode for an evaluation pass, where it would change which kernels run."""
         if self._active is not None:
             modes.remove(self._active)
             self._active.end()

@@ -29,7 +29,7 @@ class LoopPosition:
             frame = frame.f_back
 
     def passed(self) -> bool:
-        """Whether the caller is further down in the code than the position where the last step ended."""
+        """Whether the caller is further down in the code than the end of the last step."""
         frame: FrameType | None = sys._getframe(1)
         for _ in range(_DEPTH):
             if frame is None:

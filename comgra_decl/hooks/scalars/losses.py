@@ -186,7 +186,7 @@ class LossWatch:
     def _quick_backward(
         self, original: Callable[..., Any], on: list[bool], each: Callable[[object], None]
     ) -> Callable[..., Any]:
-        """Returns the wrapper that stays in place in every step.
+        """Returns the wrapper that remains in place in every step.
 
         When it runs, its data is no longer in the CPU caches, so every unnecessary access is
         measurable.
@@ -255,7 +255,7 @@ class LossWatch:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Ignores `backward` calls within the context, because tracing makes them."""
+        """Ignores `backward` calls within the context, because tracing itself makes them."""
         thread = get_ident()
         self._inside.add(thread)
         try:
