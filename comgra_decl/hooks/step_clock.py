@@ -148,8 +148,7 @@ class StepClock:
 
     @property
     def complete(self) -> bool:
-        """Whether the optimizers that the clock waits for train only models that are trained
-        already.
+        """Whether the optimizers still waited for train only models that are already trained.
 
         False if the clock waits for no optimizer, or if one of them has alternated with an
         optimizer that has stepped. An example is the third optimizer of InfoGAN, which trains the
@@ -195,7 +194,7 @@ class StepClock:
             if self._ended:
                 self._warn(
                     "comgra.step() was called in a program that also steps optimizers. From now "
-                    "on, only comgra.step() ends a step. For this behavior from the start, set "
+                    "on, only comgra.step() ends a step. For this behaviour from the start, set "
                     "schedule.step=explicit"
                 )
                 return False

@@ -141,7 +141,7 @@ class Steps:
     # -- requests ------------------------------------------------------------------------------
 
     def replace(self, spec: Spec | None, note: str) -> None:
-        """Request another spec from the next step on, or only add a note; may be called from any thread."""
+        """Request another spec from the next step on, or a note only; callable from any thread."""
         self._incoming.append((spec, note))
         self._idle.end()
 
@@ -219,7 +219,7 @@ class Steps:
     # -- mixed precision -----------------------------------------------------------------------
 
     def note_scale(self, scaler: Any, *, always: bool = False) -> None:
-        """Log the gradient scale once per step, before a scaler steps an optimizer or skips the step."""
+        """Log the gradient scale once per step, before a scaler takes or skips a step."""
         armed, number = self._state.armed, self._state.number
         if self._ending.over or not (armed or always) or self._scale_known == number:
             return

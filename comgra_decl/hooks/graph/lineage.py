@@ -154,7 +154,7 @@ class Lineage:
         written.grads[id(root)] = (weakref.ref(root), new.grad)
 
     def replace(self, tensor: torch.Tensor, own: Sources) -> None:
-        """Makes a tensor its own only ancestor, and that of its views that were written to earlier."""
+        """Makes a tensor the only ancestor of itself and of its views that were written to."""
         self._tensors[id(tensor)] = (weakref.ref(tensor), own, self._clock)
         written = self._written.get(storage_id(tensor)) if self._written else None
         if written is not None and written.grad(tensor) is not None:

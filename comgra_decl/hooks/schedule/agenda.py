@@ -146,7 +146,7 @@ class Agenda:
     # -- within a step -------------------------------------------------------------------------
 
     def declare(self, names: Iterable[str]) -> None:
-        """Sets the type of the current step to the first of `names`, which takes precedence over tags."""
+        """Sets the type of the current step to the first of `names`, overriding its tags."""
         self.labels = {**dict.fromkeys(names), **self.labels}
 
     def tag(self, names: Iterable[str], *, too_late: bool) -> None:

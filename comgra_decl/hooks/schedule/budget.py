@@ -184,7 +184,7 @@ class Budget:
 
     @property
     def steps_in_debt(self) -> int:
-        """Half the number of steps until past records are paid off, because steps may become longer."""
+        """Half the steps until past records are paid off, in case steps become longer."""
         if not self.timed or self.attentive:
             return 0
         plain = self._plain.medians()

@@ -77,7 +77,7 @@ class EvaluationPhases:
         return self._pending
 
     def calls(self, training_calls: int) -> int:
-        """Returns how many model calls of a phase to record, given the number in a training step."""
+        """Returns how many model calls to record in a phase, given the number in a step."""
         batches = None if self._spec is None else self._spec.batches
         return _MAX_CALLS if batches == "all" else batches or training_calls
 
