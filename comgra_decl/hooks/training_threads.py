@@ -216,8 +216,7 @@ class Turns:
         return 0
 
     def turn_here(self) -> bool:
-        """Follow the current thread if it is one of several training threads and no record prevents
-        it.
+        """Follow the current thread if it is one of several and no record prevents this.
 
         Returns:
             Whether the current thread is followed now.
@@ -314,7 +313,7 @@ class Turns:
             self._losses.follow(lane.helper or lane.thread)
 
     def _turn_to(self, lane: Lane, *, ends: bool = False) -> bool:
-        """Follow a thread unless another one's record is in progress; return whether it is followed now."""
+        """Follow a thread unless another one is being recorded; return whether it is followed now."""
         lanes, tracer, state = self._lanes, self._declared.tracer, self._state
         before = lanes.followed
         if lane is before:

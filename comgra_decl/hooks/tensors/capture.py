@@ -165,8 +165,7 @@ class StepCapture:
     def add(
         self, slot: Slot, tensor: torch.Tensor, *, batch_dim: int | None, values: bool
     ) -> int | None:
-        """Reads the tensor immediately; returns its index in this step, or None if it cannot be
-        reduced.
+        """Reads the tensor now; returns its index in this step, or None if it cannot be reduced.
 
         `batch_dim` is a dimension of the tensor, as returned by the method `batch_dim`.
         """
@@ -189,7 +188,7 @@ class StepCapture:
         return index
 
     def together(self) -> AbstractContextManager[None]:
-        """Reads all tensors added within the context in a few GPU launches; must not run user code."""
+        """Reads all tensors added in the context with few GPU launches; must not run user code."""
         return _Together(self, self._reducer)
 
     def _add_written_out(

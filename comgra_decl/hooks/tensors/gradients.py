@@ -95,7 +95,7 @@ class Backwards:
         self.current = None
 
     def share(self, pass_: str) -> str:
-        """Returns the pass of the current one of several backward passes; `grad` represents all of them."""
+        """Returns the pass of the current one of several backward passes; `grad` stands for all."""
         if pass_ != "grad" or self._first is None:
             return pass_
         return f"grad:{loss_name(self._first) or 1}"
