@@ -6,10 +6,10 @@ is used instead:
 
 - in methods called for each output or gradient of a step (`ModuleTracer._before` and `_after`,
   `TensorRecorder._on_gradient`), because a wrapper costs 0.1 us about 60 times per recorded step;
-- where torch's frame is inspected and must be the direct caller (`sys._getframe(1)`); - where the
-program's function must be called even if tracing fails, so that only part of the method is allowed
-to fail (wrappers and modes); - in functions that the compiler skips or compiles according to their
-code (`run_natively`,
+- where torch's frame is inspected and must be the direct caller (`sys._getframe(1)`);
+- where the program's function must be called even if tracing fails, so that only part of the method
+  is allowed to fail (wrappers and modes);
+- in functions that the compiler skips or compiles according to their code (`run_natively`,
   `compiled/`).
 """
 

@@ -663,7 +663,7 @@ class ModuleTracer:
             )
 
     def _take_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Read the inputs of a selected module; no edges, because they are outputs of other nodes."""
+        """Read the inputs of a selected module, without edges; they are outputs of other nodes."""
         capture, plan = self._capture, self._plans.get(id(module))
         if capture is None or plan is None or not plan.reads_inputs or plan.module() is not module:
             return

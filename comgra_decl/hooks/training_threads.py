@@ -313,7 +313,7 @@ class Turns:
             self._losses.follow(lane.helper or lane.thread)
 
     def _turn_to(self, lane: Lane, *, ends: bool = False) -> bool:
-        """Follow a thread unless another one is being recorded; return whether it is followed now."""
+        """Follow a thread unless another is being recorded; return whether it is followed."""
         lanes, tracer, state = self._lanes, self._declared.tracer, self._state
         before = lanes.followed
         if lane is before:

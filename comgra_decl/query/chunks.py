@@ -57,7 +57,7 @@ class Chunk:
 
     @property
     def facts(self) -> list[dict[str, Any]]:
-        """Additional facts about each record, such as `records.LOSS_CALLS`; empty where they are lost."""
+        """Additional facts about each record, such as `records.LOSS_CALLS`; empty where lost."""
         return [_facts(self.snapshot.view, int(record)) for record in self.records]
 
     def structure(self, digest: str) -> Structure:

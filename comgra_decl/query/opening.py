@@ -186,7 +186,7 @@ def _above(place: Remote) -> Iterator[Remote]:
 
 
 def is_run(folder: Location) -> bool:
-    """Whether the folder holds a run, that is, its database or that of a rank other than the first."""
+    """Whether the folder holds a run: its database, or one of a rank other than the first."""
     if database_exists(folder):
         return True
     if isinstance(folder, Remote):

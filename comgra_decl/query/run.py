@@ -137,12 +137,16 @@ class Run(RunFacts):
 
         The columns are:
 
-        - `rule`: name of the rule - `severity`: "error", "warning" or "hint" - `node`, `role`,
-        `iteration`, `pass`: the slot; None if the finding is about the whole run - `first_step`,
-        `last_step`: range of steps - `message`: what was found - `advice`: what to do - `also`:
-        number of further tensors with the same finding - `because`: name of the rule that explains
-        the finding, or None - `after_step`: last step known to be free of the problem, or None if
-        unknown; the problem began after that step, at the latest at `first_step`
+        - `rule`: name of the rule
+        - `severity`: "error", "warning" or "hint"
+        - `node`, `role`, `iteration`, `pass`: the slot; None if the finding is about the whole run
+        - `first_step`, `last_step`: range of steps
+        - `message`: what was found
+        - `advice`: what to do
+        - `also`: number of other tensors with the same finding
+        - `because`: name of the rule that explains the finding, or None
+        - `after_step`: last step known to be free of the problem, or None if unknown; the problem
+          began after that step, at the latest at `first_step`
 
         `comgra_decl.rules.diagnose` applies the rules again.
         """
@@ -177,7 +181,7 @@ class Run(RunFacts):
         return graphs.structure(self._snapshot, step, type)
 
     def structure_hash(self, step: int | None = None, *, type: str | None = None) -> str | None:
-        """Returns the hash of the graph at a step; identical graphs have the same hash in every run."""
+        """Returns the hash of the graph at a step; identical graphs have identical hashes."""
         return graphs.structure_hash(self._snapshot, step, type)
 
     def edges(self, step: int | None = None, *, type: str | None = None) -> list[tuple[str, str]]:

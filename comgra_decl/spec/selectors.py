@@ -73,9 +73,9 @@ class Selection:
     Attributes:
         captures: what to capture, by module path, in the order of the modules.
         matched: the module paths that each entry of `nodes` selects.
-        unmatched: a sentence, with similar names, for every pattern that selects nothing. unmarked:
-            a sentence for every annotation that no module has, keyed by pattern. The annotations of
-            tensors become known only while the program runs.
+        unmatched: a sentence, with similar names, for every pattern that selects nothing.
+        unmarked: a sentence for every annotation that no module has, keyed by pattern. The
+            annotations of tensors become known only while the program runs.
     """
 
     captures: dict[str, Capture] = field(default_factory=dict)

@@ -122,7 +122,7 @@ def join_kpi(members: Sequence[tuple[View, NDArray[np.int64]]], code: int) -> ND
 
 
 def join_notes(notes: Sequence[list[Note]], ranks: Sequence[int]) -> list[Note]:
-    """Returns the first rank's notes, and notes that only other ranks have, prefixed by the rank."""
+    """Returns the first rank's notes, and others' additional notes, prefixed by the rank."""
     joined = list(notes[0])
     known = {(note.step, note.text) for note in joined}
     for rank, written in zip(ranks[1:], notes[1:], strict=True):
@@ -153,8 +153,7 @@ def join_reports(
 def join_findings(
     documents: Sequence[dict[str, Any] | None], ranks: Sequence[int]
 ) -> dict[str, Any] | None:
-    """Returns the first rank's findings, and those that only other ranks have, prefixed by the
-    rank.
+    """Returns the first rank's findings, and others' additional ones, prefixed by the rank.
 
     During recording, the rules on each rank checked only the rank's own part of the batch.
     """

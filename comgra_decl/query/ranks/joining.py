@@ -3,8 +3,9 @@
 A tensor is related to the tensors of other ranks in one of three ways, depending on its slot
 (`how_joined`):
 
-- **samples**: each rank has its own samples of the global batch. Rank r has n_r samples. Over these
-samples, the statistic s has the mean m_r, the standard deviation d_r and the absolute maximum a_r:
+- **samples**: each rank has its own samples of the global batch. Rank r has n_r samples. Over
+  these samples, the statistic s has the mean m_r, the standard deviation d_r and the absolute
+  maximum a_r:
 
       n = sum(n_r);  mean = sum(n_r m_r) / n;  std = sqrt(sum(n_r (d_r^2 + (m_r - mean)^2)) / n)
       abs_max = max(a_r)
@@ -13,11 +14,12 @@ samples, the statistic s has the mean m_r, the standard deviation d_r and the ab
   computing sample variances", COMPSTAT 1982). A tensor without a batch dimension counts as one
   sample on each rank.
 - **copies**: all ranks have the same tensor, such as a parameter under data parallelism. The tensor
-from the first rank is used. - **pieces**: each rank has a part of one tensor, with e_r elements,
-such as a sharded parameter. Means and fractions are weighted by e_r; std is computed as above over
-  elements instead of samples; l2 = sqrt(sum(l2_r^2)); counts are added; min and max are taken over
-  all parts. Statistics that cannot be computed from the parts, such as quantiles and singular
-  values, are missing. Identical parts are counted once.
+  from the first rank is used.
+- **pieces**: each rank has a part of one tensor, with e_r elements, such as a sharded parameter.
+  Means and fractions are weighted by e_r. std is computed as above, over elements instead of
+  samples. l2 = sqrt(sum(l2_r^2)). Counts are added, and min and max are taken over all parts.
+  Statistics that cannot be computed from the parts, such as quantiles and singular values, are
+  missing. Identical parts are counted once.
 
 All computation is in float64 from the stored float32 numbers; the result is float32.
 """

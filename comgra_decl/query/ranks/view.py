@@ -138,7 +138,7 @@ class JoinedView:
 
     @property
     def scalars(self) -> NDArray[np.void]:
-        """Scalars averaged over the ranks that log them, for steps at which all of these ranks did."""
+        """Scalars averaged over the ranks that log them, for steps at which all of them did."""
         return self._joint_scalars[0]
 
     @cached_property
@@ -402,7 +402,7 @@ class JoinedView:
 
     @cached_property
     def differences(self) -> list[differences.Difference]:
-        """Tensors that should be identical on all ranks but differ in some of the checked records."""
+        """Tensors that should be identical on all ranks but differ in a checked record."""
         copies = [s for s in self.slots if joining.how_joined(s) is joining.Joint.COPIES]
         ids = [slot.id for slot in copies]
         if not copies or self.n == 0 or len(self._members) < 2:
