@@ -37,11 +37,11 @@ class Parameters:
     """Reads the tensors that outlive a step, each at the time when its value is meaningful.
 
     Parameters and buffers are read when the forward pass begins. Gradients, optimizer states and
-    updates are read around the optimizer step. No event signals a manual update (`p -= lr *
-    p.grad`), so its gradients are copied when backward ends, and its effect is visible only in the
-    next forward pass. If there is also an optimizer step, gradients of manual updates are read when
-    the step ends. This applies to parameters that no optimizer holds and that have changed since
-    the last record.
+    updates are read around the optimizer step. No event signals a manual update such as `p -= lr *
+    p.grad`. Its gradients are therefore copied when backward ends, and its effect is visible only
+    in the next forward pass. If there is also an optimizer step, gradients of manual updates are
+    read when the step ends. This applies to parameters that no optimizer holds and that have
+    changed since the last record.
 
     Args:
         held: returns the ids of the parameters that optimizers hold.
