@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Imported eagerly: they are small and dependency-free, and code under torch.compile may use them
-# first.
+# Imported eagerly, because they are small and have no dependencies, and because code under
+# torch.compile may be the first to use them.
 from comgra_decl.annotations import connect, kpi, node, note, step, tag
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ __all__ = [
     "trace",
 ]
 
-# Each part is imported on first use, so that importing the package stays cheap.
+# Each part is imported on first use, so that importing the package is cheap.
 _HOMES = {
     "ComgraError": "comgra_decl.errors",
     "Finding": "comgra_decl.rules",

@@ -1,7 +1,7 @@
 """All errors raised by this package, with a common base class.
 
 Each message states what is wrong, where, what would be valid, and what to do. User errors raise a
-`ComgraError` that is also a `ValueError` or `KeyError`; bugs in comgra_decl fail an `assert`.
+`ComgraError` that is also a `ValueError` or `KeyError`. Bugs in comgra_decl fail an `assert`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _REPR.maxstring = _REPR.maxother = 120
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """Returns `"; did you mean 'x' or 'y'?"` for near matches of `name`, else an empty string.
 
-    Only strings are matched: a number passed instead of a name is a different mistake.
+    Only strings are matched, because a number passed instead of a name is a different mistake.
     """
     if not isinstance(name, str):
         return ""

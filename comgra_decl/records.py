@@ -91,10 +91,11 @@ PREVIEW_BYTES = 4096
 class SlotInfo:
     """One row of the slot table, written once when the slot first appears.
 
-    `shape` is the full shape in the first record, batch dim included; a record whose tensor has a
-    different shape stores that shape. `batch_dim` is the batch dimension or None. `names` are all
-    names of a shared tensor. `piece` is the part held by this process; None if it holds the whole
-    tensor. `axes` are names of the value dims, from the spec.
+    `shape` is the full shape in the first record, including the batch dim. If the tensor has a
+    different shape in a record, the record stores that shape. `batch_dim` is the batch dimension or
+    None. `names` are all names of a shared tensor. `piece` is the part that this process holds;
+    None if it holds the whole tensor. `axes` are names of the value
+    dims, from the spec.
     """
 
     id: int
@@ -133,10 +134,10 @@ class Layout:
 
 @dataclass(slots=True)
 class Structure:
-    """A dependency graph between slots, as indices into `keys`; stored once under its `hash`.
+    """A dependency graph between slots, as indices into `keys`; stored once, keyed by its `hash`.
 
     Each edge is (source, sink, carries_gradient). `cuts` names the places beyond which the graph
-    could not be followed (`.item()`, numpy).
+    could not be followed, such as calls of `.item()` or numpy.
     """
 
     hash: str
@@ -181,7 +182,7 @@ class RawStep:
     versions are kept. `extra`: float64 [rows, e], the opt-in statistics of each row, NaN where one
     does not apply. `scheduled`: False for a step that was captured only because it may be kept
     later. `spare_values`: values stored only if such a step is kept. `labels`: called on the writer
-    thread; returns the category of each sample of the batch. In this case, values contain all
+    thread; returns the category of each sample in the batch. If it is set, values contain all
     samples until some are `chosen`, int64 [c] indices in the batch. `logged`: values that the
     program logged for the step, for triggers (they are stored as scalars). The arrays are valid
     only after `wait()`, which is called on the writer thread.
@@ -230,8 +231,9 @@ class StepBatch:
     batch (AGGREGATES). `samples` float32 [k, n, c, len(statistics)]: the same statistics of the
     recorded samples, NaN where a slot has fewer. `counts` uint32 [k, n, bins] and `ranges` float32
     [k, n, 2] (lowest and highest edge), or None. `rows` [n] or [k, n]: the number of samples
-    aggregated, which weights the join of several ranks' aggregates; None if unknown. `shapes`:
-    shape of each slot in these records; empty, or None for a slot, if equal to the slot table.
+    aggregated, used as weight when the aggregates of several ranks are joined; None if unknown.
+    `shapes`: shape of each slot in these records; empty, or None for a slot, if the shapes are
+    those in the slot table.
     """
 
     steps: list[StepInfo]
@@ -268,18 +270,19 @@ GRAD_SCALE = "grad_scale"
 """Name of the metric for the mixed-precision loss scale of recorded and skipped steps."""
 
 SKIPPED_STEP = "skipped_step"
-"""Name of the metric set to 1 for a step skipped by mixed precision; also set in its record."""
+"""Name of the metric that is set to 1 if mixed precision skipped a step; also set in the step's
+record."""
 
 LOSS_CALLS = "loss_calls"
-"""Fact of a record: the calls in which a prediction meets a target, in order, at most 16.
+"""Fact of a record: the calls that compare a prediction with a target, in order, at most 16.
 
 Each is a dict: "function" (its name or, for a hand-written loss, that of an operator such as
 "sub"), "arguments" (numbers, strings or None; `True` for a tensor), "prediction" and "target" (each
-with "shape", "dtype" and "slot"). "slot" is the iteration of the node `target` or `prediction`;
-None for a prediction that a model returned, in any shape, and for a target that was not recorded.
-"made_by" of a prediction is the function that computed its values, as named by autograd ("Softmax",
-"Addmm"), and "dim" is the dimension of a softmax whose result is passed to the call unchanged.
-"weights" are the weights of classes, if they are in the memory of the host.
+with "shape", "dtype" and "slot"). "slot" is the iteration of the node `target` or `prediction`. It
+is None for a prediction that a model returned, in any shape, and for a target that was not
+recorded. "made_by" of a prediction is the function that computed its values, as named by autograd
+("Softmax", "Addmm"). "dim" is the dimension of a softmax whose result is passed to the call
+unchanged. "weights" are the weights of classes, if they are in the memory of the host.
 """
 
 PREDICTION = "prediction"
@@ -313,7 +316,8 @@ Each is a dict: "class" and "groups", one dict per parameter group with "lr", "w
 """
 
 RESUMED = "resume"
-"""Type of the note written when a program resumes a run; its step is the first resumed step."""
+"""Type of the note that is written when a program resumes a run. The step of the note is the first
+resumed step."""
 
 
 class Note(NamedTuple):
@@ -327,10 +331,11 @@ class Note(NamedTuple):
 
 @dataclass(slots=True)
 class ScalarBatch:
-    """Values and notes logged for steps, recorded or not; `n` values in logging order.
+    """Values and notes logged for steps, whether recorded or not; `n` values in logging order.
 
     `steps` int64 [n], `values` float64 [n], `names` and `types`: name and type of execution of each
-    value. A value still on a device is NaN until `settle()` has been called, on the writer thread.
+    value. If a value is still on a device, it is NaN until `settle()` has been called on the writer
+    thread.
     """
 
     steps: NDArray[np.int64]

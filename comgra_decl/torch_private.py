@@ -1,8 +1,8 @@
 """All private names of torch that this package uses, which torch may change without notice.
 
 Much of what a program does can only be observed through private parts of torch. They are named only
-in this file (`tests/test_torch_private.py` checks that), so a new torch version can be checked
-against it.
+in this file, which `tests/test_torch_private.py` checks. A new torch version can therefore be
+checked against this file.
 
 - `SEEN` lists the imported names with the versions that have them: 2.6 is the oldest supported
   torch version, 2.13 the newest tested one. If an older version lacks a name, `available` returns

@@ -1,7 +1,7 @@
 """Makes untrusted text, such as a node's name, safe to display by escaping invisible characters.
 
-Terminals interpret control characters, and a right-to-left mark reverses the text after it, so one
-name could be mistaken for another.
+Terminals interpret control characters, and a right-to-left mark reverses the text that follows. One
+name could therefore be mistaken for another.
 """
 
 from __future__ import annotations

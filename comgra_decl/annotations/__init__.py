@@ -1,4 +1,4 @@
-"""Optional annotations for a program; their cost is negligible while no session is active."""
+"""Optional annotations for a program; their cost is negligible unless a session is active."""
 
 from __future__ import annotations
 

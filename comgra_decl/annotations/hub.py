@@ -40,8 +40,8 @@ recording: bool = False
 """Whether a step is being recorded."""
 
 switches: list[Callable[[bool], None]] = []
-"""Callbacks for changes of `recording`. With one, a module can mirror the value in its own global,
-which is faster to test."""
+"""Callbacks for changes of `recording`. With a callback, a module can mirror the value in a global
+of its own, which is faster to test."""
 
 _fork_hook_registered = False
 

@@ -12,7 +12,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 KINDS = ("input", "parameter", "buffer", "computed", "target", "loss")
-"""The kinds of tensors; a node's kind sets its colour."""
+"""The kinds of tensors. The kind of a node determines its colour."""
 
 
 class Mark(NamedTuple):
@@ -43,11 +43,12 @@ def node(
       shown under this name, and the spec can select it: `select: {annotation: name}`.
     - any other function or method. Its results are recorded as if they were named inline.
 
-    Values may be nested (lists, dicts, named tuples, dataclasses); anything but tensors is ignored.
-    Using a name again within a step adds an iteration to the same node. Values are read only in
-    recorded steps, and are always returned unchanged.
+    Values may be nested (lists, dicts, named tuples, dataclasses); anything other than a tensor is
+    ignored. If a name is used again within a step, the node gets another iteration. Values are read
+    only in recorded steps, and are always returned unchanged.
 
-    In code for `torch.jit.script`, use the decorator: TorchScript does not support the inline form.
+    In code for `torch.jit.script`, use the decorator, because TorchScript does not support the
+    inline form.
 
     Args:
         value: the value to name; for a decorator, the name.

@@ -9,10 +9,11 @@ from comgra_decl.annotations import hub
 
 
 def connect(source: Any, sink: Any) -> None:
-    """Declare that `sink` was computed from `source`, where the tracer cannot see it.
+    """Declare that `sink` was computed from `source` in a way that the tracer cannot see.
 
-    Adds the edge to the graph when values leave PyTorch and come back (numpy, a simulator, your own
-    kernel). Both may be nested structures of tensors. Call it after creating `sink`.
+    Use it to add an edge to the graph where values leave PyTorch and come back, as with numpy, a
+    simulator or your own kernel. Both arguments may be nested structures of tensors. Call it after
+    creating `sink`.
     """
     if hub.recording and hub.listener is not None:
         hub.listener.connect(source, sink)
@@ -33,7 +34,7 @@ def tag(*names: str) -> None:
 
 
 def note(text: str) -> None:
-    """Log a note for a step, assigned as in `kpi`; `run.notes()` and the viewer show it.
+    """Log a note for a step, chosen as in `kpi`; `run.notes()` and the viewer show the note.
 
     Raises:
         AnnotationError: the text is empty or not a string.

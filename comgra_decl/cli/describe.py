@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def describe_summary(summary: RunSummary) -> dict[str, Any]:
-    """Return a row of `ls`; `started` is in Unix seconds, `error` tells why a run is unreadable."""
+    """Return a row of `ls`; `started` is in Unix seconds, `error` says why a run is unreadable."""
     return {
         "path": str(summary.path),
         "group": summary.group,

@@ -143,14 +143,14 @@ def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
 
 
 def _denied(diagnosis: Diagnosis) -> int:
-    """Return the number of checklist questions with the answer no."""
+    """Return the number of checklist questions that are answered with no."""
     from comgra_decl.rules import health
 
     return sum(check.colour in ("red", "amber") for check in health(diagnosis))
 
 
 def _health(diagnosis: Diagnosis) -> Group:
-    """Return the checklist, one line per question with its numbers, and its limits."""
+    """Return the checklist, with one line per question and its numbers, and its limits."""
     from comgra_decl.rules import health, unseen
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
@@ -172,7 +172,7 @@ def _health(diagnosis: Diagnosis) -> Group:
 
 
 def _numbers(check: Check) -> str:
-    """Return the text next to an answer: its values, and the share of checked rules if not all."""
+    """Return the text next to an answer: its values, and the share of rules that were checked."""
     parts = [check.state] if check.colour in ("partly", "unchecked") else []
     return "; ".join([*parts, *([check.numbers] if check.numbers else [])])
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class NumberOption(NamedTuple):
-    """The integer option that an experiment takes in addition to `--json` and `--for`."""
+    """The integer option that an experiment accepts in addition to `--json` and `--for`."""
 
     name: str
     default: int
@@ -190,7 +190,8 @@ def print_mixing(worst: Mixing, found: Sequence[Mixing]) -> None:
         out.print(
             "What to do: look for a view, reshape or transpose that moves the batch dimension, or "
             "for a softmax, mean or norm over it. If the first dimension is time, use --batch-dim "
-            "1. If samples are meant to interact (contrastive losses, graphs), this is no bug."
+            "1. If samples are meant to interact, as in contrastive losses or graphs, this is not "
+            "a bug."
         )
 
 

@@ -23,7 +23,7 @@ Root = Annotated[
 RunPath = Annotated[
     Path,
     typer.Argument(
-        help="Folder of a run, or a group or root folder, whose newest run is used: a path or URL."
+        help="Folder of a run; for a group or root folder, its newest run is used. A path or URL."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -35,7 +35,7 @@ def print_line(text: str) -> None:
 
 
 def print_json(content: Any) -> None:
-    """Print `content` as JSON; raise ValueError for NaN, which would be a bug."""
+    """Print `content` as JSON; raise ValueError for NaN, which would indicate a bug."""
     sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 

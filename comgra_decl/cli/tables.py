@@ -28,14 +28,14 @@ _STYLES = {
 
 
 class _Table(Table):
-    """A table that escapes control characters before layout, which would drop some of them."""
+    """A table that escapes control characters before the layout, which would drop some of them."""
 
     def add_row(self, *cells: RenderableType | None, **how: Any) -> None:
         super().add_row(*(visible(c) if isinstance(c, str) else c for c in cells), **how)
 
 
 def _name(text: str) -> str:
-    """Return a name on one line; a line break could look like another row."""
+    """Return a name on a single line, because a line break could look like another row."""
     return text.replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -126,7 +126,7 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
 
 
 def _writers(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
-    """Yield ranks and resumed sessions, if more than one process wrote the run."""
+    """If more than one process wrote the run, yield its ranks and resumed sessions."""
     if len(run["ranks"]) > 1 or run["missing_ranks"]:
         yield "ranks", ", ".join(map(str, run["ranks"]))
     if run["missing_ranks"]:

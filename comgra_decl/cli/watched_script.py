@@ -1,4 +1,4 @@
-"""Run a script to observe its first steps, without recording, and end the script after them."""
+"""Run a script without recording, observe its first steps, and end the script after them."""
 
 from __future__ import annotations
 

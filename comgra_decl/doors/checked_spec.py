@@ -55,9 +55,9 @@ def declared(
     Args:
         source: as in `load_spec`.
         overrides: as in `load_spec`.
-        place: root, group and name given outside the spec, which take precedence over it.
-        functions: whether to import the functions it names now. Pass False before the program has
-            started, since it may still have to set up its import path.
+        place: root, group and name given outside the spec; they take precedence over the spec.
+        functions: whether to import the functions that the spec names now. Pass False before the
+            program has started, because the program may still have to set up its import path.
 
     Raises:
         SpecError: the spec is invalid; lists every problem, one per line.
@@ -83,10 +83,10 @@ def require_functions(spec: Spec) -> None:
     """Check that every function named in a spec can be imported.
 
     Raises:
-        SpecError: at least one cannot.
+        SpecError: at least one function cannot be imported.
     """
     problems = _of_functions(spec.model_dump(mode="json"))
-    if problems:  # a checked spec has reordered its statistics, so that an index would mislead
+    if problems:  # a checked spec has reordered its statistics, so an index would be misleading
         raise SpecError(re.sub(r"^comgra\.stats\[\d+\]", "comgra.stats", p) for p in problems)
 
 
@@ -113,7 +113,7 @@ def require_at_first_step(spec: Spec, *, end: Callable[[SpecError], None]) -> No
 
 
 def _of_rules(content: Mapping[str, Any], *, trust: bool = False) -> list[str]:
-    """Return the problems of `rules`, if their form is valid; `trust` imports custom rules."""
+    """Return the problems in `rules`, if their form is valid; `trust` imports custom rules."""
     declared = content.get("rules", "default")
     if not isinstance(declared, Mapping):
         return []  # without rules, skip the slow imports
@@ -150,7 +150,7 @@ def _has_terminal() -> bool:
 
 
 def _of_functions(content: Mapping[str, Any]) -> list[str]:
-    """Return the problems of custom functions named in a spec."""
+    """Return the problems with the custom functions named in a spec."""
     reasons = [(where, target, _not_imported(target)) for where, target in _targets(content)]
     return [f"comgra.{where}._target_: {target!r} {why}" for where, target, why in reasons if why]
 

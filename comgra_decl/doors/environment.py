@@ -1,9 +1,9 @@
 """Tracing through the environment, without editing code: `COMGRA=debug python train.py`.
 
-torch calls `attach` at the end of its own import, because it is an entry point of the group
-`torch.backends`. Programs that do not import torch therefore never load this file, programs without
-`COMGRA` only read a single environment variable, and the interpreter starts at full speed. This
-module must not import torch, or any large module before `COMGRA` is found.
+torch calls `attach` at the end of its own import, because `attach` is an entry point in the group
+`torch.backends`. Programs that do not import torch therefore never load this file, and programs
+without `COMGRA` read only a single environment variable. The interpreter starts at full speed. This
+module must not import torch. It must not import any large module before it has found `COMGRA`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ VARIABLE = "COMGRA"
 """What to record: the name of a preset or a YAML file, and overrides."""
 
 OVERRIDES = "COMGRA_OVERRIDES"
-"""Further overrides; they take precedence over those in `COMGRA`."""
+"""Additional overrides, which take precedence over those in `COMGRA`."""
 
 RECORDED_BY = "COMGRA_RECORDED_BY"
 """Set for child processes: the id of the process that is being recorded."""
 
 CHECKED = "COMGRA_CHECKED"
-"""Set for child processes: the declaration, which has been validated."""
+"""Set for child processes: the declaration, which has already been validated."""
 
 _taken = False  # whether a session has started in this process
 _sessions: set[int] = set()  # ids of active sessions

@@ -1,8 +1,9 @@
 """Wait, in a program that has just imported torch, until training starts.
 
-A process that neither calls a model nor steps an optimizer creates no run: a launcher, a
-tokenizer's helper, a data-loading worker, or a program that trains in child processes. Only three
-wrappers and two hooks are attached to such a process, and they are removed when recording starts.
+A process that neither calls a model nor steps an optimizer creates no run. Examples are a launcher,
+a tokenizer's helper, a data-loading worker, and a program that trains in child processes. While a
+process waits, only three wrappers and two hooks are attached to it. They are removed when recording
+starts.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ if TYPE_CHECKING:
     from comgra_decl.record.session import Session
 
 _LAUNCHED = 1.0
-"""CPU seconds used by child processes above which the program counts as a launcher."""
+"""If child processes use more CPU seconds than this, the program counts as a launcher."""
 
 _IMPORT = "<frozen importlib._bootstrap>"
-"""The file name in frames of the import machinery."""
+"""The file name that frames of the import machinery have."""
 
 _waiting: Waiting | None = None
 
@@ -59,7 +60,7 @@ def wait_for_training(spec: str, overrides: list[str]) -> None:
 
 
 def stand_down() -> None:
-    """Stop waiting: the program itself, or its command line, has started a session."""
+    """Stop waiting, because the program itself, or its command line, has started a session."""
     if _waiting is not None:
         _waiting.stop()
 
@@ -108,8 +109,8 @@ class Waiting:
     def begin(self) -> None:
         """Wait, in the calling process, for a model's call or an optimizer's step.
 
-        In a child of a recorded process, a model's call does not indicate training until an
-        optimizer exists: a data loader may compute embeddings of its data.
+        In a child of a recorded process, a model call does not indicate training until an optimizer
+        exists, because a data loader may compute embeddings of its data.
         """
         self.stop()
         self._session = None
@@ -171,8 +172,8 @@ class Waiting:
     def _compile(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Start recording before a compiled model is called; during an import, only set a flag.
 
-        A library that compiles while it is imported may never call the result. Compiled code must
-        not see any hook of comgra when it first runs.
+        A library that compiles code while it is imported may never call that code. Compiled code
+        must not see any of comgra's hooks when it first runs.
         """
         if _is_importing():
             self._compiled = True
@@ -274,7 +275,7 @@ def _launched() -> bool:
 
 
 def _give_up(error: BaseException) -> None:
-    """Report an error of the patch that stores a program's modules before they are frozen."""
+    """Report an error in the patch that stores a program's modules before they are frozen."""
     _say(f"names of modules may lack their paths because of an error in it: {error!r}")
 
 

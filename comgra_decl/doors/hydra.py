@@ -31,8 +31,8 @@ _SETTINGS = "_settings_"
 class TraceCallback(Callback):
     """Record every job of a Hydra application as its own run.
 
-    Hydra creates one callback for all jobs of a multirun, and a launcher may pickle it into other
-    processes. So the constructor reads nothing, and the spec is taken from the job's config.
+    Hydra creates one callback for all jobs of a multirun, and a launcher may pickle it for other
+    processes. The constructor therefore reads nothing; the spec is taken from the job's config.
     """
 
     def __init__(self, **_spec: Any) -> None:
@@ -41,7 +41,7 @@ class TraceCallback(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Remove comgra's settings from the config that the application receives.
 
-        In a multirun they remain, because jobs receive a different config object.
+        In a multirun, the settings remain, because the jobs receive a different config object.
         """
         overlay = OmegaConf.select(config, "comgra")
         if isinstance(overlay, DictConfig):
@@ -63,7 +63,7 @@ class TraceCallback(Callback):
         self._session = start_session(spec, job_context(config, task_function))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Finish the run. If a job ends in any other way, its session finishes itself."""
+        """Finish the run. If a job ends without this call, its session finishes by itself."""
         self._finish()
 
     def _finish(self) -> None:
@@ -123,8 +123,9 @@ _NOT_THE_APPS = ("hydra", "comgra")
 def saved_config(config: DictConfig) -> dict[str, Any]:
     """Return the application's part of a composed config, as plain JSON data.
 
-    Interpolations are resolved, except those that read the environment, which may hold secrets, and
-    those that cannot be resolved. A config that contains itself is left unresolved entirely.
+    Interpolations are resolved, except those that cannot be resolved and those that read the
+    environment, which may hold secrets. If a config contains itself, none of its interpolations are
+    resolved.
     """
     written = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
     assert isinstance(written, dict)

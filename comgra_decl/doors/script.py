@@ -127,7 +127,7 @@ def require_script(call: Call) -> None:
 
 
 def run(call: Call, *, start: Callable[[Spec, RunContext], Session] = start_session) -> None:
-    """Run the script of `call` like Python would, recorded by the session that `start` returns."""
+    """Run the script of `call` as Python would, recorded by the session that `start` returns."""
     from comgra_decl.doors.checked_spec import declared, require_at_first_step
 
     try:
@@ -199,8 +199,8 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
 def _run_file(path: Path) -> None:
     """Execute a file as the module `__main__`, and leave it there.
 
-    `runpy` would remove it at the end, when functions that run at exit and worker processes may
-    still need it.
+    `runpy` would remove the module at the end, but worker processes and functions that run at exit
+    may still need it.
     """
     module = ModuleType("__main__")
     vars(module).update(
@@ -216,6 +216,6 @@ def _run_file(path: Path) -> None:
 
 
 def _set_first_of_path(folder: Path) -> None:
-    """Replace comgra's own first entry of `sys.path` with the script's `folder`."""
+    """Replace the first entry of `sys.path`, which is comgra's own, with the script's `folder`."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = str(folder)

@@ -1,7 +1,7 @@
 """Make the presets available to every Hydra application: `+comgra=debug`.
 
 Hydra imports this file in every application on the machine, from the namespace package
-`hydra_plugins` that the installation extends, so it must not import large modules.
+`hydra_plugins`, which the installation extends. The file must therefore not import large modules.
 """
 
 from __future__ import annotations

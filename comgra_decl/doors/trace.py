@@ -30,8 +30,9 @@ def trace(
     Args:
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.
         root: folder of all groups; defaults to the spec's, or "runs".
-        group: folder of runs to be compared; defaults to the script's name.
-        name: the run's own folder; defaults to the current time.
+        group: name of the folder that contains the runs to be compared; defaults to the script's
+            name.
+        name: name of the run's own folder; defaults to the current time.
         overrides: changes to the spec, such as "schedule.every=10".
 
     Yields:

@@ -1,9 +1,9 @@
 """Test whether a program's networks keep the samples of a batch independent.
 
 The output of a network for one sample must not change when the other samples of the batch change.
-The test replaces all samples with copies of one sample and compares the output for it. BatchNorm,
-which mixes samples on purpose, is reported separately; otherwise the verdict names the module where
-the mixing begins.
+The test replaces all samples with copies of one sample and compares the outputs for that sample.
+BatchNorm, which mixes samples on purpose, is reported separately. For any other mixing, the verdict
+names the module in which it begins.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ def _evaluated(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Relative differences that the order of summation can cause; 0.02 for shorter formats."""
+"""Relative differences that the order of summation can cause, by dtype; 0.02 for shorter
+formats."""
 
 _SHORT = 2e-2
 
@@ -237,7 +238,7 @@ def run_again(call: Call, sample: int | None = None) -> Seen:
         parts = (rows_of(x, count, call.dim) for x in (inputs, output))
         seen.calls.append(Within(name, *([x.clone() for x in part] for part in parts)))
 
-    # copies: a graph may hold the buffers, which must not change in that case
+    # copies, because a graph may hold the buffers, which must not change in that case
     buffers = {name: buffer.clone() for name, buffer in call.module.named_buffers()}
     handle = register_module_forward_hook(note)
     call.restore()

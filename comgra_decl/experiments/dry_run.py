@@ -1,4 +1,4 @@
-"""A dry run: record a few steps to a temporary folder, report the result, end the program."""
+"""A dry run: records a few steps to a temporary folder, reports the result, ends the program."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("comgra_decl")
 
 RECORDED = (0, 2, 4, 6)
-"""Steps that a dry run records: the first one discovers the model, the others are timed."""
+"""Steps that a dry run records. The first one discovers the model; the others are timed."""
 
 PATIENCE = 30.0
-"""Seconds after which one timed step of each kind is enough for a dry run."""
+"""Once a dry run has taken this many seconds, one timed step of each kind is enough."""
 
 _FAILED = 1
 _COMMIT_WAIT = 10.0
@@ -41,8 +41,8 @@ class Rehearsal(Session):
     """The session used when the spec contains `dry_run: true`.
 
     The program runs, and trains, for at most seven steps. Then `show` receives the plan, and the
-    optimizer step raises `SystemExit` to end the program: its `finally` blocks and exit functions
-    run. If the program catches it, the next optimizer step raises it again.
+    optimizer step raises `SystemExit` to end the program. The program's `finally` blocks and exit
+    functions run. If the program catches it, the next optimizer step raises it again.
 
     Args:
         spec: the declared spec.
@@ -123,7 +123,7 @@ class Rehearsal(Session):
         raise SystemExit(self.exit_code)
 
     def _leave(self) -> None:
-        """Clean up when the traced program has ended: later code, as in a notebook, may train."""
+        """Clean up when the traced program has ended, as later code in a notebook may train."""
         from comgra_decl.hooks.hook_lists import tidy
 
         super().finish()

@@ -14,7 +14,7 @@ import numpy as np
 Outcome = Literal["can", "cannot", "unclear"]
 
 BELOW = 0.1
-"""Fraction of the first loss at or below which a batch counts as fitted."""
+"""A batch counts as fitted if the loss falls to this fraction of the first loss, or less."""
 
 _LEAST_STEPS = 20
 _FALLING = 0.98  # of the earlier loss; above that, training has stalled

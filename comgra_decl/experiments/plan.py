@@ -1,4 +1,4 @@
-"""The plan of a spec: what it would record of a program and what this would cost."""
+"""The plan of a spec: what it would record from a program, and what that would cost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The data that a spec records of a model, and the cost of recording it.
+    """The data that a spec records from a model, and the cost of recording it.
 
     Attributes:
         entries: by entry of the spec: matched, fired, written, never_called.
@@ -91,7 +91,7 @@ class Plan:
 
 
 def make_plan(spec: Spec, path: Location | None, measured: Measured) -> Plan:
-    """Return the plan for `spec` after a dry run that was recorded to `path`."""
+    """Return the plan for `spec`, after a dry run that was recorded to `path`."""
     run = _opened(path)
     if run is None or not len(run.records):
         return Plan(remarks=[_why_nothing(spec)])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """One call of a layer; fields are None where it has no floating-point tensor.
+    """One call of a layer; fields are None where the call has no floating-point tensor.
 
     `mean` and `std` are over all values of the first such tensor; std uses N, not N - 1.
     """
@@ -77,7 +77,8 @@ def readings_of(run: Run, step: int | None = None) -> list[Reading]:
     The list is empty if no training step was recorded.
 
     Mean and standard deviation are over all values of a tensor. The variance is the mean of the
-    samples' variances plus the variance of their means, since every sample has equally many values.
+    samples' variances plus the variance of their means, because all samples have the same number of
+    values.
     """
     if step is None and not len(run.steps):
         return []

@@ -1,4 +1,4 @@
-"""Produces the content to export from a run in pieces, so that long runs need little memory."""
+"""Produces the content of an export in pieces, so that long runs need little memory."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Content:
         }
 
     def statistics_tables(self) -> Iterator[pd.DataFrame]:
-        """Yields tables with a row per tensor and record: its statistics in each aggregation."""
+        """Yields tables with a row per tensor and record, with all statistics and aggregates."""
         nonfinite = self.statistics.index("nonfinite")
         names = [
             name if how == AGGREGATES[0] else f"{name}.{how}"

@@ -14,7 +14,7 @@ from .content import KEYS, Content
 
 
 def write(content: Content, to: Path) -> None:
-    """Writes the file `to`; builds arrays on disk, so that long runs need little memory."""
+    """Writes the file `to`. Arrays are built on disk, so that long runs need little memory."""
     with tempfile.TemporaryDirectory(dir=to.parent) as folder:
         for name, array in _small(content).items():
             np.save(Path(folder) / f"{name}.npy", array, allow_pickle=False)

@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 20
 _HELD_BYTES = 64 << 20
 """Maximum bytes of values waiting for a full chunk."""
 
-# The draft is written without sync and published by one rename: otherwise each chunk would wait
+# The draft is written without sync and published by one rename. Otherwise, each chunk would wait
 # for the disk.
 _CONTEXT = {"file_io_sync": False, "cache_pool": {"total_bytes_limit": _HELD_BYTES}}
 
@@ -52,7 +52,7 @@ def write(content: Content, to: Path) -> None:
 
 
 class _Kept:
-    """Values of one slot, shape and dtype: an array that grows record by record."""
+    """Values of one slot, shape and dtype, as an array that grows record by record."""
 
     def __init__(
         self, group: Path, name: str, value: NDArray[Any], most: int, *, context: ts.Context

@@ -32,10 +32,10 @@ OPTIMIZER_STEP = _code_within(torch.optim.Optimizer.profile_hook_step, "wrapper"
 
 
 def is_no_step() -> bool:
-    """Return whether a module called now is not part of the forward pass.
+    """Return whether a module call at this point is not part of the forward pass.
 
-    While autograd is running, the call is a recomputation (checkpointing). Under `torch.jit.trace`,
-    tracing's own computations would become part of the traced program.
+    While autograd is running, the call is a recomputation for checkpointing. Under
+    `torch.jit.trace`, any computation made by comgra_decl would become part of the traced program.
     """
     return graph_task() != -1 or tracing_state() is not None
 
@@ -105,8 +105,8 @@ def is_module_call(frame: FrameType) -> bool:
 def torch_variable(frame: FrameType, name: str) -> Any:
     """Return a local variable of a running torch function; None if no variable has that name.
 
-    Also returns None for functions of the program: before Python 3.13, reading their variables
-    rewrites the dict that `locals()` returned to them.
+    Also returns None for functions of the program, because before Python 3.13, reading their
+    variables overwrites the dict that `locals()` returned to them.
     """
     if not frame.f_code.co_filename.startswith(_TORCH):
         return None

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.training_threads import Turns
 
 _MANY_ASIDE = (
-    "{} is called without gradients more often than is usual in a training step. Only the first {} "
-    "such calls of each recorded step are recorded, as the pass 'no_grad'. If this is an "
+    "{} is called without gradients more often than is usual in a training step. Only the first "
+    "{} such calls in each recorded step are recorded, as the pass 'no_grad'. If this is an "
     "evaluation, call model.eval() first, so that it is recorded as one"
 )
 
@@ -52,9 +52,9 @@ class CallRouter:
     Args:
         declared: the components that depend on the spec.
         state: the state of the step in progress.
-        records: closes a record that is complete or turns out to be of another kind.
+        records: closes a record that is complete or turns out to be of a different kind.
         hooks: installs and removes the hooks of a record.
-        steps: ends a step once it turns out to be over.
+        steps: ends a step once the step turns out to be over.
         turns: determines which thread is followed.
         training: the record of a training step.
         evaluation: the evaluation phases and their records.
@@ -65,7 +65,7 @@ class CallRouter:
         unended: detects steps whose end cannot be observed.
         reporter: receives warnings.
         ending: whether tracing continues, and how it ends.
-        together: lock held while deciding which thread's calls are followed.
+        together: lock held while it is decided which thread's calls are followed.
         ready: called before a step is recorded; may raise.
     """
 
@@ -131,7 +131,7 @@ class CallRouter:
         self._declared.budget.begin()
 
     def choose(self, root: nn.Module, top: Top) -> StepCapture | None:
-        """Return the record for a call that begins now, or None if it is not recorded."""
+        """Return the record for a call that is about to begin, or None if it is not recorded."""
         if self._ending.waits:
             self._ending.when_safe()
             return None

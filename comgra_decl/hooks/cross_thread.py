@@ -1,4 +1,4 @@
-"""Steps whose parts run in several threads, one after the other.
+"""Steps whose parts run in different threads, one after the other.
 
 A program may call its model in one thread, `backward` in another and its optimizer in a third. The
 step belongs to the thread that calls the model. Another thread is assigned to that step once it
@@ -15,7 +15,7 @@ from typing import Any
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 
 _MOST_NODES = 2000
-"""The maximum number of autograd nodes to search behind a loss for the nodes of outputs."""
+"""The maximum number of autograd nodes to search behind a loss for the nodes of model outputs."""
 
 _MARK = "comgra_decl"
 """The metadata key that marks an autograd node as having computed a model output."""

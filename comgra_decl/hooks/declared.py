@@ -37,7 +37,7 @@ class Followed:
         roots: distinguishes training from evaluation.
         direct: detects direct calls of `forward`.
         held: returns the ids of the parameters held by optimizers.
-        together: lock held while deciding which thread's calls are followed.
+        together: lock held while it is decided which thread's calls are followed.
         on_fault: called with errors of tracing itself.
     """
 

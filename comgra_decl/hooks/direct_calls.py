@@ -23,9 +23,9 @@ After = Callable[[nn.Module, tuple[Any, ...], Any], None]
 class DirectCalls:
     """Reports calls of `forward` that do not go through the call of a module.
 
-    Replaces `forward` with a wrapper: in some records for all classes of the program, in others
-    only for the classes whose `forward` has been called directly. Torch's own classes are wrapped
-    only if their `forward` appears to be called directly.
+    Replaces `forward` with a wrapper. Some records wrap all classes of the program; others wrap
+    only the classes whose `forward` has been called directly. Torch's own classes are wrapped only
+    if their `forward` appears to be called directly.
 
     Args:
         before: called with (module, args, kwargs) before such a call; must not raise.
@@ -117,7 +117,7 @@ class DirectCalls:
     def suspect(self, kind: type) -> None:
         """Wrap a class from the next record on, even if it is one of torch's own.
 
-        Used for classes of modules that have gradients although they were not called.
+        Called for the classes of modules that have gradients although they were not called.
         """
         owner = forward_owner(kind, own=False)
         if owner is not None:

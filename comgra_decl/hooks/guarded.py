@@ -1,14 +1,14 @@
 """Isolation of the training from errors in tracing.
 
-Functions that torch or the program calls must not raise. An error is passed to a callback, reported
-once, and ends tracing (`Ending`). `guarded` wraps methods that may fail. A plain `try` is used
-instead:
+Functions that torch or the program calls must not raise. An error is passed to a callback and
+reported once, and it ends tracing (`Ending`). `guarded` wraps methods that may fail. A plain `try`
+is used instead:
 
 - in methods called for each output or gradient of a step (`ModuleTracer._before` and `_after`,
   `TensorRecorder._on_gradient`), because a wrapper costs 0.1 us about 60 times per recorded step;
 - where torch's frame is inspected and must be the direct caller (`sys._getframe(1)`);
 - where the program's function must be called even if tracing fails, so that only part of the method
-  may fail (wrappers and modes);
+  is allowed to fail (wrappers and modes);
 - in functions that the compiler skips or compiles according to their code (`run_natively`,
   `compiled/`).
 """

@@ -1,8 +1,8 @@
 """Detection of training steps in programs that update their parameters without a torch optimizer.
 
-No event marks a manual update. However, when the next step begins, the parameters have changed
-since the last `backward`. They are therefore compared at the next model call in recorded steps, and
-at the next `backward` in other steps.
+No event marks a manual update, but at the start of the next step, the parameters differ from their
+values at the last `backward`. They are therefore compared at the next model call in recorded steps,
+and at the next `backward` in other steps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.stats.quiet import quiet
 
 _WATCHED_PARAMETERS = 4
-"""The number of parameters to compare, nearest to the loss; an update changes all parameters."""
+"""The number of parameters to compare, those nearest to the loss; an update changes all
+parameters."""
 
 _MOST_NODES = 400
 """The number of autograd nodes to search for these parameters."""
 
 _ELEMENTS = 256
-"""The number of elements to compare per parameter; writes through `data` leave no other trace."""
+"""The number of elements to compare per parameter. Writes through `data` can be detected only by
+comparing elements."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -63,15 +65,15 @@ class HandUpdates:
     """Detects the end of a step that is not ended by an optimizer.
 
     Args:
-        held: returns whether a torch optimizer holds any of the given tensors. This requires a slow
-            scan of all objects, so it is called at the first `backward` and once more when
-            parameters have been written.
+        held: returns whether a torch optimizer holds any of the given tensors. It needs a slow scan
+            of all objects, so it is called only at the first `backward` and once more when a write
+            to parameters has been detected.
 
     Attributes:
-        possible: whether manual updates may end steps: no optimizer step has been observed.
+        possible: whether manual updates may end steps, because no optimizer step has been observed.
         active: whether manual updates end steps.
         parameters: whether the first writes detected were to parameters. Other tensors may also be
-            written alongside an optimizer that has not stepped yet.
+            written to while an optimizer has not stepped yet.
     """
 
     def __init__(self, *, held: Callable[[list[torch.Tensor]], bool]) -> None:
@@ -120,7 +122,7 @@ class HandUpdates:
         self._looks = []
 
     def give_way(self) -> None:
-        """Stop detecting manual updates: an optimizer or `comgra.step()` ends steps."""
+        """Stop detecting manual updates, because an optimizer or `comgra.step()` ends steps."""
         self.possible = self.active = False
         self._looks = []
 

@@ -41,10 +41,10 @@ _AFTER = min(_lines_with("post_hook"), default=None)
 class OptimizerHooks:
     """The global hooks that run before, or after, the steps of all optimizers.
 
-    A hook removed while torch iterates over the hooks is replaced by a hook that does nothing,
-    whose entry is reused for the next hook. Unused entries are removed as soon as that is safe. If
-    several threads train, they are removed when tracing ends, because another thread may begin a
-    step at any time.
+    If a hook is removed while torch iterates over the hooks, a hook that does nothing takes its
+    place. The entry of that hook is reused for the next hook. Unused entries are removed as soon as
+    that is safe. If several threads train, they are removed only when tracing ends, because another
+    thread may begin a step at any time.
 
     Args:
         register: torch's function that registers a hook.

@@ -118,8 +118,8 @@ def _is_called_by_compiler() -> bool:
 def why_silent(plans: Iterable[ModulePlan], models: Iterable[nn.Module]) -> list[str]:
     """Return sentences that explain why selected modules were not called.
 
-    A module whose parameters have gradients was used without being called: no hooks run in
-    `linear.forward(x)`, or when its parent uses the module's weights directly.
+    If the parameters of such a module have gradients, the module was used without being called. No
+    hooks run in `linear.forward(x)`, or if the parent uses the module's weights directly.
 
     Args:
         plans: the plans of the modules that were not called.
@@ -154,8 +154,8 @@ def _graphed_parts(top: nn.Module) -> Iterable[nn.Module]:
 
 
 _UNUSED = (
-    "selected but not called in this step: {} ({} in all). A module that is not called, or whose "
-    "weights are used directly, has no output to record"
+    "selected but not called in this step: {} ({} in all). If a module is not called, or its "
+    "weights are used directly, it has no output to record"
 )
 _USED = (
     "selected but not called in this step, although their parameters have gradients: {} ({} in "

@@ -70,9 +70,10 @@ class HookManager:
 
     Args:
         spec: what to capture and when.
-        sink: receives each closed record on the training thread; must be fast.
+        sink: called with each closed record on the training thread; must be fast.
         on_fault: called once with an error of tracing itself, after tracing has stopped.
-        scalars: receives the metrics and notes of all steps at intervals, like `sink`.
+        scalars: called at intervals with the metrics and notes of all steps, in the same way as
+        `sink`.
         meter: measures the cost of recording outside the training thread.
         ready: called before a step is recorded; an exception ends tracing like an error in tracing.
         ended: called on the training thread after each step; exceptions reach the program.
@@ -324,7 +325,7 @@ class HookManager:
         steps.begin()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Follow the call of the outermost module during which tracing was attached.
+        """Follow the running call of the outermost module, during which tracing was attached.
 
         torch does not run hooks for a call if they are registered during that call.
         """
@@ -339,7 +340,7 @@ class HookManager:
     def enter_direct(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        """Follow a direct call of `forward` during which tracing was attached.
+        """Follow the running direct call of `forward` during which tracing was attached.
 
         Returns:
             A function to call with the output (None if the call failed), or None if the call is
@@ -373,7 +374,7 @@ class HookManager:
         self._steps.replace(spec, note)
 
     def look(self) -> None:
-        """Check that steps end; called about once a second from another thread."""
+        """Check that steps still end; called about once a second from another thread."""
         if self._ending.over:
             return
         number, before = self._state.number, self._unended.found
@@ -392,7 +393,7 @@ class HookManager:
     def detach(self) -> None:
         """Stop following the program.
 
-        A program without any step still gets a record of its computations.
+        Even if a program never takes a step, its computations are recorded.
         """
         if self._ending.over:
             self._hooks.headroom.give_back()

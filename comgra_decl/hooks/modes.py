@@ -1,11 +1,11 @@
 """Insert torch function modes below all of the program's modes, and remove them again.
 
-Modes form a stack, but the program may enter its own `with torch.device(...)` before our mode and
-leave it first; popping by position would then remove the wrong mode. Our modes are therefore
-inserted at the bottom and removed by identity.
+Modes form a stack. The program may, however, enter its own `with torch.device(...)` before our mode
+is inserted, and leave it while our mode is still active. Popping by position would then remove the
+wrong mode. Our modes are therefore inserted at the bottom and removed by identity.
 
 Each thread has its own stack. If a thread removes a mode that another thread inserted, the mode
-stays on the other thread's stack without effect until `sweep` runs in that thread.
+remains on the other thread's stack, without effect, until `sweep` runs in that thread.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class OwnMode(TorchFunctionMode):
         on_fault: called with errors of tracing itself.
 
     Attributes:
-        thread: the thread whose calls it handles, 0 for none; it has no effect in other threads.
+        thread: the thread whose calls the mode handles, 0 for none; the mode has no effect in other
+        threads.
         placed: whether it is on the stack, or handling a call after which torch puts it back.
-        removed: whether it was removed and not inserted again.
+        removed: whether it was removed and has not been inserted again.
         returning: whether it was removed while handling a call; torch puts it back when that call
             returns.
     """
@@ -114,7 +115,8 @@ def sweep() -> None:
     """Remove modes that torch put back after their removal.
 
     Torch takes a mode off the stack while it handles a call, and puts it back afterwards, even if
-    the mode was removed during the call (by an optimizer that steps within `loss.backward()`).
+    the mode was removed during the call, for example by an optimizer that steps within
+    `loss.backward()`.
     """
     if not function_modes():
         return

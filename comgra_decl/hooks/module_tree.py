@@ -23,7 +23,8 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "
 """The attributes under which wrappers of torch and Lightning Fabric hold the wrapped module."""
 
 _WRAPPER_CLASSES = ("DistributedDataParallel", "DataParallel")
-"""Wrappers that hold it under the name `module`, which other modules use for ordinary children."""
+"""Wrappers that hold the wrapped module as `module`, a name that other modules use for ordinary
+children."""
 
 _FROZEN = (
     "gc.freeze() was called before tracing began. Python {}.{} does not reveal which modules "
@@ -37,7 +38,7 @@ class _ByModule(Generic[T]):
     """A mapping from modules, compared by identity and held weakly, to values.
 
     A module class may define `==` (torchmetrics does, and builds modules in it). Each recorded step
-    makes several lookups: one takes 0.2 us here and 2 us in torch's `WeakIdKeyDictionary`.
+    makes several lookups. A lookup takes 0.2 us here and 2 us in torch's `WeakIdKeyDictionary`.
     """
 
     def __init__(self) -> None:
@@ -64,10 +65,10 @@ class _ByModule(Generic[T]):
 class Owners:
     """Tracks the parent of every module, so that a child called directly keeps its full name.
 
-    A training script often calls `self.net(x)` of a larger module that is never called itself, as
-    in Lightning. Links are recorded as modules are assigned. Modules built before tracing was
-    attached are found by a single scan of the garbage collector's objects, when one of them is
-    first called.
+    A training script often calls `self.net(x)`, where `self` is a larger module that is never
+    called itself, as in Lightning. A link from a module to its parent is stored when the module is
+    assigned. For modules built before tracing was attached, the links are found by a single scan of
+    the garbage collector's objects, when one of the modules is first called.
 
     Args:
         on_fault: called with errors of tracing itself.
@@ -154,7 +155,7 @@ class Owners:
 
 
 class Top:
-    """An outermost module: the model, or one of several (adversarial training, a loss module).
+    """An outermost module: the model, or one of several, as in adversarial training.
 
     Args:
         module: the module itself.
@@ -187,8 +188,9 @@ class Top:
     def joins(self, args: Any, kwargs: Any) -> bool:
         """Return whether the module is part of the model, given the arguments of a call.
 
-        A module without parameters is part of the model if gradients can flow through it, as in a
-        loss module, but not in a transform that a data loader applies to every sample.
+        A module without parameters is part of the model only if gradients can flow through it. This
+        is the case for a loss module, but not for a transform that a data loader applies to every
+        sample.
         """
         if not self.takes_part:
             self.takes_part = any(t.requires_grad for _, t in tensors_in((args, kwargs)))
@@ -222,8 +224,8 @@ def has_parameters(module: nn.Module) -> bool:
 def trains_beside(top: nn.Module, part: nn.Module, held: Collection[int]) -> bool:
     """Return whether `top` trains parameters that do not belong to `part`.
 
-    If not, `top` only wraps that part: for a loss, for a task with an averaged copy of the weights,
-    or for another framework.
+    If not, `top` only wraps that part, for example to add a loss or an averaged copy of the
+    weights, or to adapt it to another framework.
 
     Args:
         top: the containing module.

@@ -1,9 +1,10 @@
 """Find objects among all objects of the program without disturbing its other threads.
 
 The garbage collector's list includes objects that another thread is still constructing, such as the
-tuple that `tuple(generator)` fills. If a reference to such a tuple exists when it is completed, the
-other thread fails ("SystemError: bad argument to internal function"). The list is therefore read in
-a single call of C code, during which no other thread runs, and only matching objects are kept.
+tuple that `tuple(generator)` fills. If a reference to such a tuple exists at the time the tuple is
+completed, the other thread fails with "SystemError: bad argument to internal function". The list is
+therefore read in a single call of C code, during which no other thread runs, and only matching
+objects are kept.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ _MOST_REACHED = 5_000
 program's main module."""
 
 _NO_WAY = (type, ModuleType, FunctionType, CodeType, FrameType, str, bytes, int, float)
-"""Types not to search: they lead to no module or optimizer, or to every imported object."""
+"""Types that are not searched, because they lead to no module or optimizer, or to every imported
+object."""
 
 _frozen: dict[int, weakref.ref[Any]] = {}
-"""By `id`, the modules and optimizers that existed when the program froze its objects."""
+"""The modules and optimizers that existed when the program froze its objects, keyed by `id`."""
 
 
 def watch_freezing(*, on_fault: Callable[[BaseException], None]) -> Patch:
@@ -62,10 +64,10 @@ def instances_of(cls: type[T]) -> Iterator[T]:
     """Yield the living instances of a class and its subclasses; some may be yielded twice.
 
     Instances are recognised by `type`, because `isinstance` triggers lazy proxies. The collector
-    does not list frozen objects (`gc.freeze`, called before forking workers). Of those, the modules
-    and optimizers that existed when a watched `gc.freeze` was called are found, the ones reachable
-    from variables of the main module, and from Python 3.13 on, also those reachable from variables
-    of running functions.
+    does not list frozen objects (`gc.freeze`, called before forking workers). Of the frozen
+    objects, it finds the modules and optimizers that existed when a watched `gc.freeze` was called,
+    and objects reachable from variables of the main module. From Python 3.13 on, it also finds
+    objects reachable from variables of running functions.
     """
     kinds = _with_derived(cls)
     yield from _unfrozen(kinds)
@@ -90,7 +92,8 @@ def _among(found: Callable[..., list[Any]], *about: Any, kinds: Collection[int])
     Args:
         found: the function of `gc`.
         about: its arguments.
-        kinds: the ids of the types; a type whose metaclass defines `==` may not be hashable.
+        kinds: the ids of the types; ids are used because a type whose metaclass defines `==` may
+            not be hashable.
     """
     box: list[list[Any]] = []
     fill: Iterator[Any] = filter(None, map(box.extend, (starmap(found, (about,)),)))

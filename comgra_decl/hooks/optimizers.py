@@ -16,7 +16,8 @@ from comgra_decl.hooks.recursion import EveryCall
 from comgra_decl.hooks.step_clock import Seen
 
 _WATCHED = 4
-"""The number of optimizer steps for which calls are watched after a new optimizer's first step."""
+"""The number of optimizer steps, after a new optimizer's first step, during which calls are
+watched."""
 
 
 class Optimizers:
@@ -80,8 +81,8 @@ class Optimizers:
     def seen(self, optimizer: Optimizer, called: Iterator[nn.Module]) -> Seen:
         """Return how the models called in this step relate to optimizers.
 
-        An optimizer whose parameters are all held by one that has stepped is not counted
-        separately: it is a wrapper (of Lightning, Accelerate), or outdated.
+        If an optimizer that has stepped holds all parameters of another one, the other one is not
+        counted separately. It is either a wrapper, as in Lightning and Accelerate, or outdated.
         """
         self.note(optimizer)
         models = list(called)
@@ -128,8 +129,9 @@ class Optimizers:
     def train(self, leaves: list[torch.Tensor], *, models: Iterable[nn.Module]) -> bool:
         """Return whether a living optimizer trains any of the tensors or of the called models.
 
-        The models count only if none of the tensors is a parameter: programs with an optimizer may
-        also update other tensors by hand, such as samples of an energy-based model or an attack.
+        The models are considered only if none of the tensors is a parameter. Programs with an
+        optimizer may also update other tensors by hand, such as the samples of an energy-based
+        model or the inputs of an adversarial attack.
         """
         if self.hold(leaves):
             return True
@@ -151,8 +153,8 @@ class Optimizers:
     def _search(self, models: list[nn.Module]) -> None:
         """Find the optimizers of models called for the first time by scanning all objects.
 
-        Includes optimizers of frozen models: a generator may not require gradients while its critic
-        steps. An optimizer created later is registered when it steps.
+        Optimizers of frozen models are included, because a generator may not require gradients
+        while its critic steps. An optimizer created later is registered when it steps.
         """
         new = [model for model in models if not self._is_searched(model)]
         if not new:
@@ -173,7 +175,7 @@ class Optimizers:
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[int]:
-    """Yield the ids of an optimizer's parameters; none while it is being constructed."""
+    """Yield the ids of an optimizer's parameters; none while the optimizer is being constructed."""
     for group in getattr(optimizer, "param_groups", ()):
         yield from map(id, group["params"])
 
@@ -188,8 +190,7 @@ class CalledModels:
     """The models called in the step in progress.
 
     In recorded steps, the tracer reports the models. For a few steps after a new optimizer's first
-    step, a hook reports them; it reports every module with parameters, which serves the same
-    purpose.
+    step, a hook reports every module with parameters instead, which serves the same purpose.
 
     Args:
         on_fault: called with errors of tracing itself.

@@ -1,9 +1,9 @@
 """Find the original function for a torch function mode to call, instead of a replacement.
 
-Torch looks up the function that it passes to a mode by its public name. If the program has replaced
-that function (`F.relu = mine`, which calls the original), the mode would call the replacement
-again, from within the replacement. The functions here return the function that was running when
-torch called the mode.
+Torch looks up the function that it passes to a mode by its public name. The program may have
+replaced that function, as in `F.relu = mine`, where `mine` calls the original. The mode would then
+call the replacement again, from within the replacement. The functions here return the function that
+was running when torch called the mode.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OF_C = (
     | WrapperDescriptorType
 )
 _OPERATORS = OperatorBase | OpOverloadPacket
-"""Types of callable objects that cannot be identified by their running code."""
+"""Types of callable objects that cannot be identified by the code that is running."""
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _ASKING = overrides.handle_torch_function.__code__
@@ -52,7 +52,7 @@ _known: set[Callable[..., Any]] = set()
 """Python functions known to be torch's own, not replacements."""
 
 _originals: dict[CodeType, Callable[..., Any]] = {}
-"""A cache of replaced torch functions, because the search for one may visit many objects."""
+"""A cache of replaced torch functions; the search for one may visit many objects."""
 
 _MOST = 1_000_000  # objects to search for a replaced function
 
@@ -112,8 +112,8 @@ def _is_genuine(func: Any) -> bool:
 def _held(code: CodeType, func: Any) -> Callable[..., Any] | None:
     """Return the function with this code among the objects reachable from its replacement.
 
-    Searches the objects that the replacement holds directly first: modules and classes lead to
-    everything else.
+    The objects that the replacement holds directly are searched first, because modules and classes
+    lead to everything else.
     """
     near: deque[Any] = deque([func])
     far: deque[Any] = deque([sys.modules])  # other references, such as `kept = F.relu`

@@ -1,10 +1,10 @@
 """Monkey patches of torch and of the program; all patches go through this module.
 
-Torch has no hook for some events: a module switches to evaluation mode, `backward` is called, or a
-scaler skips a step. For these, a stand-in calls the original once, with the same arguments, and
-returns its result. References that a program holds to a stand-in (`b = torch.autograd.backward`, a
-partial, a decorator) behave like the original after tracing has ended, and patches that others
-apply on top of a stand-in stay in place.
+Torch has no hook for some events, such as when a module switches to evaluation mode, `backward` is
+called, or a scaler skips a step. For these events, a stand-in replaces a function. It calls the
+original once, with the same arguments, and returns its result. A program may hold references to a
+stand-in (`b = torch.autograd.backward`, a partial, a decorator). After tracing has ended, they
+behave like the original. Patches that other code applies on top of a stand-in are left in place.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Patch:
         name: the name of the attribute, which a class may have inherited.
         around: called as `around(original, *args, **kwargs)` instead of the original. For a class
             method, `original` takes the class as its first argument.
-        whole: creates the whole stand-in, for cases in which the cost of one more call matters. It
-            receives the original and a list whose only element is whether the patch is applied.
+        whole: creates the entire stand-in, for cases in which the cost of an additional call
+            matters. It receives the original and a list whose only element is whether the patch is
+            applied.
     """
 
     def __init__(
@@ -92,8 +93,8 @@ class Patch:
     def leave(self) -> None:
         """Deactivate the stand-in but leave it in place.
 
-        For functions such as `torch.compile` to which a program may hold a reference: the program
-        would otherwise hold two different versions.
+        For functions such as `torch.compile`, to which a program may hold a reference. If the
+        original were restored, the program would hold two different versions.
         """
         self._on[0] = False
         in_place.discard(self)
@@ -205,8 +206,8 @@ def watch_mode(
 ) -> Patch:
     """Return a patch that calls `on_mode` after a module switches to training or evaluation mode.
 
-    `eval()` is `train(False)`. Detection has no cost between recorded steps: nothing is attached to
-    modules, and a program switches modes once per evaluation phase, not once per batch.
+    `eval()` is `train(False)`. Detection costs nothing between recorded steps, because nothing is
+    attached to modules, and a program switches modes once per evaluation phase, not once per batch.
     """
 
     def train(original: Callable[..., Any], module: nn.Module, mode: bool = True) -> Any:
@@ -224,13 +225,13 @@ def run_natively(*functions: Callable[..., Any], within: bool = True) -> None:
     """Prevent Dynamo from compiling tracing's own functions where compiled code calls them.
 
     Between two graphs of a compiled function, Dynamo compiles all Python functions that are called,
-    including ours. `is_compiling()` is true in compiled code, so a hook would assume that it is
-    called during compilation and do nothing.
+    including those of comgra_decl. `is_compiling()` is true in compiled code, so a hook would
+    assume that it is called during compilation, and do nothing.
 
     Args:
         functions: plain functions or methods.
-        within: whether to skip the functions that they call too; False for wrappers, which call
-            the program's code.
+        within: whether to skip the functions that they call as well; False for wrappers, because
+            they call the program's code.
     """
     evaluation = of_evaluation
     if not hasattr(evaluation, "set_code_exec_strategy"):  # torch without it compiles them

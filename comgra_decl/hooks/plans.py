@@ -84,8 +84,8 @@ class TensorPlan:
     Attributes:
         slot: its slot in the pass `forward`; the other passes (`grad`, `update`) belong to it.
         states: the slots of its optimizer state (such as `exp_avg`), by name and iteration.
-        look: for a tensor held by no optimizer, a snapshot from the last record; otherwise None.
-        moved: whether it was written between the last two records.
+        look: a snapshot from the last record if no optimizer holds the tensor, otherwise None.
+        moved: whether it was written to between the last two records.
         trainable: whether it received, or could have received, a gradient in the last record; None
             before the first.
     """
@@ -172,7 +172,7 @@ class TopPlan:
         return first is not None and any(first is other for other in module.parameters())
 
     def become(self, module: nn.Module) -> None:
-        """Continue the same series with another module of the class after the first is gone."""
+        """Continue the same series with another module of the class after the first one is gone."""
         self.top.become(module)
         self.version = -1
         self._tree = []
@@ -217,10 +217,11 @@ class TopPlan:
 
 
 def _going_on(known: dict[str, TensorPlan], plans: Iterable[TensorPlan]) -> list[TensorPlan]:
-    """Give tensor plans the slots of any earlier plans with the same path, and return them.
+    """Give tensor plans the slots of earlier plans with the same path, and return these plans.
 
-    A parameter may be absent for some time: pruning replaces it with another one and later restores
-    it. Plans are matched by path, because the node may have received a prefix since then.
+    A parameter may be absent for some time, for example when pruning replaces it with another one
+    and later restores it. Plans are matched by path, because the node may have received a prefix
+    since then.
     """
     renewed = list(plans)
     paths = [plan.slot.names()[0] for plan in renewed]

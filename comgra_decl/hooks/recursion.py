@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 _FACTOR, _MORE = 2, 200
-"""The limit's new value is `_FACTOR` times the old value plus `_MORE`: with hooks, torch needs
-about 7 frames instead of 4 for each level of nested modules, and our hooks add more at the
-innermost level."""
+"""The new limit is `_FACTOR` times the old limit plus `_MORE`. With hooks, torch needs about 7
+frames instead of 4 for each level of nested modules, and our hooks add more at the innermost
+level."""
 
 
 class Headroom:

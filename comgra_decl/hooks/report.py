@@ -42,7 +42,7 @@ class Reporter:
         self.follow(spec)
 
     def follow(self, spec: Spec) -> None:
-        """Report on the declarations of `spec` from this call on."""
+        """From this call on, report what `spec` declares."""
         self._entries: dict[str, set[str]] = {
             name: set(entry.capture) for name, entry in spec.nodes.items()
         }
@@ -224,7 +224,8 @@ def _captured(pass_: str) -> str:
 def _unmatched(tops: Collection[TopPlan]) -> list[str]:
     """Return the warnings about patterns that match nothing in any of the models.
 
-    The part of a warning before its first semicolon names the pattern; the rest suggests matches.
+    The part of a warning before its first semicolon names the pattern; the rest suggests possible
+    matches.
     """
     models = [top for top in tops if top.top.parametric] or list(tops)
     if not models:  # a program of functions and named tensors only

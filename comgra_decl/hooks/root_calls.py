@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class RootCalls:
     """Classifies model calls by earlier calls and by the modes of modules.
 
-    A model that stays in evaluation mode and is called in every step (a teacher, a target network)
-    is part of the steps. A trained model that was switched to evaluation mode is not.
+    If a model remains in evaluation mode and is called in every step, like a teacher or a target
+    network, its calls are part of the steps. The calls of a trained model that was switched to
+    evaluation mode are not.
 
     Args:
         owners: the parent of each module.
@@ -70,8 +71,9 @@ class RootCalls:
     def _is_evaluated(self, module: nn.Module) -> bool:
         """Return whether a module in evaluation mode is, contains or is part of a trained model.
 
-        A part in evaluation mode within a model in training mode is only frozen, unless that model
-        is only a wrapper for the part: for a loss, for a task, for another framework.
+        A part in evaluation mode within a model in training mode counts as frozen, unless that
+        model only wraps the part, for example to add a loss or to adapt it to a task or another
+        framework.
         """
         for owner in self._owners.and_above(module):
             if self._is_trained(owner):

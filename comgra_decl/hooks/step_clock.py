@@ -1,4 +1,4 @@
-"""Determine which optimizer step ends a training step, from the order of events."""
+"""Determine from the order of events which optimizer step ends a training step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Model = int
 """The identifier of a model, or part of a model, that the program calls directly."""
 
 _PATIENCE = 8
-"""The number of steps of one optimizer after which the clock stops waiting for the others. A critic
-often steps five times for each step of its generator."""
+"""If one optimizer takes this number of steps, the clock stops waiting for the others. A critic
+often takes five steps for each step of its generator."""
 
 _ODD = 100
 """The number of optimizer steps after which to warn if no training step has ended."""
@@ -37,7 +37,7 @@ _COUNTED_SEPARATELY = (
 
 
 class Seen(NamedTuple):
-    """The observations of a training step up to an optimizer step.
+    """What was observed in a training step before an optimizer step.
 
     Attributes:
         own: the called models with parameters that this optimizer trains.
@@ -60,14 +60,14 @@ class _Habit(NamedTuple):
 class StepClock:
     """Decides which optimizer step ends a training step.
 
-    Optimizers belong to the same training step if their models are called in that step: a critic's
-    step calls the generator, so the clock waits for the generator's optimizer. Models that are
-    trained one after another, or concurrently without calling each other, have separate steps. The
-    clock therefore does not wait for an optimizer that has ended its steps alone, until that
-    optimizer is observed to take turns with the current one.
+    Optimizers belong to the same training step if their models are called in that step. For
+    example, a critic's step calls the generator, so the clock waits for the generator's optimizer.
+    Models that are trained one after another, or concurrently without calling each other, have
+    separate steps. The clock therefore does not wait for an optimizer that has ended its steps
+    alone, until that optimizer is observed to take turns with the current one.
 
-    In steps that are not recorded, the called models are unknown, and the clock relies on the last
-    behaviour of each optimizer; the first step of a new optimizer then ends a training step.
+    In steps that are not recorded, the called models are unknown, so the clock relies on what each
+    optimizer did last. In such steps, the first step of a new optimizer ends a training step.
 
     Args:
         rule: "last_optimizer" for the behaviour above; "any" if each optimizer step ends a training
@@ -76,7 +76,7 @@ class StepClock:
         warn: called with warnings.
 
     Attributes:
-        unfamiliar: whether an optimizer ended a step only because it was new.
+        unfamiliar: whether an optimizer ended a step only because the optimizer was new.
     """
 
     def __init__(self, rule: str | int = "last_optimizer", *, warn: Callable[[str], None]) -> None:
@@ -136,9 +136,9 @@ class StepClock:
     def called(self, model: Model) -> bool:
         """Handle a model call in a recorded step; return whether the step in progress is over.
 
-        The step is over if the model was trained in it and the optimizers still waited for train no
-        other models: they would have stepped by now. This happens if a model is called as a whole
-        and each of its layers has its own optimizer.
+        The step is over if the model was trained in it, and the optimizers that the clock still
+        waits for train no other models. Those optimizers would have stepped by now. This happens if
+        a model is called as a whole and each of its layers has its own optimizer.
         """
         if model not in self._moved or not self.complete:
             return False
@@ -148,10 +148,11 @@ class StepClock:
 
     @property
     def complete(self) -> bool:
-        """Whether the optimizers still waited for train only models that were trained already.
+        """Whether the optimizers still waited for train only models that are already trained.
 
-        False if no optimizer is waited for, or if one has alternated with an optimizer that has
-        stepped (the third optimizer of InfoGAN, which trains the same models as the others).
+        False if the clock waits for no optimizer, or if one of them has alternated with an
+        optimizer that has stepped. An example is the third optimizer of InfoGAN, which trains the
+        same models as the others.
         """
         if not self._waiting or not all(map(self._moved.issuperset, self._waiting.values())):
             return False
@@ -185,16 +186,16 @@ class StepClock:
     def by_program(self) -> bool:
         """Handle `comgra.step()`; return whether it ends the training step.
 
-        It always does, except the first time, if the last optimizer step has already ended the
-        step.
+        It always does, with one exception: the first call has no effect if the last optimizer step
+        has already ended the step.
         """
         if not self.explicit:
             self.rule = "explicit"
             if self._ended:
                 self._warn(
-                    "comgra.step() was called in a program that also steps optimizers: from now on "
-                    "only comgra.step() ends a step. Set schedule.step=explicit to do so from the "
-                    "start"
+                    "comgra.step() was called in a program that also steps optimizers. From now "
+                    "on, only comgra.step() ends a step. For this behaviour from the start, set "
+                    "schedule.step=explicit"
                 )
                 return False
         return True
@@ -261,7 +262,7 @@ class StepClock:
         return all(o in self._habits and self._order.index(o) > first for o in others)
 
     def _goes_alone(self, optimizer: Optimizer, beside: Optimizer) -> bool:
-        """Return whether the step of `beside` does not wait for an optimizer yet to step."""
+        """Return whether the step of `beside` ends without an optimizer that has yet to step."""
         habit = self._habits.get(optimizer)
         alone = habit is not None and len(habit.taken) == 1
         return alone and frozenset((optimizer, beside)) not in self._turns | self._alternate
@@ -310,8 +311,8 @@ class StepClock:
     def _others_end(self, optimizer: Optimizer) -> bool:
         """Return whether another optimizer ends steps.
 
-        An optimizer that trains no model then belongs to those steps, such as one for the
-        temperature of an actor-critic algorithm.
+        If so, an optimizer that trains no model, such as one for the temperature of an actor-critic
+        algorithm, belongs to those steps.
         """
         return any(habit.ends for other, habit in self._habits.items() if other != optimizer)
 
@@ -325,7 +326,7 @@ class StepClock:
 
     @property
     def in_vain(self) -> str | None:
-        """A warning if the optimizer named by the rule has never ended a step, else None."""
+        """A warning if the optimizer that the rule names has never ended a step, else None."""
         if not self._classes or self._is_met or self.explicit or self._others >= _ODD:
             return None
         return f"schedule.step: {self.rule!r} has not ended any step; {self._those_that_stepped()}"

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 _EVAL = "eval"
 
 _CUT = (
-    "only the first {} iterations of a node are recorded in each step; there were more, for "
-    "example of {}. To record more, raise schedule.max_iterations (null: no limit)"
+    "only the first {} iterations of a node are recorded in each step; some nodes, such as {}, had "
+    "more. To record more, raise schedule.max_iterations (null: no limit)"
 )
 
 _UNEVEN = (
     "the first dimension equals the batch size in some records and differs in others, for example "
-    "for {}. Each series keeps the choice of its first record: statistics per sample, or over the "
-    "whole tensor. To choose, set batch_dim: 0 or batch_dim: null"
+    "for {}. Whether a series has statistics per sample or over the whole tensor is determined by "
+    "its first record. To choose one of them, set batch_dim: 0 or batch_dim: null"
 )
 
 _UNENDED_STEP = (
@@ -61,16 +61,16 @@ _SURPLUS = (
 
 _SECOND_PHASE = (
     "the evaluation after the last step is recorded (step {}). Later calls with gradients are not "
-    "part of it; only their losses are stored"
+    "part of that evaluation; only their losses are stored"
 )
 
 _NEVER_STEPPED = (
-    "backward() ran, but no optimizer step was seen, so training steps could not be separated: "
-    "everything until now is one record. Call comgra.step() where a step ends, for example after "
-    "an update by hand or a compiled optimizer step"
+    "backward() ran, but no optimizer step was seen, so training steps could not be separated, and "
+    "everything until now is one record. Call comgra.step() where a step ends, for example after a "
+    "manual update or a compiled optimizer step"
 )
 
-_EMPTY = "no module was called in some of the steps to record, so they have no record"
+_EMPTY = "no module was called in some of the steps that were due, so these steps have no record"
 
 
 class StepRecords:
@@ -169,7 +169,7 @@ class StepRecords:
     def cut(self) -> None:
         """Close the record of a step whose end cannot be observed, and wait for the next step.
 
-        Otherwise, the record would grow without limit, and compiled code would keep running
+        Otherwise, the record would grow without limit, and compiled code would continue to run
         eagerly.
         """
         self._finish_unstepped()
@@ -193,9 +193,9 @@ class StepRecords:
     def _finish_unended(self) -> None:
         """Handle calls of `backward` after the last step, at the end of the program.
 
-        A model that was trained in training mode and is called in evaluation mode now is evaluated
-        with gradients: a saliency map, an adversarial example, an image optimised to maximise an
-        output.
+        If a model was trained in training mode and is now called in evaluation mode, these calls
+        are an evaluation with gradients. Examples are a saliency map, an adversarial example, and
+        an image that is optimised to maximise an output.
         """
         state = self._state
         tuned = self._train.open and state.trained > 0 and not state.in_training_mode
@@ -247,8 +247,8 @@ class StepRecords:
     def settle_evaluation(self, root: nn.Module) -> None:
         """Settle the evaluation in progress when training begins or continues.
 
-        Models that were called before any training and are unrelated to the trained model were
-        teachers or similar, so those calls are not recorded as an evaluation.
+        Models that were called before any training and are unrelated to the trained model are
+        assumed to be teachers or similar. Their calls are not recorded as an evaluation.
         """
         evaluated = [module for ref in self._state.evaluated if (module := ref()) is not None]
         if self._roots.training or self._roots.related(root, evaluated):
@@ -264,8 +264,8 @@ class StepRecords:
     def settle_undecided(self, root: nn.Module) -> None:
         """Settle whether the calls before any training were an evaluation.
 
-        They were if they called, in evaluation mode, the model that is trained now. Otherwise they
-        belong to the step, as do similar calls in all later steps.
+        They were an evaluation if they called the model that is trained now, in evaluation mode.
+        Otherwise, they belong to the step, as do similar calls in all later steps.
         """
         evaluated = [
             module

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from comgra_decl.hooks.schedule.agenda import Plan
 
 MAX_ROOT_CALLS = 2000
-"""The maximum number of recorded calls per model, and the number of calls with gradient after which
-a record without an optimizer step is closed, so that memory stays bounded."""
+"""The maximum number of recorded calls per model. A record without an optimizer step is closed
+after the same number of calls with gradient, so that memory use is bounded."""
 
 MOST_ASIDE = 8
 """The maximum number of recorded calls without gradient, plus two for each call with gradient."""
@@ -61,7 +61,7 @@ class Call(NamedTuple):
 
     Attributes:
         model: an identifier of the model.
-        kind: the kind of the call, as far as the modes of modules show.
+        kind: the kind of the call, as far as it can be told from the modes of modules.
         parametric: whether the model has parameters (a loss has none).
         gradient: whether gradients are enabled.
         training_mode: whether the model is in training mode.
@@ -93,8 +93,8 @@ class StepState:
         usual: the number of calls with gradient in the preceding captured step.
         undecided: for each call in this step before any training, a reference to the model and
             whether it was in training mode.
-        evaluated: references to the models evaluated in this step before any training, or with
-            gradients.
+        evaluated: references to the models that were evaluated in this step, either before any
+        training or with gradients.
         in_training_mode: whether a model was called in training mode in this step.
         tuned_before: whether no model was called in training mode in the last captured step, as far
             as known.
@@ -183,9 +183,10 @@ class StepState:
     def kind(self, call: Call, *, backward: bool, stepped: bool) -> RootCall:
         """Return the kind of a call, given the state so far.
 
-        An apparent evaluation may be a step of fine-tuning in evaluation mode, if gradients are
-        enabled and this step has no other training call, or if there was no `backward` or optimizer
-        step yet. It then stays undecided until `backward` is called.
+        What looks like an evaluation may be a fine-tuning step in evaluation mode. This is possible
+        if gradients are enabled and this step has no other training call, or if there was no
+        `backward` or optimizer step yet. The call then remains undecided until `backward` is
+        called.
 
         Args:
             call: the call.
@@ -282,7 +283,7 @@ class StepState:
         self.in_training_mode = False
 
     def forget_calls(self) -> None:
-        """Discard the calls so far, which belong to another step."""
+        """Discard the calls so far, because they belong to another step."""
         self.aside = 0
         self.undecided.clear()
         self.evaluated.clear()

@@ -50,9 +50,10 @@ class Steps:
     """Ends training steps and begins the next ones.
 
     Between recorded steps, one global optimizer hook counts steps, and nothing else is attached. At
-    the end of the step before a recorded one, that hook arms the others. At the end of the recorded
-    step, it closes the record and disarms them, unless the next step is recorded too. If recording
-    a step depends on its type, the model call arms the hooks instead.
+    the end of the step before a recorded one, that hook arms the other hooks. At the end of the
+    recorded step, it closes the record and disarms the other hooks, unless the next step is
+    recorded as well. If the type of a step determines whether the step is recorded, the model call
+    arms the hooks instead.
 
     Args:
         declared: the components that depend on the spec.
@@ -140,7 +141,7 @@ class Steps:
     # -- requests ------------------------------------------------------------------------------
 
     def replace(self, spec: Spec | None, note: str) -> None:
-        """Request another spec from the next step on, or only add a note; call from any thread."""
+        """Request another spec from the next step on, or a note only; callable from any thread."""
         self._incoming.append((spec, note))
         self._idle.end()
 
@@ -165,7 +166,7 @@ class Steps:
     # -- optimizer steps -----------------------------------------------------------------------
 
     def after_optimizer(self, optimizer: Any) -> None:
-        """Handle an optimizer step that is not only counted."""
+        """Handle an optimizer step that must be more than counted."""
         with self._together:
             self._idle.end()
             if is_nested_step(sys._getframe(1), optimizer):
@@ -218,7 +219,7 @@ class Steps:
     # -- mixed precision -----------------------------------------------------------------------
 
     def note_scale(self, scaler: Any, *, always: bool = False) -> None:
-        """Log the gradient scale, once per step, before a scaler steps an optimizer or skips."""
+        """Log the gradient scale once per step, before a scaler takes or skips a step."""
         armed, number = self._state.armed, self._state.number
         if self._ending.over or not (armed or always) or self._scale_known == number:
             return
@@ -547,7 +548,7 @@ class Steps:
         return training
 
     def _decide(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Arm the hooks during the step if its labels make it due."""
+        """If the labels of the step make it due, arm the hooks during the step."""
         agenda, labeller = self._declared.agenda, self._declared.labeller
         if labeller is not None:
             agenda.declare(labeller(module, args, kwargs))

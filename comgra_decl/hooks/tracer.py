@@ -1,4 +1,4 @@
-"""The module hooks that run while a step is recorded, and their actions at each call."""
+"""The module hooks that run while a step is recorded, and what they do at each call."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 
 _MOST_NAMESAKES = 32
-"""The maximum number of models of one class with their own nodes; models created after that reuse
-the names of models that no longer exist."""
+"""The maximum number of models of one class that have their own nodes. Models created beyond it
+reuse the names of models that no longer exist."""
 
 
 class Calls(Protocol):
@@ -84,7 +84,7 @@ class ModuleTracer:
         calls: decides which record a call belongs to.
         direct: is notified of module calls, to distinguish them from direct calls of `forward`.
         held: returns the ids of the parameters held by optimizers.
-        together: lock held while deciding which thread's calls are followed.
+        together: lock held while it is decided which thread's calls are followed.
         on_fault: called with exceptions of tracing itself, which never reach the program.
 
     Attributes:
@@ -94,7 +94,7 @@ class ModuleTracer:
         tops: the plan of each called model, by the model's `id`.
         recorder: reads outputs and their gradients.
         parameters: reads parameters and their gradients.
-        observers: observe code that stays compiled; None if it runs eagerly.
+        observers: observe code that remains compiled; None if compiled code runs eagerly.
         functions: tracks compiled functions; None if the program cannot have compiled functions.
     """
 
@@ -180,7 +180,7 @@ class ModuleTracer:
         self.provenance = graph
 
     def observe(self, observers: Observers | None) -> None:
-        """Set the observers of code that stays compiled; None if compiled code runs eagerly."""
+        """Set the observers of code that remains compiled; None if compiled code runs eagerly."""
         self.observers = observers
 
     def know_functions(self, functions: CompiledFunctions) -> None:
@@ -203,8 +203,8 @@ class ModuleTracer:
     def _claim(self) -> bool:
         """Return whether this thread can be followed, and follow it if it trains.
 
-        All threads can be followed until one trains. A thread that has never trained can also be
-        followed if the thread whose step would be recorded next has ended.
+        Until one thread trains, any thread can be followed. A thread that has never trained can
+        also be followed if the thread whose step would be recorded next has ended.
         """
         trains = torch.is_grad_enabled()
         with self._together:
@@ -310,7 +310,8 @@ class ModuleTracer:
     ) -> bool:
         """Begin a call in the thread `mine`; return whether it is followed.
 
-        Checks the followed thread under the lock, because another thread may just have claimed it.
+        Checks under the lock which thread is followed, because another thread may just have become
+        that thread.
         """
         with self._together:
             if self.thread not in (0, mine):
@@ -360,7 +361,7 @@ class ModuleTracer:
             self._ends.targets.shown(tensor)
 
     def after_function(self, returned: Any) -> None:
-        """Handle the end of the function, or its failure together with the enclosing calls."""
+        """Handle the end of the function, or its failure along with that of the enclosing calls."""
         self._depth, self._capture = 0, None
         self._ends.targets.know(returned)
         self._ends.targets.resume()
@@ -531,8 +532,8 @@ class ModuleTracer:
     def _prepares(self, plan: TopPlan, args: Any, kwargs: Any) -> bool:
         """Return whether a part without parameters receives the inputs of its model.
 
-        It does if no part of the model was called before it in this step and its inputs have no
-        history. A loss module is called after the model.
+        It does if its inputs have no history and no other part of the model was called before it in
+        this step. A loss module, in contrast, is called after the model.
         """
         if self._model_called or not plan.top.parametric:
             return False
@@ -581,7 +582,7 @@ class ModuleTracer:
         return known[-1]
 
     def strays(self) -> str:
-        """Return a warning about called modules that belong to no model; each is reported once."""
+        """Return a warning about called modules that belong to no model, once for each."""
         return self._strays.sentence()
 
     def _take_in(self, plan: TopPlan) -> None:
@@ -662,7 +663,7 @@ class ModuleTracer:
             )
 
     def _take_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Read the inputs of a selected module, without edges: they are outputs of other nodes."""
+        """Read the inputs of a selected module, without edges; they are outputs of other nodes."""
         capture, plan = self._capture, self._plans.get(id(module))
         if capture is None or plan is None or not plan.reads_inputs or plan.module() is not module:
             return

@@ -1,4 +1,4 @@
-"""Concurrent training threads: each has its own steps, and one thread is recorded at a time."""
+"""Concurrent training threads. Each has its own steps, and one thread is recorded at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.step_state import StepState
 
 _PATIENCE = 4
-"""The number of steps for which a thread leaves a record to another one whose turn it is."""
+"""The number of steps for which a thread leaves a record to a thread whose turn it is."""
 
 _STALE = 1000
 """The number of steps of other threads after which an unfinished record is dropped."""
@@ -51,7 +51,8 @@ class Lane:
         labels: the labels of that step.
         record: the number of its last recorded step; -1 if there is none.
         waited: the number of its steps since it began to leave a record to another thread.
-        waits: whether others still leave a record to it; False after they have done so in vain.
+        waits: whether other threads still leave a record to this thread; False once they have done
+        so in vain.
         calls: whether it was seen to call a model; None if it was not observed.
         helper: another thread that calls `backward` for it; 0 if there is none.
     """
@@ -79,8 +80,8 @@ class Lanes:
         followed: the lane of the thread whose step is recorded, or which was active last.
         owed: whether a record is due that the followed thread did not begin.
         passed: the number of steps of other threads that ended during the followed one's step.
-        refused: how often another thread could have begun the record that the followed one has not
-            begun.
+        refused: how often another thread could have begun the record that the followed thread has
+            not begun.
     """
 
     def __init__(self, first: Lane) -> None:
@@ -215,7 +216,7 @@ class Turns:
         return 0
 
     def turn_here(self) -> bool:
-        """Follow the current thread if it is one of several training threads and it is free to.
+        """Follow the current thread if it is one of several and no record prevents this.
 
         Returns:
             Whether the current thread is followed now.
@@ -312,7 +313,7 @@ class Turns:
             self._losses.follow(lane.helper or lane.thread)
 
     def _turn_to(self, lane: Lane, *, ends: bool = False) -> bool:
-        """Follow a thread unless another one's record is in progress; return whether it is now."""
+        """Follow a thread unless another is being recorded; return whether it is followed."""
         lanes, tracer, state = self._lanes, self._declared.tracer, self._state
         before = lanes.followed
         if lane is before:

@@ -24,7 +24,8 @@ _STRAYS = (
 class Strays:
     """Collects unregistered modules by class.
 
-    A module that a model registers during the call that creates it does not count.
+    If a module is created during a call and the model registers it in the same call, it does not
+    count.
 
     Args:
         owners: the parent of each module.
@@ -44,7 +45,7 @@ class Strays:
                 self._parts[id(module)] = part
 
     def see(self, module: nn.Module) -> None:
-        """Note the call of a module of which nothing is recorded, if it has parameters itself."""
+        """Note the call of an unrecorded module, if the module itself has parameters."""
         part = self._parts.get(id(module))
         if part is not None and part() is module:
             return

@@ -1,8 +1,8 @@
 """Callbacks for training frameworks, to enable recording in code.
 
-They record the same data as the other entry points; each framework also works unmodified through
-`+comgra=debug`, `python -m comgra_decl` and `COMGRA=debug`. `comgra.integrations.lightning` and
-`comgra.integrations.transformers` are imported on first use.
+They record the same data as the other entry points. Programs that use a framework can also be
+recorded unmodified, through `+comgra=debug`, `python -m comgra_decl` or `COMGRA=debug`.
+`comgra.integrations.lightning` and `comgra.integrations.transformers` are imported on first use.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ else:
 class TraceCallback(Callback):
     """Record each `fit` of the trainer as a run.
 
-    Records the same data as the other entry points, and also the hyperparameters, the metrics
-    that the module logs per epoch (as `trainer/NAME`), and whether an evaluation was a sanity
-    check, a validation or a test (as a type of execution).
+    Records the same data as the other entry points, and also the hyperparameters and the metrics
+    that the module logs per epoch (as `trainer/NAME`). The type of execution tells whether an
+    evaluation was a sanity check, a validation or a test.
 
     Args:
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.
@@ -85,7 +85,7 @@ class TraceCallback(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Finish the run, since `teardown` will not be called."""
+        """Finish the run, because `teardown` will not be called."""
         self._recording.end()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -77,7 +77,7 @@ class Recording:
         return self._session is not None
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """Record logged metrics as `trainer/NAME`, since their `loss` is rarely a step's loss."""
+        """Record logged metrics as `trainer/NAME`, as their `loss` is rarely the loss of a step."""
         if self._session is None:
             return
         for name, value in metrics.items():

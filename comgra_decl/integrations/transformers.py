@@ -29,7 +29,8 @@ class TraceCallback(TrainerCallback):
 
     Records the same data as the other entry points, and also the training arguments, the model's
     config and the values that the Trainer logs (as `trainer/NAME`). Callbacks are not notified if
-    `train()` raises; the run is then finished by the next `train()` or at the end of the program.
+    `train()` raises. In that case, the run is finished by the next `train()` or at the end of the
+    program.
 
     Args:
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.

@@ -1,9 +1,9 @@
-"""A second ring, in which steps wait after the first one until the run's rules have checked them.
+"""A second ring, in which steps that have left the first one wait for the run's rules.
 
 Rules check the steps that the first ring passes on for storing, in order. Steps that would be
-dropped wait here for the same time, because a finding may request the steps before it. Rules never
-check steps stored only because of such a request, neither during recording nor in a later
-diagnosis, so that both report the same findings.
+dropped wait here for the same time, because a finding may request the steps before it. If a step is
+stored only because of such a request, rules never check it, neither during recording nor in a later
+diagnosis. Both therefore report the same findings.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FindingRing(Generic[T]):
             self._fulfil(request)
 
     def _fulfil(self, request: Request) -> None:
-        """Keeps held steps around the requested step, or the newest if that step has left."""
+        """Keeps held steps around the requested step, or the newest ones if that step has left."""
         at = self._held(request.step)
         kept = None if at is None else self.ring.fire(at, [request.reason])
         self._answer(Answer(request, kept))

@@ -32,7 +32,7 @@ Watch = Callable[[list[StepBatch]], Sequence[Request]]
 
 @dataclass(slots=True)
 class _Place:
-    """A waiting step that has been finalised: number `index` of `batch`."""
+    """A waiting step that has been finalised: number `index` in `batch`."""
 
     batch: StepBatch
     index: int
@@ -68,8 +68,8 @@ class _Carried:
 class Keeper:
     """Receives every captured step and returns the steps to store, in order.
 
-    Steps wait in finalised form, which takes a fraction of their raw size. For steps dropped within
-    the same call, only the statistics that triggers need are computed, and no histograms.
+    Steps wait in finalised form, which takes a fraction of their raw size. If a step is dropped
+    within the same call, only the statistics that triggers need are computed, and no histograms.
 
     Args:
         spec: the spec's `keep` section.

@@ -1,4 +1,4 @@
-"""Holds steps until a decision whether to store them."""
+"""Holds steps until it is decided whether to store them."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class Allowance:
 class Ring(Generic[T]):
     """Holds the latest steps until triggers can no longer reach them.
 
-    Entries leave in order of arrival, so that records stay in ascending order: a scheduled entry
-    waits for those before it.
+    Entries leave in order of arrival, so that records remain in ascending order. A scheduled entry
+    therefore waits for those before it.
 
     Args:
         before: number of steps to keep before an event.
         after: number of steps to keep after it.
         allowance: number of unscheduled entries to keep in total. If it runs out, the event's step
             has priority, followed by the nearest steps.
-        patient: whether scheduled entries are also held until the decision whether to keep them.
+        patient: whether scheduled entries are also held until it is decided whether to keep them.
         whole: whether dropped entries are also passed on, for another ring to decide.
     """
 

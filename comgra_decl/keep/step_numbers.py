@@ -1,4 +1,4 @@
-"""Provides access by name to the values of a few steps, for triggers."""
+"""Gives triggers access by name to the values of a few steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triggers, which decide whether to keep a step; each trigger checks many steps in one call."""
+"""Triggers, which decide whether to keep a step. Each trigger checks many steps in one call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Trigger(Protocol):
 class Nonfinite:
     """Fires if a slot contains NaN or infinity and was finite in its previous record.
 
-    Ignores gradients of steps that mixed precision skipped.
+    Ignores the gradients in steps that mixed precision skipped.
     """
 
     name = "nonfinite"
@@ -201,7 +201,7 @@ class Function:
             _log.error("comgra.keep.when: %s is disabled: %s", path, self.trouble)
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns the steps at which it fires; a function that failed is not called again."""
+        """Returns the steps at which it fires. If the function failed, it is not called again."""
         reasons: Reasons = {}
         for i in np.flatnonzero(look.watched).tolist():
             if self.trouble is not None:

@@ -1,4 +1,4 @@
-"""Low-level access without pandas: numpy arrays by slot id, for reading large parts of a run."""
+"""Low-level access without pandas, for reading large parts of a run as numpy arrays by slot id."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Shape = tuple[int, ...] | None
 
 
 class Rows(NamedTuple):
-    """Statistics of the slots, or of the samples, present in a record.
+    """Statistics of the slots or samples that are present in a record.
 
     Attributes:
         ids: slot ids or sample numbers, ascending.
@@ -150,7 +150,7 @@ def shapes(snapshot: Snapshot, step: int, type_: str | None) -> dict[int, Shape]
 def fill_ratios(
     snapshot: Snapshot, out: NDArray[np.float32], lengths: NDArray[np.float32], over_batch: str
 ) -> None:
-    """Writes the update ratios [..., slots], computed from l2 where available, to `out`."""
+    """Writes the update ratios [..., slots] to `out`; they are computed from l2 where available."""
     there = {
         slot: pair for slot, pair in snapshot.update_pairs.items() if max(pair) < lengths.shape[-1]
     }

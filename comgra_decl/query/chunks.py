@@ -23,12 +23,12 @@ _BYTES = 32 << 20  # memory limit for the statistics of one chunk
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Consecutive records of a run in stored order, without records replaced by a later session.
+    """Consecutive records of a run in stored order, without records that a later session replaced.
 
     `aggregates`: float32 [k, slots, statistics, 3] as in `records.AGGREGATES`, NaN where a record
     lacks the slot. `steps`: int64 [k]. `train`: bool [k]. `structures`: hash of each record's
-    graph. `shape_codes`: float32 [k, slots], 0 where a tensor has the shape given by its slot,
-    otherwise 1 + the index in `shapes`; None if the run does not store shapes.
+    graph. `shape_codes`: float32 [k, slots]. The code is 0 where a tensor has the shape given by
+    its slot, and 1 + the index in `shapes` otherwise. None if the run does not store shapes.
     """
 
     snapshot: Snapshot
@@ -57,7 +57,7 @@ class Chunk:
 
     @property
     def facts(self) -> list[dict[str, Any]]:
-        """Further facts of each record, such as `records.LOSS_CALLS`; empty where they are lost."""
+        """Additional facts about each record, such as `records.LOSS_CALLS`; empty where lost."""
         return [_facts(self.snapshot.view, int(record)) for record in self.records]
 
     def structure(self, digest: str) -> Structure:

@@ -1,4 +1,4 @@
-"""Compares runs: one statistic across runs, and the settings in which they differ."""
+"""Compares runs by one statistic, and finds the settings in which they differ."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def compare(
         10        0.603418  1.190233
         20        0.611920       NaN
 
-    NaN where a run did not record the step or lacks the tensor. If a step has several records
-    (from several evaluations, for example), the last one is used.
+    NaN where a run did not record the step or lacks the tensor. If a step has several records, for
+    example from several evaluations, the last one is used.
 
     Args:
-        runs: a `Group`, or any runs. Each column has the name of its run, with the group added
-            where two runs share a name.
+        runs: a `Group`, or any runs. Each column has the name of its run. If two runs share a name,
+        the group is added.
         node: module path or annotated name, as in `Run.slot`.
         statistic: name of a statistic that the runs have.
         role: which of the node's tensors.

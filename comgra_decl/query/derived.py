@@ -1,12 +1,12 @@
-"""Statistics computed from stored ones when a run is read, so that nothing is stored twice.
+"""Statistics that are not stored, but computed from stored statistics when a run is read.
 
     update_ratio  l2(update) / l2(parameter), the parameter as the step's forward pass used it
 
 A ratio of about 1e-3 is usual. Much smaller ratios mean that the model hardly learns; much larger
-ones mean that training is unstable. It is available for the parameter (pass `forward`, the ratio of
-the step's first update) and for each of its updates. For a parameter of zeros, the ratio is inf if
-the parameter was changed and NaN otherwise. Requires the statistic `l2`, and `parameter` and
-`update` among the captures.
+ones mean that training is unstable. The ratio is available for each update of a parameter, and for
+the parameter itself (pass `forward`), where it is that of the step's first update. If a parameter
+contains only zeros, the ratio is inf if the parameter was changed, and NaN otherwise. Requires the
+statistic `l2`, and `parameter` and `update` among the captures.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pairs(slots: list[SlotInfo]) -> dict[int, Pair]:
 
 
 def offered(snapshot: Snapshot) -> list[str]:
-    """Returns the derived statistics available for at least one slot of the run."""
+    """Returns the derived statistics that are available for at least one slot of the run."""
     if _BASE not in snapshot.view.meta.statistics or not snapshot.update_pairs:
         return []
     return list(NAMES)

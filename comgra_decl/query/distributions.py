@@ -23,7 +23,7 @@ def value(
     part: Part,
     type_: str | None,
 ) -> NDArray[Any]:
-    """Returns part of the values of one recorded sample, or of all of them."""
+    """Returns part of the values of one recorded sample, or of all recorded samples."""
     record = snapshot.record(step, type_)
     if sample is not None:
         sample = snapshot.sample(sample)
@@ -53,7 +53,7 @@ def histogram(
 def histograms(
     snapshot: Snapshot, slot: SlotInfo, type_: str | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Returns steps, counts and ranges of all undamaged records that have the slot."""
+    """Returns the steps, counts and ranges of all undamaged records that contain the slot."""
     _check_bins(snapshot)
     view, names = snapshot.view, snapshot.view.meta.columns
     records = snapshot.records(type_)

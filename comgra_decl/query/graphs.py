@@ -1,4 +1,4 @@
-"""Finds the dependency graph valid at a step."""
+"""Finds the dependency graph that is valid at a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def structure(snapshot: Snapshot, step: int | None, type_: str | None) -> Struct
 
 
 def structure_hash(snapshot: Snapshot, step: int | None, type_: str | None) -> str | None:
-    """Returns the hash of that graph without reading the graph."""
+    """Returns the hash of the graph that `structure` returns, without reading the graph."""
     records = snapshot.records(type_)
     if not len(records):
         return None
@@ -32,9 +32,9 @@ def structure_hash(snapshot: Snapshot, step: int | None, type_: str | None) -> s
 
 
 def edges(snapshot: Snapshot, step: int | None, type_: str | None) -> list[tuple[str, str]]:
-    """Returns the node pairs of that graph, each once, without self-loops.
+    """Returns the node pairs of the graph that `structure` returns, each once, without self-loops.
 
-    The node of a tensor from an earlier step has its name followed by `EARLIER_STEP`.
+    If a node holds a tensor from an earlier step, its name is followed by `EARLIER_STEP`.
     """
     graph = structure(snapshot, step, type_)
     if graph is None:

@@ -18,7 +18,7 @@ from .tables import table_html
 
 
 def open_group(path: Where) -> Group:
-    """Opens all runs below a folder or a place in a bucket.
+    """Opens all runs below a folder or a location in a bucket.
 
     Raises:
         RunNotFoundError: the folder does not exist.
@@ -97,7 +97,8 @@ class Group:
             0         0.581002  0.581002
             10        0.603418  1.190233
 
-        NaN where a run did not record it; see `comgra_decl.query.compare`.
+        NaN where a run did not record the step or lacks the tensor; see
+        `comgra_decl.query.compare`.
         """
         return compare(
             self,

@@ -13,7 +13,7 @@ from .opening import run_folders
 from .ranks.reader import open_reader
 
 _AT_ONCE = 16
-"""Maximum number of runs of a bucket that are opened concurrently."""
+"""Maximum number of runs in a bucket that are opened concurrently."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,10 @@ class RunSummary:
     """Summary of one run in a list.
 
     `path` is its folder, or a `Remote` for a run in a bucket. `state` is "waiting", "live",
-    "finished" or "stopped"; for a run that cannot be read, it is "damaged" or "unreadable" (a newer
-    format) and `error` gives the reason. `records` and `last_step` (of training; None if there is
-    none yet) are current at the time of listing; `started` is in unix seconds.
+    "finished" or "stopped". For a run that cannot be read, it is "damaged" or, if the run has a
+    newer format, "unreadable", and `error` gives the reason. `records` and `last_step` (of
+    training; None if there is none yet) are current at the time of listing; `started` is in unix
+    seconds.
     """
 
     path: Location
@@ -37,10 +38,11 @@ class RunSummary:
 
 
 def list_runs(root: Where) -> list[RunSummary]:
-    """Lists the runs at or below a folder or a place in a bucket, oldest first.
+    """Lists the runs at or below a folder or a location in a bucket, oldest first.
 
-    A run that cannot be read is listed with the reason; a folder that does not exist has no runs.
-    In a bucket, all names below the place are listed, with one request per thousand names.
+    If a run cannot be read, it is listed with the reason. If the folder does not exist, the list is
+    empty. In a bucket, all names below the location are listed, with one request per thousand
+    names.
 
     Raises:
         StoreError: the bucket cannot be reached.

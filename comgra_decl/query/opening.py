@@ -20,15 +20,16 @@ _log = logging.getLogger("comgra_decl")
 
 _ALWAYS = 3  # levels that are always searched, whatever their size: root/group/sweep/job
 _MOST = 200_000
-"""Number of file and folder names after which no deeper level is searched: about a second."""
+"""Number of file and folder names after which no deeper level is searched. Listing them takes about
+a second."""
 
 
 def open_run(path: Where) -> Run:
     """Opens a run, live or finished.
 
     Args:
-        path: a run's folder, or its place in a bucket (`s3://bucket/runs/train/first`). For a group
-            or a root, the newest run in it is opened.
+        path: a run's folder, or its location in a bucket (`s3://bucket/runs/train/first`). If the
+            path is a group or a root, the newest run in it is opened.
 
     Raises:
         RunNotFoundError: there is no run at the path.
@@ -99,9 +100,9 @@ def require_folder(folder: Location) -> None:
 def run_folders(root: Location) -> Iterator[Location]:
     """Yields the run folders at or below `root`, at any depth, upper levels first.
 
-    Skips the contents of run folders, hidden folders, links, and folders that cannot be read. In a
-    bucket, which has no folders, lists all names below `root`. If a tree is too large to be
-    searched completely, logs a warning once.
+    Skips the contents of run folders, hidden folders, links, and folders that cannot be read. A
+    bucket has no folders, so all names below `root` are listed there. If a tree is too large to be
+    searched completely, a warning is logged once.
     """
     if isinstance(root, Remote):
         yield from _run_places(root)
@@ -113,8 +114,7 @@ class Search:
     """Searches a folder and those below it for runs, one level at a time.
 
     Attributes:
-        cut: if the search was incomplete, a message that states its limit and a remedy; otherwise
-            "".
+        cut: a message with the limit and a remedy if the search was incomplete; otherwise "".
     """
 
     def __init__(self, root: Path) -> None:
@@ -186,7 +186,7 @@ def _above(place: Remote) -> Iterator[Remote]:
 
 
 def is_run(folder: Location) -> bool:
-    """Whether the folder holds a run: its database, or that of any rank other than the first."""
+    """Whether the folder holds a run: its database, or one of a rank other than the first."""
     if database_exists(folder):
         return True
     if isinstance(folder, Remote):

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 class Run(RunFacts):
     """A recorded run. Its contents are loaded on access.
 
-    All data is as of the last `refresh` (or of opening the run): new records of a live run appear
-    only after `refresh`. Thread-safe.
+    All data is as of the last `refresh`, or as of the opening of the run. New records of a live run
+    appear only after `refresh`. Thread-safe.
 
-    `slot` returns a handle to one recorded tensor. Common arguments: `type` selects the records by
-    type of execution (or by tag); None selects those in train mode (all records, if there are
-    none). `over_batch` selects the aggregate of per-sample statistics over the batch: "mean", "std"
-    or "abs_max". In every table, NaN means that nothing was recorded; if a tensor contained NaN or
-    infinite values, its `nonfinite` is above 0.
+    `slot` returns a handle to one recorded tensor. Two arguments are common to many methods. `type`
+    selects the records by type of execution or by tag; None selects the records in train mode, or
+    all records if there are none in train mode. `over_batch` selects how per-sample statistics are
+    aggregated over the batch: "mean", "std" or "abs_max". In every table, NaN means that nothing
+    was recorded. If a tensor contained NaN or infinite values, its `nonfinite` is above 0.
     """
 
     # -- contents
@@ -90,8 +90,9 @@ class Run(RunFacts):
             0   embed  output          0  forward  computed  float32  (32, 8)          0
             1    head  output          0  forward  computed  float32  (32, 2)          0
 
-        Further columns: `module_class`, and `names` with all names of a shared tensor. `shape` is
-        that of the first record; `Slot.shapes` returns that of each record.
+        The table also has the columns `module_class` and `names`, which contains all names of a
+        shared tensor. `shape` is the shape in the first record; `Slot.shapes` returns the shape in
+        each record.
         """
         return self._snapshot.slots_table.copy()
 
@@ -102,7 +103,7 @@ class Run(RunFacts):
 
     @property
     def sample_count(self) -> int:
-        """Number of samples per record recorded individually."""
+        """Number of samples that are recorded individually in each record."""
         return self._reader.meta.sample_count
 
     @property
@@ -142,20 +143,20 @@ class Run(RunFacts):
         - `first_step`, `last_step`: range of steps
         - `message`: what was found
         - `advice`: what to do
-        - `also`: number of further tensors with the same finding
+        - `also`: number of other tensors with the same finding
         - `because`: name of the rule that explains the finding, or None
-        - `after_step`: last step known to be free of the problem, which began after it and by
-          `first_step`; None if unknown
+        - `after_step`: last step known to be free of the problem, or None if unknown; the problem
+          began after that step, at the latest at `first_step`
 
         `comgra_decl.rules.diagnose` applies the rules again.
         """
         return findings_table(self._snapshot.view.document("findings"))
 
     def experiments(self) -> list[NotedCheck]:
-        """Returns the verdicts of experiments with the script, stored next to the run.
+        """Returns the verdicts of experiments with the script that are stored next to the run.
 
-        `comgra-decl overfit-one-batch --for RUN` and `batch-mixing --for RUN` store them. A verdict
-        that cannot be read is omitted and listed in `damage`; `noted` contains the reason.
+        `comgra-decl overfit-one-batch --for RUN` and `batch-mixing --for RUN` store them. If a
+        verdict cannot be read, it is omitted and listed in `damage`; `noted` contains the reason.
         """
         return list(self.noted().verdicts)
 
@@ -169,7 +170,7 @@ class Run(RunFacts):
     def chunks(self) -> Iterator[Chunk]:
         """Yields all records in stored order, in chunks.
 
-        Use this method to process a whole run with little memory, as the rules do.
+        Use this method to process an entire run with little memory, as the rules do.
         """
         return chunks(self._snapshot)
 
@@ -180,24 +181,24 @@ class Run(RunFacts):
         return graphs.structure(self._snapshot, step, type)
 
     def structure_hash(self, step: int | None = None, *, type: str | None = None) -> str | None:
-        """Returns the hash of that graph; equal graphs have the same hash in every run."""
+        """Returns the hash of the graph at a step; identical graphs have identical hashes."""
         return graphs.structure_hash(self._snapshot, step, type)
 
     def edges(self, step: int | None = None, *, type: str | None = None) -> list[tuple[str, str]]:
-        """Returns (source node, sink node) of the graph valid at a step, each pair once.
+        """Returns the (source node, sink node) pairs of the graph valid at a step, each pair once.
 
-        Connections within a node are omitted; `structure` contains them. A tensor of an earlier
-        step that is used again is a separate node, "cell (earlier step)".
+        Connections within a node are omitted; `structure` contains them. If a tensor from an
+        earlier step is used again, it is a separate node, such as "cell (earlier step)".
         """
         return graphs.edges(self._snapshot, step, type)
 
     # -- statistics
 
     def cuts(self, step: int | None = None, *, type: str | None = None) -> list[str]:
-        """Returns the places in a step at which values left torch, where the graph ends.
+        """Returns the places in a step at which values left torch and the graph therefore ends.
 
-        Each entry consists of a node and the call through which its values left, such as
-        `head.item()`. Tensors that the program computed from these values have no edge from that
+        Each entry consists of a node and the call through which its values left torch, such as
+        `head.item()`. Tensors that the program computed from such values have no edge from that
         node.
         """
         graph = self.structure(step, type=type)
@@ -337,7 +338,7 @@ class Run(RunFacts):
 
         Args:
             names: names of the statistics; by default, all recorded ones.
-            of: return only the slots of this pass: "forward", "grad", ...; None: all slots.
+            of: the pass whose slots are returned: "forward", "grad", ...; None: all slots.
             over_batch: "mean", "std" or "abs_max".
             type: type of execution; None: training.
 
@@ -366,9 +367,9 @@ class Run(RunFacts):
     def view(self, pane: str | None = None, **at: Any) -> Any:
         """Returns the viewer of this run, or one pane of it, for display in a notebook.
 
-        It shows the run as of the last `refresh`; `comgra-decl view` follows a live run. It is
-        interactive, like the viewer. `run.view("graph").save("graph.html")` writes a self-contained
-        file.
+        It is interactive, like the viewer, and shows the run as of the last `refresh`. To follow a
+        live run, use `comgra-decl view`. `run.view("graph").save("graph.html")` writes a
+        self-contained file.
 
         Args:
             pane: None for the whole viewer; "graph", "steps", "statistics", "series",

@@ -51,8 +51,8 @@ class RunFacts:
     def state(self) -> str:
         """State of the run: "waiting" (no record yet), "live", "finished" or "stopped".
 
-        A run is stopped if its writer ended without closing the run or stopped recording; see
-        `error`.
+        A run is "stopped" if its writer ended without closing the run, or if recording stopped
+        early; see `error`.
         """
         return self._reader.state
 
@@ -71,7 +71,7 @@ class RunFacts:
     def ranks(self) -> list[int]:
         """Recorded ranks of a distributed training job; [0] for a single process.
 
-        A run of several ranks shows them joined: a record exists once all ranks have it.
+        A run of several ranks shows all ranks joined. A record exists as soon as all ranks have it.
         """
         reader = self._reader
         if isinstance(reader, JoinedReader):
@@ -100,8 +100,9 @@ class RunFacts:
             0        1.763719e+09  <NA>             0
             1        1.763805e+09   200            20
 
-        `started` is in unix seconds. `step` is the session's first step; <NA> for the session that
-        created the run, or if it never trained. `first_record` is the number of its first record.
+        `started` is in unix seconds. `step` is the session's first step. It is <NA> for the session
+        that created the run, and for sessions that never trained. `first_record` is the number of
+        the session's first record.
         """
         return sessions_table(self._snapshot.view.sessions, self.started)
 
@@ -111,10 +112,10 @@ class RunFacts:
                  node    role  iteration     pass  first_step  difference
             0    head  weight          0  forward         120    0.000313
 
-        Compares parameters of data parallel training, their gradients as used by the optimizer, its
-        state and the updates, in up to 16 records. `first_step` is the first of these steps with a
-        difference; `difference` is the largest relative difference of any statistic at that step.
-        The table is usually empty.
+        In up to 16 records, compares the parameters of data parallel training, their gradients as
+        used by the optimizer, the optimizer state and the updates. `first_step` is the first step
+        with a difference among those records. `difference` is the largest relative difference of
+        any statistic at that step. The table is usually empty.
         """
         view = self._snapshot.view
         return differences_table(view.differences if isinstance(view, JoinedView) else [])
@@ -151,7 +152,7 @@ class RunFacts:
     def report(self) -> dict[str, Any]:
         """The modules and series that each entry of the spec matched and stored, and the warnings.
 
-        `keep`, if the spec has this section: how often each trigger fired, and which steps were
+        `keep`, if the spec has that section: how often each trigger fired, and which steps were
         stored as a result. `writer`: processor time of writing in seconds (`cpu`), duration of the
         run (`wall`), their ratio (`share`), and the time that training waited for the writer
         (`waited`). `damage`, if there is any: the data omitted because of damage.
@@ -173,7 +174,7 @@ class RunFacts:
         """Data omitted because of damage, one sentence per part; empty if nothing is damaged.
 
         Damage is detected when the run is opened, and when series, all tensors or histograms are
-        read, which then lack the damaged records. `comgra-decl verify` checks everything.
+        read. What is read then lacks the damaged records. `comgra-decl verify` checks everything.
         Unreadable verdicts of experiments are included; see `experiments`.
         """
         snapshot, checks = self._noted
@@ -211,11 +212,11 @@ class RunFacts:
 
 
 _ENDED = ("finished", "stopped")
-"""States in which the triggers that never fired are final."""
+"""States in which a trigger that has never fired cannot fire any more."""
 
 
 def _troubles(keep: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each trigger of `keep.when` that could not work."""
+    """Returns a sentence for each trigger in `keep.when` that could not work."""
     return [
         f"keep.when: {trigger['name']} {'stopped' if trigger.get('fired') else 'never fired'}: "
         f"{trigger['trouble']}"

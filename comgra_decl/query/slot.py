@@ -23,11 +23,12 @@ from .snapshot import Snapshot
 class Slot:
     """One tensor recorded by a run: a node's output, a gradient, a parameter, an update, ...
 
-    Returned by `Run.slot`. After `Run.refresh` it includes the new records.
+    Returned by `Run.slot`. After `Run.refresh`, it includes the new records.
 
-    `type` selects the records by type of execution or tag; None selects those in train mode (all
-    records, if there are none). `over_batch` selects the aggregate of per-sample statistics over
-    the batch: "mean", "std" or "abs_max". NaN means that nothing was recorded.
+    `type` selects the records by type of execution or by tag; None selects the records in train
+    mode, or all records if there are none in train mode. `over_batch` selects how per-sample
+    statistics are aggregated over the batch: "mean", "std" or "abs_max". NaN means that nothing was
+    recorded.
     """
 
     def __init__(self, snapshot: Callable[[], Snapshot], key: SlotKey) -> None:
@@ -149,16 +150,16 @@ class Slot:
             0       0.013201  1.002241  5.672901
             1      -0.104114  0.581002  1.180234
 
-        `attrs["batch_index"]` holds each sample's index in the batch, `attrs["labels"]` its
-        category.
+        `attrs["batch_index"]` holds the index of each sample in the batch; `attrs["labels"]` holds
+        its category.
         """
         return statistics.sample_row(self._snapshot, self._info, step, type)
 
     def shape(self, step: int, *, type: str | None = None) -> tuple[int, ...] | None:
         """Returns the shape of the tensor at a step; None if the record is damaged.
 
-        For several ranks, it is the shape on the first rank that has the tensor; for a sharded
-        tensor, the first shape of the whole tensor.
+        In a run of several ranks, it is the shape on the first rank that has the tensor. For a
+        sharded tensor, it is the first shape of the whole tensor.
 
         Raises:
             UnknownNameError: the tensor was not recorded at this step.
@@ -182,14 +183,15 @@ class Slot:
     ) -> NDArray[Any]:
         """Returns the recorded values [samples, ...] at a step, or those of one sample [...].
 
-        The dtype is that of the tensor (bfloat16 as ml_dtypes.bfloat16). A tensor without a batch
-        dimension counts as one sample.
+        The values have the dtype of the tensor; bfloat16 becomes ml_dtypes.bfloat16. A tensor
+        without a batch dimension counts as one sample.
 
         Args:
             step: the step.
             sample: number of a recorded sample; None: all.
-            part: which elements to return, as an array index: `np.s_[0, :100]`. Reads only the
-                parts of the file that contain these elements, plus at most a megabyte around them.
+            part: which elements to return, as an array index such as `np.s_[0, :100]`. Only the
+            parts of the file that contain these elements are read, plus at most a megabyte around
+            them.
             type: type of execution or tag.
 
         Raises:

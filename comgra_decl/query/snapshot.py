@@ -1,4 +1,4 @@
-"""One view of a run, with the indexes needed for queries."""
+"""One view of a run, with the indexes that queries need."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Snapshot:
     def records(self, type_: str | None) -> Records:
         """Returns the records of a type, or those with a tag if no type has that name.
 
-        None selects those in train mode, or all if there are none.
+        None selects the records in train mode, or all records if there are none in train mode.
         """
         table = self.view.records
         if type_ is None:
@@ -159,7 +159,7 @@ class Snapshot:
 
     @cached_property
     def tags(self) -> list[str]:
-        """All labels of records other than their type, in order of first appearance."""
+        """All labels of records other than their types, in order of first appearance."""
         return list(dict.fromkeys(tag for tags in tags_by_code(self.view) for tag in tags))
 
     @cached_property
@@ -178,7 +178,7 @@ class Snapshot:
         return derived.pairs(self.view.slots)
 
     def column(self, statistic: str, over_batch: str) -> int:
-        """Returns the column of a statistic in the given aggregation over the batch."""
+        """Returns the column of a statistic for the given aggregate over the batch."""
         return self.statistic(statistic) * len(AGGREGATES) + aggregate(over_batch)
 
     def sample(self, number: int) -> int:

@@ -124,7 +124,8 @@ def _texts(found: Iterable[str]) -> NDArray[np.object_]:
 def kpis_table(view: RecordView) -> pd.DataFrame:
     """Returns a row per scalar, in logging order.
 
-    KPIs stored with a record follow, except for names and types that are among the scalars.
+    After the scalars come the KPIs stored with a record, except for names and types that already
+    occur among the scalars.
     """
     scalars, recorded = _scalars_table(view), _recorded_kpis_table(view)
     if recorded.empty or scalars.empty:

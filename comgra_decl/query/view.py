@@ -16,9 +16,10 @@ from comgra_decl.store.sessions import Session
 class RecordView(Protocol):
     """The records of a run at one moment: immutable, thread-safe.
 
-    Implemented by `store.View` for one process, and by `query.ranks.JoinedView` for the records
-    that all ranks of a distributed training job have. Records are numbered 0 to `n` - 1 in writing
-    order, slots by their ids. Statistics that are damaged or were not recorded are NaN.
+    `store.View` implements it for one process. `query.ranks.JoinedView` implements it for the
+    records that all ranks of a distributed training job have. Records are numbered 0 to `n` - 1 in
+    the order in which they were written. Slots are numbered by their ids. Statistics that are
+    damaged or were not recorded are NaN.
 
     Attributes:
         n: number of records.

@@ -19,7 +19,7 @@ from comgra_decl.record.secrets import without_secrets
 __all__ = ["RunContext", "create_run_folder", "gather_facts"]
 
 PACKAGES = ("comgra-decl", "torch", "numpy", "hydra-core", "tensorstore", "lightning")
-"""The distributions whose versions are stored with a run, if installed."""
+"""The distributions whose versions are stored with a run if they are installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ _TIMEOUT = 5.0
 
 
 class GitFacts(TypedDict):
-    """The state of a work tree; `dirty` is whether tracked files have changed."""
+    """The state of a work tree; `dirty` tells whether tracked files have changed."""
 
     commit: str
     branch: str | None
@@ -109,7 +109,7 @@ def git_facts(folder: Path) -> GitFacts | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return the output of a git command; None if it fails or times out."""
-    # Without optional locks, `git status` cannot block the user's own git commands.
+    # Without optional locks, `git status` cannot block git commands that the user runs.
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         answer = subprocess.run(

@@ -17,7 +17,7 @@ from comgra_decl.hooks.recursion import EveryCall
 class Breakpoint:
     """Opens a debugger once, in the program's frame that makes the next module call.
 
-    No hook is installed until a stop is requested, so a program without findings is unaffected.
+    A hook is installed only once a stop is requested, so a program without findings is unaffected.
 
     Args:
         debugger: creates the debugger.

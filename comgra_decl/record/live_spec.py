@@ -1,6 +1,6 @@
-"""Watch the run's spec file, which may be edited during the training, and measure the run's cost.
+"""Watch the run's spec file, which may be edited during training, and measure the run's cost.
 
-A separate thread does both about once a second: the training thread never accesses a file, and the
+A separate thread does both about once a second. The training thread never accesses a file, and the
 writer thread sleeps while there is nothing to write.
 """
 
@@ -65,8 +65,8 @@ class SpecFile:
         """Return the new spec and its changed keys, comma-separated, or None without a change.
 
         Raises:
-            SpecError: the file is invalid, or changes keys that cannot change during a run. It is
-                not read again until it changes once more.
+            SpecError: the file is invalid, or changes keys that cannot change during a run. The
+                file is not read again until it changes once more.
         """
         stamp = self._stamp_now()
         if stamp in (self._stamp, None):
@@ -102,7 +102,7 @@ class Attendant:
         spec: the spec in effect.
         meter: receives the measurements.
         writer: the thread whose CPU time is measured.
-        run: the folder of the whole run, if `folder` is that of one of its ranks.
+        run: the folder of the whole run, if `folder` belongs to one of its ranks.
         look: called at each check to inspect the program.
         change: called with a new spec (None if an edit was invalid) and a note for the run.
     """

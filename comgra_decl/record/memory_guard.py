@@ -1,10 +1,11 @@
 """Check that enough memory is available to start and to continue recording.
 
-If the system refuses memory (`ulimit -v`, batch systems, strict overcommit), the C++ libraries used
-by tracing do not raise an exception: if a thread cannot be created, the whole program ends. Memory
-is therefore requested before they need it, and tracing stops while enough memory is left for the
-training. A limit can also be set while a program runs (`prlimit`), when tracing has already
-allocated its share. For that case, it reserves address space, not memory.
+A system may refuse memory because of `ulimit -v`, a batch system or strict overcommit. The C++
+libraries used by tracing do not raise an exception then; if a thread cannot be created, the whole
+program ends. Memory is therefore requested before these libraries need it, and tracing stops while
+enough memory is left for the training. A limit can also be set while a program is running
+(`prlimit`) and tracing has already allocated its share. For that case, tracing reserves address
+space, which takes no memory.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from pathlib import Path
 from comgra_decl.errors import NoMemoryError
 
 STARTING = 1 << 30
-"""Bytes required to start: imports, threads and their stacks took 0.9 GB of address space (not
+"""Bytes required to start. Imports, threads and their stacks took 0.9 GB of address space (not
 memory)."""
 LEFT = 1 << 28
-"""Bytes to leave to the training. A thread takes 0.14 GB of address space."""
+"""Bytes to leave for the training. A thread takes 0.14 GB of address space."""
 STEP = 1 << 28
 """Bytes required to record a step."""
 
@@ -37,7 +38,7 @@ class Room:
         self._reserve = None if _may_refuse() else _addresses(LEFT + STEP)
 
     def for_a_step(self) -> None:
-        """Check, before a step is recorded, for enough memory for the record and the training.
+        """Check, before a step is recorded, that there is enough memory for record and training.
 
         Raises:
             NoMemoryError: the system refuses the memory.
@@ -63,7 +64,7 @@ def _addresses(size: int) -> mmap.mmap | None:
 
 
 def demand(size: int) -> None:
-    """Check that memory is available by allocating and immediately releasing it.
+    """Check that memory is available, by allocating it and immediately releasing it.
 
     Does nothing on systems that do not refuse memory.
 
@@ -74,7 +75,7 @@ def demand(size: int) -> None:
         NoMemoryError: the system refuses the memory.
     """
     if not _may_refuse():
-        return  # such a system kills a program that uses too much, and refuses nothing before
+        return  # such a system never refuses memory, but kills a program that uses too much
     try:
         mmap.mmap(-1, size).close()
     except (OSError, MemoryError) as error:
@@ -100,6 +101,6 @@ def _is_limited() -> bool:
 
 @functools.cache
 def _is_strict() -> bool:
-    """Return whether the system uses strict overcommit, and so refuses memory that it lacks."""
+    """Return whether the system uses strict overcommit and therefore refuses memory it lacks."""
     setting = Path("/proc/sys/vm/overcommit_memory")
     return setting.exists() and setting.read_text().strip() == "2"

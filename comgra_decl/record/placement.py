@@ -1,4 +1,4 @@
-"""Choose and create the folder of a run, `<root>/<group>/<name>`, which must be new."""
+"""Choose and create the folder of a new run, `<root>/<group>/<name>`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEC_FILE = "spec.yaml"
 """The name of the spec file in a run's folder."""
 
 DEFAULT_GROUP = "default"
-"""The group if neither the spec nor the program names one."""
+"""The group to use if neither the spec nor the program names one."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Place:
 
     Attributes:
         run: the run's folder, or its location in a bucket.
-        path: the folder or location of the process's own database: the run's, or one within it.
+        path: the folder or location of the process's own database, which is the run's or within it.
         rank: the rank of the process; None if it trains alone.
         recorded: the ranks that are recorded; empty if it trains alone.
     """
@@ -71,9 +71,9 @@ def place_run(
 ) -> Place:
     """Create the folder of a new run, or find the one created by the other ranks.
 
-    A name that is taken gets a number: "baseline-2". Creating the folder claims its name, so
-    programs that start at the same time never share a folder, unless they are ranks of the same
-    training job.
+    If a name is taken, a number is appended, as in "baseline-2". Creating the folder claims its
+    name, so programs that start at the same time never share a folder, unless they are ranks of the
+    same training job.
 
     Args:
         run: the part of the spec that sets the location.
@@ -110,14 +110,14 @@ def _place_in_bucket(group: Remote, run: RunSpec, rank: Rank | None, *, late: bo
     """Claim a location in a bucket; the ranks of a run cannot agree on a name there.
 
     Raises:
-        StoreError: a run with ranks has no name, knows its rank too late, or exists already.
+        StoreError: a run with ranks has no name, learned its rank too late, or already exists.
     """
     from comgra_decl.store.database import database_exists
     from comgra_decl.store.remote import Objects
 
     if rank is not None and (late or run.name is None):
         raise StoreError(
-            f"{group} is in a bucket, where the processes of a training cannot agree on a run. "
+            f"{group} is in a bucket, where the processes of a training job cannot agree on a run. "
             "Name the run (run.name=NAME), and make sure that each process knows its rank before "
             "tracing begins (use torchrun, or call init_process_group first)"
         )
@@ -149,7 +149,7 @@ def place_of_rank(folder: Location, run: RunSpec, rank: Rank | None) -> Place:
 
 
 def resumed_folder(run: RunSpec, context: RunContext) -> Location | None:
-    """Return the folder of the run to resume according to the spec; None for a new run.
+    """Return the folder of the run that the spec says to resume; None for a new run.
 
     Raises:
         StoreError: the run does not exist.

@@ -1,7 +1,7 @@
 """Determine the rank of this process, and the folder that all ranks of a training job share.
 
-No communication is involved: the rank is read from torch.distributed or from the environment, and
-the ranks agree on a folder through small files that the first of them creates.
+No communication is involved. The rank is read from torch.distributed or from the environment. The
+ranks agree on a folder through small files that the first of them creates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RANKS = "ranks"
 
 _CLAIMS = ".ranks"
 _LATEST = 1800.0
-"""Seconds after which a rank no longer joins a launch; equal to gloo's default timeout."""
+"""Seconds after which a rank no longer joins a launch; the same as gloo's default timeout."""
 _FORGOTTEN = 86400.0
 """Seconds after which the files of a launch are deleted."""
 
@@ -55,8 +55,8 @@ class Rank:
 def current_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
     """Return the rank of this process; None if it trains alone or the rank is not known yet.
 
-    Uses torch.distributed if the program has initialised it, otherwise the environment variables of
-    torchrun, MPI, or Lightning, whose processes have only `LOCAL_RANK`.
+    Uses torch.distributed if the program has initialised it. Otherwise, uses the environment
+    variables set by torchrun, MPI or Lightning; Lightning's processes have only `LOCAL_RANK`.
     """
     return _of_torch() or _of_environment(environment)
 
@@ -102,9 +102,9 @@ def agreed_folder(group: Path, rank: Rank, new: Callable[[], Path], launch: str 
     """Return the run's folder that all ranks of this launch share.
 
     The first rank to arrive creates the folder and publishes its name in a claim file, which the
-    others read. A rank waits a short time for lower ranks to be first. Claims of earlier launches
-    are skipped: claims that this rank has already joined, that belong to a dead process, or that
-    are too old.
+    others read. A rank first waits a short time for lower ranks to arrive. Claims from earlier
+    launches are skipped. These are claims that this rank has already joined, that belong to a dead
+    process, or that are too old.
 
     Args:
         group: the folder of the runs.
@@ -130,7 +130,7 @@ def agreed_folder(group: Path, rank: Rank, new: Callable[[], Path], launch: str 
 
 
 def _launch_name(rank: Rank, launch: str) -> str:
-    """Return an identifier of the launch, equal for its ranks and distinct from other launches."""
+    """Return an identifier of the launch that its ranks share and no other launch has."""
     parts: dict[str, Any] = {key: os.environ.get(key) for key in _LAUNCH}
     parts |= {"world_size": rank.world_size, "asked": launch}
     address = os.environ.get("MASTER_ADDR", "")
@@ -143,7 +143,7 @@ def _launch_name(rank: Rank, launch: str) -> str:
 
 
 def _head_start(rank: Rank) -> float:
-    """Return the seconds to wait for lower ranks to create the folder, so that races are rare."""
+    """Return how many seconds to wait for lower ranks to create the folder; makes races rare."""
     return 0.0 if rank.number == 0 else 0.5 + 0.05 * min(rank.number, 20)
 
 

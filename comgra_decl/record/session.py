@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("comgra_decl")
 
 _CLOSE_TIMEOUT = 60.0
-"""The maximum time to wait at the end of training until the last records are stored, in seconds."""
+"""The maximum time, in seconds, to wait at the end of training until the last records are
+stored."""
 
 
 class Session:
@@ -264,7 +265,7 @@ class Session:
             self._writer.put_scalars(batch)
 
     def _settle(self) -> None:
-        """Check the rank again before storing anything, because it may only be known by now."""
+        """Check the rank again before storing anything, as it may have become known only now."""
         self._settled = True
         place = self._place
         if place is None or place.rank is not None or self._past is not None:
@@ -290,7 +291,7 @@ class Session:
             writer.close(_CLOSE_TIMEOUT)
         if self._attendant is not None:
             self._attendant.stop()
-        assert isinstance(place.path, Path)  # buckets refuse ranks that are known late
+        assert isinstance(place.path, Path)  # a bucket refuses late ranks
         discard_unused(place.path, self._uuid)
         self._place = new
         if new is not None:
@@ -396,7 +397,7 @@ class Session:
         return self._rules.publish(batches) if watched else self._rules.take(batches)
 
     def _watch(self, batches: list[StepBatch]) -> list[Request]:
-        """Run the rules on records; return the requests of findings to keep steps."""
+        """Run the rules on records; return which steps the findings request to keep."""
         assert self._rules is not None
         assert self._actions is not None
         self._rules.watch(batches)

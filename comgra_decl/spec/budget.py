@@ -62,8 +62,8 @@ def _bytes_as_text(value: Any) -> Any:
 class BudgetSpec(SpecModel):
     """Limits on the cost of recording; the log and the run's report state what was chosen.
 
-    `steps` and `windows` are recorded regardless of the time budget; nothing is recorded beyond the
-    disk budget.
+    `steps` and `windows` are recorded regardless of the time budget. Once the disk budget is used
+    up, nothing more is recorded.
     """
 
     time: Annotated[str, AfterValidator(_checked_share)] | None = None
@@ -75,7 +75,7 @@ class BudgetSpec(SpecModel):
         None
     )
     """Maximum size of the run's folder, such as 5GB. The gap between records quadruples whenever
-    half of the remaining space is used, so that even a long training run has records until its
+    half of the remaining space is used, so that even a long training run is recorded until its
     end."""
 
     @property

@@ -18,8 +18,8 @@ class CallRule:
     Attributes:
         entry: the entry's name.
         function: the function's full dotted name.
-        within: globs over the paths of modules; only calls inside a matching module count. Empty
-            for calls anywhere.
+        within: globs over module paths. Only calls inside a matching module are selected; if empty,
+            calls anywhere are.
     """
 
     entry: str
@@ -38,9 +38,9 @@ def call_rules(spec: Spec) -> list[CallRule]:
 
 
 def calls_inside(spec: Spec, rules: Iterable[CallRule], module: ModuleFacts) -> dict[str, Capture]:
-    """Return what to capture of calls made inside a module, by function.
+    """Return what to capture from calls made inside a module, keyed by function.
 
-    `exclude` applies to modules as places of calls as well.
+    `exclude` also excludes the calls made inside the modules that it matches.
     """
     captures: dict[str, Capture] = {}
     for rule in rules:
@@ -53,7 +53,7 @@ def calls_inside(spec: Spec, rules: Iterable[CallRule], module: ModuleFacts) -> 
 
 
 def calls_outside(spec: Spec, rules: Iterable[CallRule]) -> dict[str, Capture]:
-    """Return what to capture of calls made outside any module, by function."""
+    """Return what to capture from calls made outside any module, keyed by function."""
     captures: dict[str, Capture] = {}
     for rule in rules:
         if not rule.within:
@@ -63,7 +63,7 @@ def calls_outside(spec: Spec, rules: Iterable[CallRule]) -> dict[str, Capture]:
 
 
 def named_tensor(spec: Spec, name: str) -> Capture | None:
-    """Return what to capture of a tensor that the program named `name`; None for nothing.
+    """Return what to capture for a tensor that the program named `name`; None if nothing.
 
     Combines all entries that select the name. If there are none and `annotations` is on, captures
     the output and its gradient, and its values if any entry keeps values.

@@ -1,7 +1,8 @@
 """Read the docstrings of a model's keys from the source, on demand.
 
-pydantic's option `use_attribute_docstrings` reads them when each model is created, which would add
-a third of a second to the start of each traced program, although programs do not need them.
+pydantic's option `use_attribute_docstrings` reads them when each model is created, which would
+delay the start of each traced program by a third of a second. Programs do not need these
+docstrings.
 """
 
 from __future__ import annotations

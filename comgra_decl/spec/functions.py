@@ -10,14 +10,14 @@ from pydantic import AfterValidator, Field
 from comgra_decl.spec.base import Bool, Int, SpecModel
 
 FUNCTION_CAPTURES = ("output", "output_grad", "input", "input_grad")
-"""What can be captured of a function call."""
+"""What can be captured from a function call."""
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _SHORT = {"F": "torch.nn.functional", "nn": "torch.nn", "Tensor": "torch.Tensor"}
 
 
 def _checked_function(name: str) -> str:
-    """Return the full name; whether the function exists is only known when the model runs."""
+    """Return the full name. Whether the function exists is checked only when the model runs."""
     if not _DOTTED.fullmatch(name):
         raise ValueError(
             f"{name!r} is not the dotted name of a function, such as 'torch.softmax', 'F.relu' or "
@@ -39,9 +39,9 @@ FunctionName = Annotated[str, AfterValidator(_checked_function)]
 class SplitSpec(SpecModel):
     """Splits each captured tensor along one dimension: heads, tokens, experts.
 
-    The parts become further roles of the node, such as "output.head 0" in addition to "output";
-    gradients are split as well. A tensor can have at most 64 parts. A tensor that cannot be split
-    is recorded only as a whole, and the reason is reported.
+    Each part is recorded under an additional role of the node, such as "output.head 0" next to
+    "output". Gradients are split as well. A tensor can have at most 64 parts. If a tensor cannot be
+    split, it is recorded only as a whole, and the reason is reported.
     """
 
     dim: Int
@@ -49,16 +49,18 @@ class SplitSpec(SpecModel):
     last."""
 
     name: Annotated[str, AfterValidator(_checked_label)] = "part"
-    """The name of a part: head, token, expert."""
+    """The name of a part, such as head, token or expert."""
 
     groups: Annotated[Int, Field(ge=1)] | None = None
-    """Number of equal groups of neighbouring indices; null makes every index its own part."""
+    """Number of parts, each a group of neighbouring indices; all groups have the same size. With
+    null, every index is a part of its own."""
 
 
 class AttentionSpec(SpecModel):
     """Records the weights of fused attention, which the fused call does not return."""
 
     recompute: Bool = True
-    """Whether to recompute the attention weights of the recorded samples from query, key, mask and
-    scale, without dropout, and to store their values under the role "attention (recomputed)":
-    float32 [samples, heads, queries, keys]. Their size is limited by `values.max_elements`."""
+    """Whether to recompute the attention weights of the recorded samples and to store their values.
+    The weights are computed from query, key, mask and scale, without dropout. They are stored under
+    the role "attention (recomputed)" as float32 [samples, heads, queries, keys]. Their size is
+    limited by `values.max_elements`."""

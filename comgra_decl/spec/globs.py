@@ -62,7 +62,7 @@ def compile_text(pattern: str) -> re.Pattern[str]:
 def _matches(levels: Sequence[Level], names: Sequence[str]) -> bool:
     """Match names against levels; on a mismatch, extend the latest `**` by one name and retry.
 
-    Earlier `**` need no retry, which keeps matching fast for any pattern.
+    Earlier `**` never need a retry, so matching is fast for any pattern.
     """
     level = name = 0
     retry: tuple[int, int] | None = None

@@ -1,4 +1,4 @@
-"""Which steps to keep because of their results, as decided after each step."""
+"""Which steps to keep because of their results; this is decided after each step."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ def _listed(value: Any) -> Any:
 
 
 def checked_target(path: str) -> str:
-    """Return `path` if it has the form of a function's dotted name: `package.module.function`.
+    """Return `path` if it is a dotted function name of the form `package.module.function`.
 
-    Raises:
-        ValueError: it does not.
+    Raises: ValueError: it is not.
     """
     if not _TARGET.fullmatch(path):
         raise ValueError(f"{path!r} does not name a function; write 'package.module.function'")
@@ -43,8 +42,8 @@ class MeasureSpec(SpecModel):
     """One value per step: a KPI, or a statistic of the recorded tensors."""
 
     kpi: Annotated[str, Field(min_length=1)] | None = None
-    """Name of a KPI that is logged with `comgra.kpi`, or `loss` for the tensor on which
-    `backward()` is called (the first one in each step)."""
+    """Name of a KPI logged with `comgra.kpi`, or `loss` for the first tensor in each step on which
+    `backward()` is called."""
 
     node: Glob | None = None
     """Glob over nodes; if several slots match, the largest value counts."""
@@ -77,10 +76,10 @@ _LOSS = MeasureSpec.model_validate({"kpi": "loss"})
 class QuantileTrigger(SpecModel):
     """Fires when a value is unusual compared with those of recent steps of the same type.
 
-    It fires above the quantile, or below it if the quantile is less than 0.5. It needs enough
-    values for one of them to lie beyond the quantile: 100 for 0.99 and for 0.01. The quantile is
-    computed exactly (NumPy's method `inverted_cdf`) from the last `window` finite values before the
-    step.
+    It fires if the value is above the quantile, or below it if the quantile is less than 0.5. It
+    fires only once there are enough values for one of them to lie beyond the quantile, for example
+    100 values for 0.99 and for 0.01. The quantile is computed exactly from the last `window` finite
+    values before the step, with NumPy's method `inverted_cdf`.
     """
 
     quantile: Annotated[Number, Field(gt=0, lt=1)]
@@ -103,7 +102,7 @@ class QuantileTrigger(SpecModel):
 
     @property
     def warm_up(self) -> int:
-        """Number of values needed before it can fire."""
+        """Number of values needed before the trigger can fire."""
         share = min(self.quantile, 1 - self.quantile)
         return max(10, math.ceil(1 / share - 1e-6))
 
@@ -111,12 +110,12 @@ class QuantileTrigger(SpecModel):
 class SpikeTrigger(SpecModel):
     """Fires when a value rises by many standard deviations or is not finite.
 
-    It fires if the value exceeds the mean of the last `window` finite values of the same type by
-    more than `spike` times their standard deviation (ddof 1), and by more than a millionth of the
-    mean, to ignore rounding. At least 20 values, and half of the window, must be available. The
-    criterion and its defaults are those that OLMo-core uses to skip optimizer steps
-    (`SkipStepOptimizer`: 6 standard deviations over 128 steps), except that a falling loss is not a
-    spike.
+    It compares the value with the mean of the last `window` finite values from steps of the same
+    type. It fires if the value exceeds this mean by more than `spike` times the standard deviation
+    (ddof 1) and, to ignore rounding, by more than a millionth of the mean. At least 20 values, and
+    at least half a window, must be available. The criterion and its defaults are those of
+    OLMo-core's `SkipStepOptimizer`, which skips optimizer steps: 6 standard deviations over 128
+    steps. Unlike there, a falling loss is not a spike.
     """
 
     spike: Annotated[Number, Field(gt=0)] = 6.0
@@ -132,9 +131,9 @@ class SpikeTrigger(SpecModel):
 class FunctionTrigger(SpecModel):
     """Fires when a custom function requests it; other keys are passed to it as keyword arguments.
 
-    The function is called with a `comgra_decl.keep.StepView` after every step and returns whether
-    to keep the step, or the reason as a string. It runs on the writer thread. If it raises an
-    exception, the error is reported once, and the trigger is disabled.
+    The function is called with a `comgra_decl.keep.StepView` after every step. It returns whether
+    to keep the step, or a string with the reason for keeping it. It runs on the writer thread. If
+    it raises an exception, the error is reported once, and the trigger is disabled.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -184,35 +183,36 @@ def _measure(trigger: Any) -> MeasureSpec | None:
 class KeepSpec(SpecModel):
     """Keeps steps because of their results, in addition to those that the schedule records.
 
-    Every training step is captured, which costs as much as recording it without storing it. When a
-    trigger fires after a step, this step and the steps before and after it are stored; all others
-    are dropped. Scheduled steps are always stored, but up to `ring` steps later than without
-    `keep`. A `schedule.budget` limits only scheduled records.
+    Every training step is captured, which costs as much as recording it, except for the cost of
+    storing it. When a trigger fires after a step, that step is stored together with the steps
+    before and after it; all other steps are dropped. Scheduled steps are always stored, but up to
+    `ring` steps later than without `keep`. A `schedule.budget` limits only scheduled records.
     """
 
     ring: Annotated[Int, Field(ge=0, le=100_000)] = 20
     """Number of steps to keep before the step at which a trigger fires."""
 
     after: Annotated[Int, Field(ge=0)] = 0
-    """Number of steps to keep after it."""
+    """Number of steps to keep after the step at which a trigger fires."""
 
     when: Annotated[list[Trigger], BeforeValidator(_listed)] = ["nonfinite", "loss_spike"]
     """Conditions for keeping a step; empty if `on_finding.keep` alone decides.
 
     `nonfinite`: a recorded tensor, such as the loss, contains NaN or infinity but did not in its
-    previous record (a mask that is always -inf fires once). `loss_spike`: short for `{spike: 6.0}`.
+    previous record. A mask that is always -inf therefore fires only once. `loss_spike`: short for
+    `{spike: 6.0}`.
     """
 
     values: Bool = False
-    """Whether kept steps include the values of the recorded samples of all tensors, up to
-    `values.max_elements`. If so, these values are copied at every step."""
+    """Whether the values of all tensors for the recorded samples, up to `values.max_elements`, are
+    kept as well. If so, these values are copied at every step."""
 
     at_most: Annotated[Int, Field(ge=1)] | None = 200
-    """Maximum number of records stored because of triggers; null for no limit."""
+    """Maximum number of records that triggers may store; null for no limit."""
 
     memory_mb: Annotated[Int, Field(ge=1)] = 256
-    """Maximum memory for undecided steps, in mebibytes; if the ring needs more, it is shortened,
-    and this is reported."""
+    """Maximum memory, in mebibytes, for steps that may still be kept or dropped. If they need more,
+    the ring is shortened, and this is reported."""
 
     def unknown_statistics(self, known: Sequence[str]) -> list[str]:
         """Return a sentence for each statistic that a trigger uses but that is not recorded."""

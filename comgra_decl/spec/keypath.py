@@ -52,8 +52,9 @@ class Place:
 def follow(model: type[BaseModel], location: tuple[int | str, ...], data: Any) -> Place:
     """Return the place of an error with the given `location`, found while validating `data`.
 
-    The key path omits parts of the location that the user did not write: the tag of a union's
-    member, the marker of a mapping's key, and the list or mapping that a short form represents.
+    The key path omits the parts of the location that the user did not write. These are the tag of a
+    union's member, the marker of a mapping's key, and the list or mapping that a short form
+    represents.
     """
     place = Place(model, data)
     for step in location:

@@ -1,11 +1,12 @@
-"""Which parts of a spec may change while its run is being recorded."""
+"""Which parts of a spec may change during recording."""
 
 from __future__ import annotations
 
 from comgra_decl.spec.model import Spec
 
 LIVE_KEYS = ("nodes", "exclude", "schedule", "types", "graph")
-"""Keys of the spec that take effect at the next step; the others determine data already on disk."""
+"""Keys of the spec whose changes take effect at the next step. The other keys cannot change,
+because data already on disk depends on them."""
 
 
 def changed_keys(before: Spec, after: Spec) -> list[str]:

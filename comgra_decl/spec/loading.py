@@ -20,10 +20,10 @@ from comgra_decl.spec.problems import explain
 from comgra_decl.spec.yaml_text import read_yaml_text
 
 PRESET_FOLDER = Path(__file__).parents[1] / "configs" / "comgra"
-"""Location of the presets, both in the package and in the repository."""
+"""Folder of the presets, in the installed package as well as in the repository."""
 
 HYDRA_KEYS = ("_target_", "_recursive_", "_convert_", "_partial_", "_args_", "defaults")
-"""Keys addressed to Hydra in a preset; not part of the spec."""
+"""Keys in a preset that are meant for Hydra and are not part of the spec."""
 
 
 def presets() -> dict[str, Path]:
@@ -32,7 +32,8 @@ def presets() -> dict[str, Path]:
 
 
 Further = Callable[[Mapping[str, Any]], list[str]]
-"""Checks the content of a spec, which may be malformed, beyond its form; returns problems."""
+"""Checks what a spec says, beyond its form, and returns the problems. The content may be
+malformed."""
 
 
 def load_spec(
@@ -48,7 +49,8 @@ def load_spec(
             file may begin with `defaults: [debug, _self_]` to extend a preset or another file.
         overrides: changes such as "schedule.every=10", "nodes.attn={select: '*.attn'}" or
             "~nodes.weights", which removes the key.
-        further: additional checks; their problems are reported together with all others.
+        further: additional checks; the problems that they find are reported together with all
+            others.
 
     Raises:
         SpecError: the spec is invalid; lists every problem, one per line.
@@ -96,7 +98,7 @@ def _named(content: Any) -> Any:
 
 
 def _read(source: object, refused: dict[str, str]) -> DictConfig:
-    """Return the content of a spec; values that YAML cannot represent are added to `refused`."""
+    """Return the content of a spec; adds values that YAML cannot represent to `refused`."""
     if isinstance(source, Spec):
         return OmegaConf.create(source.model_dump(mode="json"))
     if isinstance(source, DictConfig):

@@ -15,7 +15,7 @@ _SHOWN = 8
 def explain_path_miss(pattern: str, paths: Sequence[str]) -> str:
     """Explain in a sentence why a glob matches none of `paths`.
 
-    The longest prefix of the pattern that still matches shows where it went wrong.
+    The longest prefix of the pattern that matches something shows where the mistake is.
     """
     levels = split(pattern)
     for length in range(len(levels) - 1, -1, -1):
@@ -28,7 +28,7 @@ def explain_path_miss(pattern: str, paths: Sequence[str]) -> str:
 
 
 def explain_regex_miss(pattern: str, paths: Sequence[str]) -> str:
-    """Explain in a sentence why a regular expression fully matches none of `paths`."""
+    """Explain in a sentence why a regular expression matches none of `paths` as a whole."""
     names = [path for path in paths if path]
     regex = re.compile(pattern)
     found = next((path for path in names if regex.search(path)), None)
@@ -42,14 +42,14 @@ def explain_regex_miss(pattern: str, paths: Sequence[str]) -> str:
 
 
 def explain_annotation_miss(pattern: str, marks: Sequence[str]) -> str:
-    """Explain in a sentence why an annotation matches nothing; `marks` are those of modules."""
+    """Explain why an annotation matches nothing; `marks` are the annotations of modules."""
     names = list(dict.fromkeys(marks))
     there = f"annotations: {_listed(names)}" if names else "no module is annotated"
     return f"nothing is annotated {pattern!r}; {there}{did_you_mean(pattern, names)}"
 
 
 def explain_class_miss(name: str, globs: Sequence[str], classes: Iterable[tuple[str, ...]]) -> str:
-    """Explain in a sentence why none of the modules at `globs` is of the class `name`.
+    """Explain in a sentence why none of the modules at `globs` has the class `name`.
 
     `classes` are those modules' class names, most derived first.
     """

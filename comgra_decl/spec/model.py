@@ -39,21 +39,21 @@ class Spec(SpecModel):
     """Where to store the run."""
 
     nodes: Annotated[dict[str, NodeSpec], BeforeValidator(_without_switched_off)] = {}
-    """What to capture, under names of your choice; later entries refine earlier ones."""
+    """What to capture. The entries have names of your choice; later entries refine earlier ones."""
 
     exclude: Selectors = []
-    """What to omit from every entry: globs over module paths or mappings, as in `select`."""
+    """Modules to omit from every entry: globs over module paths, or mappings as in `select`."""
 
     stats: Annotated[list[Statistic], AfterValidator(in_stored_order)] = list(DEFAULT)
-    """Statistics over the value dims of each sample; `nonfinite` is always included. Names and
-    mappings: `{name: singular_value, on: [parameter, output]}`, `{name: q999, quantile: 0.999}`,
-    `{name: mine, _target_: package.module.function}`."""
+    """Statistics over the value dims of each sample; `nonfinite` is always included. Each entry is
+    a name or a mapping, such as `{name: singular_value, on: [parameter, output]}`, `{name: q999,
+    quantile: 0.999}` or `{name: mine, _target_: package.module.function}`."""
 
     histogram: HistogramSpec | None = HistogramSpec()
     """Histograms of all recorded tensors; null for none."""
 
     samples: SamplesSpec = SamplesSpec()
-    """Elements of the batch that are recorded individually."""
+    """Which elements of the batch are recorded individually."""
 
     values: ValuesSpec = ValuesSpec()
     """Limits on the tensors whose values are kept."""
@@ -72,26 +72,28 @@ class Spec(SpecModel):
     """Steps to keep because of their results; null for none."""
 
     rules: Rules = "default"
-    """Rules that watch the run: `default` for all with their defaults, `off` for none, or a mapping
-    that changes single rules, {dead_units: {share: 0.3}, loss_spike: off}, and adds your own,
-    {mine: {when: "std < 1e-3", node: "blocks.*"}}; see `docs/rules.md`."""
+    """Rules that watch the run: `default` for all rules with their defaults, `off` for no rules, or
+    a mapping. A mapping changes individual rules, as in {dead_units: {share: 0.3}, loss_spike:
+    off}, and adds your own, as in {mine: {when: "std < 1e-3", node: "blocks.*"}}. See
+    `docs/rules.md`."""
 
     on_finding: FindingSpec = FindingSpec()
     """What happens when a rule reports a finding."""
 
     annotations: Bool = True
-    """Whether to record tensors named with `comgra.node(...)` without selecting them: output and
-    gradient. Entries with `select: {annotation: ...}` set this for each name."""
+    """Whether to record the value and gradient of tensors named with `comgra.node(...)` even if no
+    entry selects them. Entries with `select: {annotation: ...}` determine what is recorded for
+    individual names."""
 
     kpis: KpisSpec = KpisSpec()
     """Metrics that are stored for every step."""
 
     graph: Bool = True
-    """Whether to follow the dependency graph of the recorded tensors."""
+    """Whether to follow the dependency graph between the recorded tensors."""
 
     compile: Literal["eager", "observed", "auto"] = "eager"
     """How code under `torch.compile` runs in recorded steps. `eager`: without compilation.
-    `observed`: as a second compiled variant that exposes its tensors. `auto`: as this variant,
+    `observed`: as a second compiled variant that exposes its tensors. `auto`: as that variant,
     provided that it exposes everything that eager code exposes. If the variant cannot be compiled,
     the code runs eagerly, and the reason is logged and reported."""
 
@@ -99,8 +101,8 @@ class Spec(SpecModel):
     """How records are written to disk."""
 
     dry_run: Bool = False
-    """Whether to run only a few steps and report what would be recorded and at what cost, as
-    `comgra-decl plan` does; the program then ends, and nothing is stored."""
+    """Whether to run only a few steps, report what would be recorded and at what cost, and then end
+    the program without storing anything, as `comgra-decl plan` does."""
 
     enabled: Bool = True
     """Whether to record anything."""
@@ -132,7 +134,7 @@ class Spec(SpecModel):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Names of all recorded statistics, in stored order."""
+        """Names of all recorded statistics, in the order in which they are stored."""
         return tuple(name_of(entry) for entry in self.stats)
 
     @property

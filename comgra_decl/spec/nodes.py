@@ -1,4 +1,4 @@
-"""Which modules to trace, and what to capture of them."""
+"""Which modules to trace, and what to capture from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CaptureName = Literal[
     "buffer",
     "optimizer_state",
 ]
-"""What can be captured of a module."""
+"""What can be captured from a module."""
 
 
 def _checked_glob(pattern: str) -> str:
@@ -100,19 +100,19 @@ _CALLS = ("function", "within")
 
 
 class Selector(SpecModel):
-    """Selects the modules that match every key given here; one pattern of each list must match."""
+    """Selects modules that match every given key. A list matches if any of its patterns does."""
 
     path: Globs = []
     """Globs over module paths: `*` matches one level, `**` any number. Empty means any path."""
 
     class_: Annotated[list[ClassName], BeforeValidator(_listed)] = Field([], alias="class")
-    """Names of the module's class or of one of its base classes; globs. Empty means any class."""
+    """Globs over the names of the module's class and its base classes. Empty means any class."""
 
     regex: Annotated[list[Regex], BeforeValidator(_listed)] = []
     """Regular expressions that match whole module paths, such as `blocks\\.[0-3]\\..*`."""
 
     annotation: Annotated[list[AnnotationName], BeforeValidator(_listed)] = []
-    """Names given by `@comgra.node` or `comgra.node(tensor, name)`; globs."""
+    """Globs over the names given by `@comgra.node` or `comgra.node(tensor, name)`."""
 
     function: Annotated[list[FunctionName], BeforeValidator(_listed)] = []
     """Dotted names of functions whose calls are recorded: `torch.softmax`, `F.relu`, or functions
@@ -120,9 +120,9 @@ class Selector(SpecModel):
     function. Selects calls, not modules."""
 
     within: Annotated[list[Path], BeforeValidator(_listed)] = []
-    """Globs over module paths: select only calls made inside a matching module, which also names
-    the node; `""` is the outermost module. If empty, calls are selected anywhere and named after
-    the innermost running module."""
+    """Globs over module paths. Only calls made inside a matching module are selected, and their
+    nodes are named after that module; `""` is the outermost module. If empty, calls anywhere are
+    selected, and their nodes are named after the innermost running module."""
 
     @model_validator(mode="after")
     def _means_calls_or_modules(self) -> Selector:
@@ -161,8 +161,8 @@ def _checked_batch_dim(value: Any) -> Any:
 class NodeSpec(SpecModel):
     """One entry of `nodes`. Later entries refine earlier ones.
 
-    If several entries select the same module, their captures and `values` are combined, and
-    `batch_dim` is taken from the last entry that sets it.
+    If several entries select the same module, their `capture` lists and `values` are combined.
+    `batch_dim` comes from the last entry that sets it.
     """
 
     select: Selectors = Field(min_length=1)
@@ -172,22 +172,22 @@ class NodeSpec(SpecModel):
     capture: Annotated[list[CaptureName], BeforeValidator(_listed)] = Field(
         ["output", "output_grad"], min_length=1
     )
-    """What to record of each selected module.
+    """What to record for each selected module.
 
-    `output`, `input`: the tensors it returns and receives. `output_grad`, `input_grad`: the
-    gradients of the loss with respect to them, over all their uses. `parameter`: the value used by
-    the forward pass. `parameter_grad`: the gradient used by the optimizer (accumulated, unscaled,
-    clipped). `parameter_grad_raw`: the gradient after the backward pass and, if there are several
-    backward passes, the contribution of each. `update`: the change made by the optimizer.
-    `buffer`: the value before the forward pass. `optimizer_state`: moments and other state after
-    the optimizer step.
+    `output`, `input`: the tensors that the module returns and receives. `output_grad`,
+    `input_grad`: the gradients of the loss with respect to those tensors, summed over all their
+    uses. `parameter`: the value used by the forward pass. `parameter_grad`: the gradient used by
+    the optimizer (accumulated, unscaled, clipped). `parameter_grad_raw`: the gradient after the
+    backward pass. If there are several backward passes, the contribution of each one. `update`: the
+    change made by the optimizer. `buffer`: the value before the forward pass. `optimizer_state`:
+    moments and other state after the optimizer step.
     """
 
     values: Bool = False
     """Whether to keep the values of the recorded samples, in addition to their statistics."""
 
     exclude: Selectors = []
-    """What to omit from this entry: globs over module paths or mappings, as in `select`."""
+    """Modules to omit from this entry: globs over module paths, or mappings as in `select`."""
 
     batch_dim: Annotated[int | Literal["auto"] | None, BeforeValidator(_checked_batch_dim)] = "auto"
     """The batch dimension; `auto` infers it from the data, null means there is none."""
@@ -197,7 +197,7 @@ class NodeSpec(SpecModel):
     pictures of them. Null, or a tensor with another number of dims: from module class and shape."""
 
     split: SplitSpec | None = None
-    """Splits captured tensors into further roles, one per head, token or expert."""
+    """Splits captured tensors into additional roles, one per head, token or expert."""
 
     attention: AttentionSpec | None = None
     """Records the weights of fused attention, if the selected modules use it."""

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from comgra_decl.errors import shown
 
 _DEEPEST = 50
-"""Maximum nesting depth of a spec; self-references exceed it."""
+"""Maximum nesting depth of a spec. A container that contains itself exceeds it."""
 
 
 class Plain:

@@ -1,7 +1,7 @@
-"""Turn pydantic's errors into messages in terms of the user's YAML.
+"""Turn pydantic's errors into messages that refer to the user's YAML.
 
-Every line has the form `comgra.<key path>: <problem; valid values; similar names>`, with the key
-path as the user wrote it.
+Every line has the form `comgra.<key path>: <problem; valid values; similar names>`, where the key
+path is as the user wrote it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LIMITS = {
     "less_than_equal": ("at most", "le"),
     "less_than": ("less than", "lt"),
 }
-"""Wording of each bound on a number, and the key of the bound in pydantic's error context."""
+"""How each bound on a number is worded, and its key in pydantic's error context."""
 
 
 def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[str]:
@@ -58,7 +58,7 @@ def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[s
 
 
 def _where(details: ErrorDetails, place: Place) -> str:
-    """Return the key path of the error; for an unknown key, that of the mapping containing it."""
+    """Return the key path of the error; for an unknown key, the path of the enclosing mapping."""
     if details["type"] == "extra_forbidden" and place.owner is not None:
         place = place.owner
     return f"comgra.{place.path}" if place.path else "comgra"

@@ -14,11 +14,11 @@ from pydantic import BeforeValidator, Field
 from comgra_decl.spec.base import Number, SpecModel
 
 Limit = Literal["error", "warning", "hint", "never"]
-"""Findings of this severity or higher."""
+"""The lowest severity of findings for which an action is taken."""
 
 
 def _switched(value: Any) -> Any:
-    """Convert back the booleans to which YAML converts `off` and `on`."""
+    """Convert booleans back to `off` and `on`, which YAML reads as booleans."""
     return {False: "off", True: "default"}.get(value, value) if isinstance(value, bool) else value
 
 
@@ -48,7 +48,7 @@ Rules = Annotated[
     Literal["default", "off"] | dict[str, RuleEntry],
     BeforeValidator(_entries),
 ]
-"""All rules with their defaults, none, or changed settings by rule name."""
+"""All rules with their defaults, no rules, or a mapping from rule name to changed settings."""
 
 
 class NotifySpec(SpecModel):
@@ -71,21 +71,22 @@ class FindingSpec(SpecModel):
     """
 
     log: Limit = "warning"
-    """Write a line to the program's log: one per finding, and at most one per second."""
+    """Write one line per finding to the program's log, at most one per second."""
 
     note: Limit = "warning"
     """Add a note to the run, at the step of the finding."""
 
     keep: Limit = "never"
     """Keep the step at which the finding began, the `keep.ring` steps before it and the
-    `keep.after` steps after it, as far as they are still buffered; requires `keep`, which buffers
+    `keep.after` steps after it, if they are still buffered. Requires `keep`, which buffers
     steps."""
 
     stop: Limit = "never"
     """End the program at its next optimizer step, with the finding as the reason."""
 
     break_: Limit = Field(default="never", alias="break")
-    """Stop in pdb at the next module call, once; standard input must be a terminal."""
+    """Stop in pdb at the next module call. This happens only once, and standard input must be a
+    terminal."""
 
     notify: NotifySpec | None = None
     """Send the finding to a URL; null for none."""

@@ -56,10 +56,12 @@ class RunSpec(SpecModel):
     bucket, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX` (see docs/store.md)."""
 
     group: FolderName | None = None
-    """Folder of runs to be compared; null for the name of the job or script."""
+    """Name of the folder that contains the runs to be compared; null for the name of the job or
+    script."""
 
     name: FolderName | None = None
-    """The run's own folder; null for the start time. If the folder exists, a number is appended."""
+    """Name of the run's own folder; null for the start time. If the folder exists, a number is
+    appended."""
 
     ranks: Literal["all"] | RankNumber | Annotated[list[RankNumber], Field(min_length=1)] = "all"
     """Which processes of a distributed training job to record, each to its own database: `all`, one
@@ -71,9 +73,9 @@ class RunSpec(SpecModel):
 
     resume_step: RankNumber | None = None
     """With `resume`: the number of the first step, which is the number of steps taken before the
-    checkpoint. With null, the number is read from the optimizer if it counts steps (as Adam and its
-    variants do); otherwise, the first step follows the last recorded one. New steps replace
-    recorded steps with the same numbers."""
+    checkpoint. If null, the number is read from an optimizer that counts steps, as Adam and its
+    variants do. With other optimizers, the first step gets the number after the last recorded one.
+    New steps replace recorded steps with the same numbers."""
 
     def recorded(self, world_size: int) -> list[int]:
         """Return the recorded ranks out of `world_size`, in ascending order."""
@@ -87,14 +89,14 @@ class HistogramSpec(SpecModel):
     """Histograms of all recorded tensors."""
 
     bins: Annotated[Int, Field(ge=2, le=4096)] = 64
-    """Number of equal bins between the smallest and the largest finite element counted."""
+    """Number of bins of equal width between the smallest and the largest finite element counted."""
 
     elements: Annotated[Int, Field(ge=2)] = 4096
-    """Approximate maximum number of elements to count, evenly spread over the tensor."""
+    """Approximate maximum number of elements to count. They are spread evenly over the tensor."""
 
 
 class ValuesSpec(SpecModel):
-    """Tensors whose values are kept, for nodes with `values: true`."""
+    """Limits on the tensors whose values are kept; applies to nodes with `values: true`."""
 
     max_elements: Annotated[Int, Field(ge=1)] = 1024
     """Values of tensors with more elements per sample are not stored; the run's report lists these
@@ -102,21 +104,22 @@ class ValuesSpec(SpecModel):
 
 
 class KpisSpec(SpecModel):
-    """Metrics stored for every step, even for steps that are not recorded."""
+    """Metrics that are stored for every step, including steps that are not recorded."""
 
     loss: Bool = True
-    """Whether to store the tensors on which `backward()` is called as "loss", "loss[1]", ... for
-    every step, rather than only for recorded steps."""
+    """Whether to store the losses of every step, rather than only those of recorded steps. The
+    losses are the tensors on which `backward()` is called; they are named "loss", "loss[1]",
+    ...."""
 
 
 class StoreSpec(SpecModel):
     """How records are written to disk."""
 
     commit_interval: Annotated[Number, Field(ge=0, le=3600)] = 0.5
-    """Minimum time between two commits, in seconds. In a run older than a minute, it is 0.5 % of
-    the run's age, at most ten seconds, so that a long run has few files; in a bucket, it is at
-    least ten seconds. 0 writes every record immediately."""
+    """Minimum time between two commits, in seconds. After the first minute of a run, it grows to
+    0.5 % of the run's age, up to ten seconds, so that a long run has few files. In a bucket, it is
+    at least ten seconds. With 0, every record is written immediately."""
 
     queue_mb: Annotated[Int, Field(ge=1)] = 64
-    """Maximum amount of data waiting to be written, in mebibytes; while there is more, training
+    """Maximum amount of data waiting to be written, in mebibytes. If there is more, training
     waits."""

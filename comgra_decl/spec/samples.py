@@ -19,12 +19,12 @@ class CategoryInput(SpecModel):
 
 
 class CategoryFunction(SpecModel):
-    """Takes the categories from a custom function; further keys are its keyword arguments.
+    """Takes the categories from a custom function; other keys are its keyword arguments.
 
-    It is called as `function(module, args, kwargs, output, **further)` after the outermost module
-    has returned, but only in recorded steps, and returns one label (string or number) for each
-    sample: a list, an array or a tensor. It must not draw random numbers. If it fails, the error is
-    reported once and the first samples of the batch are recorded.
+    In recorded steps, it is called as `function(module, args, kwargs, output, **further)` after the
+    outermost module has returned. It returns one label, a string or a number, for each sample, as a
+    list, an array or a tensor. It must not draw random numbers. If it fails, the error is reported
+    once, and the first samples of the batch are recorded.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -42,7 +42,7 @@ def _which(value: Any) -> str:
 
 
 class SamplesSpec(SpecModel):
-    """Elements of the batch that are recorded individually."""
+    """Which elements of the batch are recorded individually."""
 
     count: Annotated[Int, Field(ge=0, le=65536)] = 8
     """Number of samples; 0 records only aggregates over the batch.
@@ -59,12 +59,12 @@ class SamplesSpec(SpecModel):
         ]
         | None
     ) = None
-    """The category of each sample. The same number of samples is recorded of each category, in the
-    order of the batch, and their labels are stored with them. null: the first samples of the batch,
-    without categories.
+    """How to determine the category of each sample. The same number of samples is recorded from
+    each category, in batch order, and their labels are stored with them. null: record the first
+    samples of the batch, without categories.
 
     `target`: the classes passed to the loss, one integer for each sample (as in `cross_entropy`).
     `{input: 1}`: an input of the model. `{_target_: package.module.function}`: a custom function.
-    If a step has several batches, the categories are those of the first batch. `target` is not
+    If a step has several batches, the categories come from the first one. `target` is not
     available in evaluations, because their records end before a loss is computed.
     """

@@ -11,7 +11,7 @@ from comgra_decl.spec.base import Int, Number, SpecModel
 from comgra_decl.spec.budget import BudgetSpec
 
 ENDS = ("last_optimizer", "any", "explicit")
-"""What may end a step, other than a particular optimizer."""
+"""The rules that determine what ends a step; a particular optimizer can be named instead."""
 
 _Count = Annotated[Int, Field(ge=0)]
 _Times = Annotated[Int, Field(ge=1)]
@@ -41,7 +41,7 @@ def _merged(windows: list[list[int]]) -> list[list[int]]:
 
 
 def _index_as_number(value: object) -> object:
-    """Convert an index given as a string, for example on a command line, to int."""
+    """Convert an index given as a string, such as on a command line, to an int."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
@@ -58,30 +58,30 @@ def _end_of_step(rule: str) -> str:
 class CadenceSpec(SpecModel):
     """Which items of a sequence are recorded, counted from 0.
 
-    The first `first` are recorded, then the multiples of `every`. With a `backoff` above 1, the
-    k-th gap between them is `every * backoff**k`, rounded down. `windows` and `seconds` add further
-    records.
+    The first `first` items are recorded, then all multiples of `every`. With a `backoff` above 1,
+    the k-th gap between records is `every * backoff**k`, rounded down. `windows` and `seconds` add
+    further records.
     """
 
     first: _Count = 1
     """Number of items at the start, all of which are recorded."""
 
     every: _Times | None = 1
-    """After these, every n-th item is recorded; null for none."""
+    """After the first items, every n-th item is recorded; null for none."""
 
     backoff: Annotated[Number, Field(ge=1)] = 1.0
-    """Factor by which each gap is longer than the previous one; 1 keeps gaps equal."""
+    """Factor by which each gap is longer than the previous one; with 1, all gaps are equal."""
 
     steps: Annotated[list[_Count], Field(min_length=1), AfterValidator(_ascending)] | None = None
-    """Record exactly these items; `first`, `every` and `backoff` are then ignored."""
+    """The items to record. If given, `first`, `every` and `backoff` are ignored."""
 
     windows: Annotated[
         list[Annotated[list[_Count], AfterValidator(_pair)]], AfterValidator(_merged)
     ] = []
-    """Pairs [first, last]: also record all items from first to last, inclusive."""
+    """Pairs [first, last]. All items from first to last, inclusive, are recorded as well."""
 
     seconds: Annotated[Number, Field(gt=0)] | None = None
-    """Record the next item whenever this many seconds have passed since the last record."""
+    """If this many seconds have passed since the last record, the next item is recorded."""
 
 
 class EvalSpec(CadenceSpec):
@@ -91,18 +91,18 @@ class EvalSpec(CadenceSpec):
     """
 
     batches: _Times | Literal["all"] | None = None
-    """Number of model calls to record in a phase, each as an iteration of its nodes. null: the
-    number of calls in the last training step, which is one for most programs. `all`: the whole
-    phase, up to 2000 calls."""
+    """Number of model calls to record in a phase; each call is an iteration of the model's nodes.
+    null: as many calls as the last training step made, which is one for most programs. `all`: the
+    whole phase, up to 2000 calls."""
 
 
 class TypeCadenceSpec(CadenceSpec):
     """Which steps of one type are recorded; only steps of that type are counted."""
 
     budget: BudgetSpec = BudgetSpec()
-    """Budget for the records of this type, in addition to the overall `schedule.budget`; under "*",
-    each type without an entry has its own budget. A step with several types is recorded only if it
-    is within the budget of each."""
+    """Budget for records of this type, in addition to the overall `schedule.budget`. Under "*",
+    each type without an entry of its own has a separate budget. A step with several types is
+    recorded only if it is within the budget of every one of them."""
 
 
 class ScheduleSpec(CadenceSpec):
@@ -112,13 +112,13 @@ class ScheduleSpec(CadenceSpec):
     """Number of steps at the start, all of which are recorded."""
 
     every: _Times | None = 1
-    """After these, every n-th step is recorded; null for none."""
+    """After the first steps, every n-th step is recorded; null for none."""
 
     sudden: _Times | None = None
-    """Number of steps to record after a loss that is not finite or is far above earlier losses;
+    """Number of steps to record after a loss that is not finite or is far above the earlier losses;
     null for none. Recording starts at most 32 steps or a quarter of a second later (about a second
     later for a loss on a device), and at most 16 times in a run. Requires `kpis: {loss: true}`; has
-    no effect with `steps` or on several ranks. To store the steps before such a loss, use
+    no effect with `steps` or on several ranks. To store the steps that precede such a loss, use
     `keep`."""
 
     types: dict[str, TypeCadenceSpec | None] = {}
@@ -128,7 +128,7 @@ class ScheduleSpec(CadenceSpec):
     always recorded. Ignored if `steps` is given."""
 
     eval: EvalSpec | None = EvalSpec()
-    """Evaluation phases to record; null for none."""
+    """Which evaluation phases to record; null for none."""
 
     budget: BudgetSpec = BudgetSpec()
     """Limits on the cost of recording; records become less frequent to stay within them."""
@@ -138,20 +138,21 @@ class ScheduleSpec(CadenceSpec):
         BeforeValidator(_index_as_number),
     ] = "last_optimizer"
     """What ends a training step. last_optimizer: a step of the optimizer; if several optimizers
-    train models that call each other within a step (critic and generator), the step of the last
-    one. any: each step of any optimizer. explicit: only `comgra.step()`. A class name such as Adam,
-    or an index: the steps of that optimizer; optimizers are counted from 0 in the order of their
-    first steps. If the program calls `comgra.step()`, only these calls end steps, regardless of
-    this setting."""
+    train models that call each other within a step, such as a critic and a generator, the step of
+    the last of these optimizers. any: each step of any optimizer. explicit: only `comgra.step()`. A
+    class name such as Adam, or an index: the steps of that optimizer; optimizers are counted from 0
+    in the order of their first steps. If the program calls `comgra.step()`, only those calls end
+    steps, regardless of this setting."""
 
     max_iterations: _Times | None = 256
-    """Maximum number of iterations of a node to record in one step; null for no limit. The run's
-    report states whether further iterations were dropped. A step has many iterations if a cell is
-    called for each time step, or if an optimizer evaluates its closure repeatedly."""
+    """Maximum number of iterations to record for each node in one step; null for no limit. The
+    run's report states whether further iterations were dropped. A node has many iterations if, for
+    example, a cell is called for each time step, or an optimizer evaluates its closure
+    repeatedly."""
 
     @property
     def type_budgets(self) -> dict[str, BudgetSpec]:
-        """The budgets by type of execution; empty if `steps` is set, which disables types."""
+        """The budgets by type of execution. Empty if `steps` is set, as that disables types."""
         own = {} if self.steps is not None else self.types
         return {name: each.budget for name, each in own.items() if each is not None}
 

@@ -11,12 +11,12 @@ from comgra_decl.spec.schedule import CadenceSpec
 class Scheduler:
     """Determines which items of a sequence a schedule records: steps or evaluation phases.
 
-    The result depends only on the cadence, not on earlier calls, and is computed fastest for
-    ascending steps, as in training. `seconds` is not considered.
+    The result depends only on the cadence, not on earlier calls. It is computed fastest if the
+    steps ascend, as in training. `seconds` is ignored.
 
     Args:
         cadence: the declared cadence.
-        explicit: consider only `steps` and `windows`.
+        explicit: whether to consider only `steps` and `windows`.
     """
 
     def __init__(self, cadence: CadenceSpec, *, explicit: bool = False) -> None:

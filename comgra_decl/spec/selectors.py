@@ -35,7 +35,7 @@ class ModuleFacts:
 
 @dataclass(frozen=True)
 class Capture:
-    """What to capture of one module, combined from all entries that select it."""
+    """What to capture from one module, combined from all entries that select it."""
 
     output: bool = False
     output_grad: bool = False
@@ -75,9 +75,9 @@ class Selection:
     Attributes:
         captures: what to capture, by module path, in the order of the modules.
         matched: the module paths that each entry of `nodes` selects.
-        unmatched: a sentence for every pattern that selects nothing, with similar names.
-        unmarked: by pattern, a sentence for every annotation that no module has; annotations of
-            tensors become known only while the program runs.
+        unmatched: a sentence, with similar names, for every pattern that selects nothing.
+        unmarked: a sentence for every annotation that no module has, keyed by pattern. The
+            annotations of tensors become known only while the program runs.
     """
 
     captures: dict[str, Capture] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Selection:
 
 
 def select(spec: Spec, modules: Iterable[ModuleFacts]) -> Selection:
-    """Return what `spec` captures of `modules`."""
+    """Return what `spec` captures from `modules`."""
     facts = list(modules)
     matched = {name: _matched(entry, spec.exclude, facts) for name, entry in spec.nodes.items()}
     captures: dict[str, Capture] = {}
@@ -123,7 +123,7 @@ def _selects(selector: Selector, module: ModuleFacts) -> bool:
 
 
 def _is_placed(selector: Selector, module: ModuleFacts) -> bool:
-    """Return whether the module's path matches the selector, regardless of its other criteria."""
+    """Return whether the module's path matches the selector; its other criteria are ignored."""
     by_path = not selector.path or _at_any(selector.path, module.path)
     return by_path and (not selector.regex or any(_fits(r, module.path) for r in selector.regex))
 

@@ -28,7 +28,8 @@ StatisticName = Literal[
 """Every statistic that is recorded by default; `records.STATISTICS` as a type."""
 
 FormulaName = Literal["rms", "snr"]
-"""Opt-in statistics derived from sums that are computed in any case, at no cost to the training."""
+"""Opt-in statistics derived from sums that are always computed, so they add no cost to the
+training."""
 
 OptionalName = Literal[
     "negative_fraction",
@@ -44,13 +45,14 @@ OptionalName = Literal[
     "stable_rank",
     "effective_rank",
 ]
-"""Opt-in statistics that need another pass over the tensor; implemented in `stats.measures`."""
+"""Opt-in statistics that need another pass over the tensor. They are implemented in
+`stats.measures`."""
 
 KnownName = Literal[StatisticName, FormulaName, OptionalName]
 """All statistics that can be requested by name alone."""
 
 MATRIX = ("singular_value", "stable_rank", "effective_rank")
-"""Statistics of matrices; by default only of parameters."""
+"""Statistics of matrices. By default, they are computed only for parameters."""
 
 DEFAULT: list[Any] = list(get_args(StatisticName))
 """The statistics recorded by default."""
@@ -82,35 +84,37 @@ Scope = Annotated[list[CaptureName], BeforeValidator(_listed)]
 
 
 class OptionalStatistic(SpecModel):
-    """An opt-in statistic, and where to compute it.
+    """An opt-in statistic, and the tensors to compute it for.
 
-    If it is undefined or not computed, it is missing (NaN), never 0. A tensor recorded under two
-    names (the output of a block and of its last layer) has it under both names.
+    If it is undefined or not computed, it is missing (NaN), never 0. If a tensor is recorded under
+    two names, such as the output of a block and of its last layer, the statistic is available under
+    both.
     """
 
     name: OptionalName
     """One of the opt-in statistics.
 
     `negative_fraction`: share of values below 0. `kurtosis`: fourth central moment divided by the
-    squared variance, 3 for normally distributed values. `q01` to `q99`: quantiles, of all values up
-    to 4096 per sample, and otherwise of 4096 evenly spaced values. The following statistics treat a
-    sample as a matrix (its first value dim against all others): `singular_value`, the largest
-    singular value, by the Lanczos method, with a relative error of at most 5e-4; `stable_rank`, the
-    squared Frobenius norm divided by the square of the largest singular value; `effective_rank`,
-    the exponential of the entropy of all singular values, for matrices whose smaller side is at
-    most 1024.
+    squared variance, 3 for normally distributed values. `q01` to `q99`: quantiles of all values of
+    a sample, or of 4096 evenly spaced values if there are more. The following statistics treat a
+    sample as a matrix, with its first value dimension as rows and all others as columns.
+    `singular_value`: the largest singular value, by the Lanczos method, with a relative error of at
+    most 5e-4. `stable_rank`: the squared Frobenius norm divided by the square of the largest
+    singular value. `effective_rank`: the exponential of the entropy of all singular values, for
+    matrices whose smaller side is at most 1024.
 
-    Cost on one core per recorded step, for the 48 matrices of 12 transformer layers of width 256
-    (9.4 million weights; their other statistics take 2 ms, training on 512 tokens 600 ms):
-    `singular_value` and `stable_rank` together 35 ms if few singular values are large, 160 ms if
-    none is (at initialisation); `effective_rank` 250 ms. For an activation of [8, 128, 256],
-    quantiles take 0.5 ms, `kurtosis` 0.8 ms, `negative_fraction` 0.4 ms.
+    The following costs were measured on one core per recorded step, for the 48 matrices of 12
+    transformer layers of width 256 (9.4 million weights). Training on 512 tokens takes 600 ms, and
+    the default statistics of the matrices take 2 ms. `singular_value` and `stable_rank` together
+    take 35 ms if few singular values are large, and 160 ms if none is, as at initialisation.
+    `effective_rank` takes 250 ms. For an activation of [8, 128, 256], quantiles take 0.5 ms,
+    `kurtosis` 0.8 ms and `negative_fraction` 0.4 ms.
     """
 
     on: Scope | None = None
-    """Kinds of tensors for which to compute it, as in `capture`. Null means parameters for
-    `singular_value`, `stable_rank` and `effective_rank`, and all recorded tensors for other
-    statistics."""
+    """Kinds of tensors for which to compute the statistic, as in `capture`. With null,
+    `singular_value`, `stable_rank` and `effective_rank` are computed for parameters, and other
+    statistics for all recorded tensors."""
 
     nodes: Annotated[list[Glob], BeforeValidator(_listed)] = Field(["**"], min_length=1)
     """Globs over nodes; it is computed only for these."""
@@ -151,11 +155,11 @@ class FunctionStatistic(SpecModel):
 
     It is called with a detached copy of the tensor whose first dimension is the batch: shape
     [samples, ...], on the tensor's device and in its dtype. A tensor without a batch dimension is
-    passed as one sample, and samples that are single numbers have the shape [samples, 1]. The
-    function returns one number per sample: a tensor of shape [samples], or a plain number if there
-    is one sample (see also `per`). It may modify its argument and use random number generators
-    without affecting the training. If it raises an exception, the error is reported once, and the
-    statistic is missing (NaN) for that tensor. It must not use autograd or `torch.func`.
+    passed as one sample. If each sample is a single number, the shape is [samples, 1]. The function
+    returns one number per sample: a tensor of shape [samples], or a plain number if there is one
+    sample (see also `per`). It may modify its argument and use random number generators without
+    affecting the training. If it raises an exception, the error is reported once, and the statistic
+    is missing (NaN) for that tensor. It must not use autograd or `torch.func`.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -168,8 +172,8 @@ class FunctionStatistic(SpecModel):
 
     per: Literal["sample", "batch"] = "sample"
     """`batch`: the function reduces the whole batch and returns a single number, such as the share
-    of units that are 0 for all samples. This number is used for every sample, so the mean over the
-    batch is the same number, and the std is 0."""
+    of units that are 0 for all samples. Every sample gets this number, so the mean over the batch
+    equals it, and the std is 0."""
 
     on: Scope | None = None
     """Which tensors to compute it for, as in `capture`; null means all recorded tensors."""

@@ -30,22 +30,22 @@ class ByInput(SpecModel):
     """The input: its position, its name, or a key of a mapping that is an input."""
 
     shape: Int | None = None
-    """Use the size of this dimension as the label (or the length of an input that is not a
-    tensor)."""
+    """The dimension whose size is the label. If the input is not a tensor, its length is the
+    label."""
 
     value: Bool = False
-    """Use the value as the label: a tensor of one element, a number, a string or a boolean. Reading
-    a tensor on a device waits for the device at each step; reading a tensor on the CPU does not
-    wait."""
+    """Whether to use the value as the label. It must be a tensor with one element, a number, a
+    string or a boolean. If the tensor is on a device, every step waits for the device; if it is on
+    the CPU, there is no wait."""
 
     bins: (
         Annotated[list[Number], Field(min_length=1), AfterValidator(_strictly_ascending)] | None
     ) = None
-    """Boundaries between labels: [16, 64] results in "<16", "16-64" and ">=64"; null gives each
-    value its own label."""
+    """Boundaries between labels: [16, 64] results in "<16", "16-64" and ">=64"; with null, each
+    value is a label of its own."""
 
     names: list[Annotated[str, Field(min_length=1)]] | None = None
-    """Labels of the bins, one more than there are boundaries."""
+    """Labels of the bins. There is one more bin than there are boundaries."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ByInput:
@@ -63,12 +63,12 @@ class ByInput(SpecModel):
 
 
 class ByFunction(SpecModel):
-    """Derives the label from a custom function; further keys are its keyword arguments.
+    """Derives the label from a custom function; other keys are passed to it as keyword arguments.
 
-    It is called as `function(module, args, kwargs, **further)` with the outermost module and its
-    arguments, before the first call of each step, and returns a string or a list of strings: the
-    type and further tags. It must not draw random numbers. If it fails, the error is reported once,
-    and the type is that of the mode.
+    It is called as `function(module, args, kwargs, **further)` before the first call in each step,
+    with the outermost module and its arguments. It returns a string, the type, or a list of
+    strings, the type followed by tags. It must not draw random numbers. If it fails, the error is
+    reported once, and the mode is used as the type.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -78,7 +78,7 @@ class ByFunction(SpecModel):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The further keyword arguments."""
+        """The keyword arguments that are passed to the function."""
         return dict(self.__pydantic_extra__ or {})
 
 
@@ -97,5 +97,5 @@ class TypesSpec(SpecModel):
         ]
         | None
     ) = None
-    """Source of the type: an input or a function. null: the first tag of the step, otherwise its
-    mode, train. Evaluation always has the type eval, regardless of tags."""
+    """Source of the type: an input or a function. null: the first tag of the step, or train if it
+    has no tags. Evaluations always have the type eval, regardless of tags."""

@@ -1,7 +1,8 @@
 """Read the text of a YAML file, rejecting small files that expand to huge content.
 
-A spec may come from a run's folder of unknown origin, and OmegaConf copies the value to which an
-alias refers: nine lines that each refer to the previous one ten times would exhaust the memory.
+A spec may come from the folder of a run of unknown origin, and OmegaConf copies the value to which
+an alias refers. A file of nine lines, each referring to the previous one ten times, would exhaust
+the memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import yaml
 
 _BYTES = 1 << 20
 _VALUES = 100_000
-"""Maximum number of values in a spec with all aliases expanded; a long spec has hundreds."""
+"""Maximum number of values in a spec after all aliases are expanded. Even a long spec has only
+hundreds."""
 
 
 def read_yaml_text(path: Path) -> str:

@@ -1,9 +1,9 @@
 """Reduces the short rows of several steps with the same layout together.
 
-A small network has dozens of tensors of a few hundred elements. Step by step, the calls would cost
-more than the arithmetic. The training thread therefore only copies the tensors, and a `Batch`
-reduces the copies of many steps with one set of operations: when its memory is full, or when the
-writer thread needs the results, whichever comes first.
+A small network has dozens of tensors with a few hundred elements each. If every step were reduced
+separately, the calls would cost more than the arithmetic. The training thread therefore only copies
+the tensors, and a `Batch` reduces the copies from many steps with one set of operations. It does so
+when its memory is full or when the writer thread needs the results, whichever comes first.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from comgra_decl.stats.sums import BLOCK, Rows, compiled, exact, small
 from comgra_decl.stats.trie import Form, Pick
 
 SERIAL_ELEMENTS = 1 << 15
-"""torch runs operations below this size on one thread. The writer thread stays below it, since its
-first parallel operation would start a second thread pool in addition to the user's.
+"""torch runs operations below this size on one thread. The writer thread uses only such operations,
+because its first parallel operation would start a second thread pool in addition to the program's.
 """
 RESULT_BYTES = 16 << 20
 """Maximum bytes of one batch's results, unless a single step needs more."""
@@ -32,8 +32,8 @@ RESULT_BYTES = 16 << 20
 class Batch:
     """Results of up to `capacity` steps, in slots `first`, `first + 1`, ... of the groups.
 
-    `raw` and `histogram` are separately allocated: steps return views of them, and nothing writes
-    to them after `settle` until the last step has been stored and `memory` reuses them.
+    `raw` and `histogram` are allocated separately, because steps return views of them. After
+    `settle`, nothing writes to them until the last step has been stored and `memory` reuses them.
     """
 
     def __init__(

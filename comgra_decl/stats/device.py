@@ -2,19 +2,20 @@
 
 All operations run on the stream that is current when the tensor is added, so they are ordered after
 the operation that created the tensor and before any that overwrites it. The sums of a step and its
-histogram elements are copied to pinned memory in one non-blocking copy, followed by an event; only
-the writer thread waits for that event. NaN values have no extra cost, because no code branches on
+histogram elements are copied to pinned memory in one non-blocking copy, followed by an event. Only
+the writer thread waits for that event. NaN values cause no extra cost, because no code branches on
 values.
 
 On a GPU with Triton, each element is read once (`fused`). Small tensors are deferred, so that one
-launch reads many of them. A tensor written before it is read (its `_version` changes) is reported
-instead of recorded, and is read immediately from the next step on. Writes that torch does not count
-(`.data`, foreign kernels) are detected by a trial: before a tensor is deferred for the first time,
-it is read both immediately and later, and both readings must be equal.
+launch reads many of them. If a tensor is written before it is read, its `_version` changes. It is
+then reported instead of recorded, and from the next step on, it is read immediately. Some writes
+are not counted by torch, such as those through `.data` or by foreign kernels. They are detected by
+a trial: before a tensor is deferred for the first time, it is read both immediately and later, and
+both readings must be identical.
 
 On other accelerators, torch's operations are used (`sums.lean`).
 
-A step uses at most a few tens of MiB on a device: beyond that, results are copied to the host
+A step uses at most a few tens of MiB on a device. Beyond that, results are copied to the host
 within the step, and tensors with very many samples are reduced to `moments`.
 """
 
@@ -62,21 +63,23 @@ from comgra_decl.stats.trie import Form, Node, Part, PutOff
 ASYNCHRONOUS = ("cuda", "xpu")
 """Device types with streams, events and pinned copies."""
 AWAY = (*ASYNCHRONOUS, "mps")
-"""Device types on which tensors are reduced; others are copied to the host and read there."""
+"""Device types on which tensors are reduced. Tensors on other devices are copied to the host and
+read there."""
 
 _HOST = torch.device("cpu")
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 _SMALL = 1 << 20
-"""Bytes from which a tensor is read immediately: at this size, a separate launch costs little.
+"""Size in bytes from which a tensor is read immediately. At this size, a separate launch costs
+little.
 """
 _MOST_HELD, _MOST_BYTES_HELD = 64, 16 << 20
-"""Maximum number of deferred tensors, and of their bytes, before they are read together."""
+"""Maximum number of deferred tensors, and of bytes in them, before they are read together."""
 
 _MOST_COPIED = 16 << 20
-"""Bytes above which a tensor that must be copied to be read is copied in parts."""
+"""If a tensor must be copied to be read and has more bytes than this, it is copied in parts."""
 _PART = 1 << 20
-"""Elements of such a part: 4 or 8 MiB; reading it takes as much again."""
+"""Elements of such a part: 4 or 8 MiB. Reading it takes as much again."""
 
 _ROUNDING = 1e-5  # relative; float32 lanes add up to 64 numbers
 
@@ -90,7 +93,7 @@ class Held:
         node: node of the tensor.
         rows: contiguous memory with its numbers.
         source: the tensor itself if `rows` is its memory; a view created without autograd counts no
-            versions. None for a private copy, which no other code writes.
+        versions. None for a private copy, to which no other code writes.
         tried: whether it was also read immediately.
     """
 
@@ -109,11 +112,11 @@ class Held:
 
     @property
     def is_written(self) -> bool:
-        """Whether the tensor has been written since it was deferred."""
+        """Whether the tensor has been written to since it was deferred."""
         return self.source is not None and self.source._version != self.version
 
     def shows(self, tensor: Tensor, batch_dim: int | None, values: bool) -> bool:
-        """Whether this is the given tensor, unchanged and reduced the same way."""
+        """Whether this is the given tensor, unchanged and reduced in the same way."""
         shape = self.node.shape
         same = self.source is tensor and not values and shape.batch_dim == batch_dim
         return same and not self.is_written
@@ -129,7 +132,7 @@ class _Read:
 
 
 class _Parted(NamedTuple):
-    """A tensor read in parts; its results on the host, as bytes that are valid later.
+    """A tensor read in parts, with its results on the host, as bytes that become valid later.
 
     Attributes:
         sums: first sample, elements per row, and raw sums of each part.
@@ -195,7 +198,7 @@ class DeviceStep:
 
     @property
     def lost(self) -> list[int]:
-        """Indices of the tensors written before they could be read."""
+        """Indices of the tensors that were written to before they could be read."""
         return self._step.lost
 
     def follow(self) -> None:
@@ -218,7 +221,7 @@ class DeviceStep:
         self._address = getattr(stream, "cuda_stream", 0)
 
     def _stays(self) -> bool:
-        """Returns, at a fraction of its cost, whether `follow` would do nothing."""
+        """Returns whether `follow` would do nothing; costs a fraction of calling it."""
         if self._module is None:
             return True
         current: int = torch_private.raw_stream(self.device.index)
@@ -267,7 +270,7 @@ class DeviceStep:
         self._together = True
 
     def end_together(self) -> None:
-        """Reads tensors added since `begin_together` in as few launches as possible."""
+        """Reads all tensors added since `begin_together`, in as few launches as possible."""
         self._together = False
         if self._step.held:
             self.follow()
@@ -410,7 +413,7 @@ class DeviceStep:
             self._step.picks.append(sample)
 
     def to_host(self, value: Tensor) -> NDArray[Any]:
-        """Returns an array that holds a copy of `value` once the step's event has passed."""
+        """Returns an array that holds a copy of `value` as soon as the step's event has passed."""
         value = value.resolve_conj().resolve_neg().contiguous()
         if value.dtype == torch.complex32:
             value = value.to(torch.complex64)
@@ -490,7 +493,7 @@ def _sample(rows: Tensor, stride: int, *, first: int = 0) -> Tensor:
 
 
 class _Hosts(NamedTuple):
-    """Locations on the host of fetched data, as bytes; of an arena, block by block."""
+    """Locations of fetched data on the host, as bytes; for an arena, block by block."""
 
     sums: Tensor
     results: list[Tensor]
@@ -649,14 +652,14 @@ def _floats(host: Tensor) -> NDArray[np.float32]:
 
 
 def _judge(node: Node, later: NDArray[np.float64], at_once: NDArray[np.float64]) -> None:
-    """Allows deferring a tensor if the late and the immediate reading gave the same sums."""
+    """Allows a tensor to be deferred if the late and the immediate reading gave the same sums."""
     if node.put_off is PutOff.SEEN:
         same = is_same(later, at_once, node.shape.elements)
         node.put_off = PutOff.SAFE if same else PutOff.NEVER
 
 
 def is_same(one: NDArray[np.float64], other: NDArray[np.float64], elements: int) -> bool:
-    """Whether two sets of raw sums [r, 8] agree with the same elements, read in different pieces.
+    """Whether two sets of raw sums [r, 8] can come from the same elements, read in other pieces.
 
     Counts, minimum and maximum are exact; sums may have been rounded differently.
     """

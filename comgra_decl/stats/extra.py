@@ -86,9 +86,9 @@ class Extras:
         Args:
             starts: first row of each tensor.
             rows: number of rows of each tensor.
-            aggregates: for tensors with more samples than rows: mean, std and abs-max of each
-                formula, float64 [formulas, 3], valid once the contents are; the extra statistics'
-                aggregates are appended.
+            aggregates: mean, std and abs-max of each formula, float64 [formulas, 3], for tensors
+                with more samples than rows. They are valid once the contents are. The aggregates of
+                the extra statistics are appended.
 
         Returns:
             A float64 tensor of shape [all rows, len(names)], NaN where missing, and a function that

@@ -1,7 +1,7 @@
 """Turns raw sums of recorded steps into stored records; runs on the writer thread.
 
-The writer thread shares the interpreter with the training, so it runs very little Python per step:
-consecutive steps of the same layout share one set of array operations.
+The writer thread shares the interpreter with the training, so it must run very little Python per
+step. Consecutive steps with the same layout therefore share one set of array operations.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def finalise(
     bins: int | None,
     extra: tuple[str, ...] = (),
 ) -> list[StepBatch]:
-    """Returns the batches to store for `steps`, one per run of steps with the same layout object.
+    """Returns the batches to store, one for each series of steps with the same layout object.
 
     Waits for pending results from the training thread or a device.
 
     Args:
         steps: in the order they were recorded.
         statistics: names in stored order: those with a formula (module `statistics`), then `extra`.
-        sample_count: number of samples recorded individually, the first of the batch; a tensor
-            without batch dim is a single sample 0.
+        sample_count: number of samples recorded individually, which are the first of the batch. A
+        tensor without a batch dimension is a single sample 0.
         bins: histogram bins, or None for no histograms.
         extra: names of the columns of `RawStep.extra`; NaN for steps without them.
     """

@@ -1,9 +1,9 @@
 """Computes raw sums of many tensors on a GPU in few launches, reading each number once.
 
-The work of a launch is planned once for tensors of the same sizes (`Plan`), and its table stays
-on the device. The results, one row per piece of a long row and per short row, go to memory that
-every step reuses (`Arena`) and are fetched in one copy. The writer thread merges the pieces of a
-row on the host, in float64.
+For tensors of the same sizes, the work of a launch is planned only once (`Plan`), and its table
+remains on the device. There is one result for each piece of a long row and for each short row. The
+results go to memory that every step reuses (`Arena`), and are fetched in one copy. The writer
+thread merges the pieces of a row on the host, in float64.
 
 The kernels are in `triton_kernels`; without Triton there is no `Launcher`.
 """
@@ -33,9 +33,9 @@ Floats = NDArray[np.float64]
 _log = logging.getLogger("comgra_decl")
 
 _WIDTHS = (16, 64, 256, 1024, 4096)
-"""Tile widths for short rows; each requires a compiled variant, so there are few."""
+"""Tile widths for short rows. There are few of them, because each requires a compiled variant."""
 _TILE = 4096
-"""Elements per tile; rows up to this length are short."""
+"""Elements per tile. Rows up to this length count as short."""
 _BLOCK = 1024
 """Elements of a long row that a program reads at a time."""
 _LEAST_PIECE, _MOST_PIECE = 4 * _BLOCK, 64 * _BLOCK
@@ -49,7 +49,7 @@ _RESULT_ROWS, _SAMPLES = 1 << 14, 1 << 18
 _KEPT = 8
 """Blocks of that size that an arena keeps between steps; larger ones are freed."""
 _MOST_LIVE = 8 << 20
-"""Bytes of an arena on the device above which it is copied to the host within the step."""
+"""If an arena has more bytes than this on the device, it is copied to the host within the step."""
 _MOMENT_ROWS = 1024
 """Samples whose moments a program computes."""
 _LONG_CHUNK = CHUNK_ROWS // 16
@@ -196,7 +196,8 @@ class Arena:
     def take(self, size: int) -> tuple[int, int]:
         """Returns (block, row) of the next `size` rows.
 
-        Work on previously taken rows must have been queued on the stream: this call may copy them.
+        Work on previously taken rows must already have been queued on the stream, because this call
+        may copy them.
         """
         if self._used and self._used[-1] + size <= len(self._blocks[len(self._used) - 1]):
             self._used[-1] += size
@@ -347,7 +348,7 @@ class Launcher:
         return Pooled(first, moments, sum(programs), sample)
 
     def _here(self) -> AbstractContextManager[Any]:
-        """Makes this device current: launches go to the current device, which may differ."""
+        """Makes this device current, because launches go to the current device."""
         if self._device.type != "cuda" or torch.cuda.current_device() == self._device.index:
             return nullcontext()
         return torch.cuda.device(self._device)
@@ -382,7 +383,7 @@ class Launcher:
     ) -> None:
         """Launches a kernel, through its compiled handle if it was launched before.
 
-        Triton's own lookup of the compiled variant takes longer than the launch. For these kernels
+        Triton's own lookup of the compiled variant takes longer than the launch. For these kernels,
         only the alignment of the first address matters.
         """
         grid = (programs, 1, 1)
@@ -417,8 +418,8 @@ class Launcher:
     def _pointers(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns the start addresses of tensors, on the device.
 
-        Copies from unpinned memory, which the driver has read when the call returns, so that it can
-        be freed without waiting for the device.
+        The copy is made from unpinned memory. The driver has read that memory when the call
+        returns, so the memory can be freed without waiting for the device.
         """
         addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
         return addresses.to(self._device, non_blocking=True, copy=True)
@@ -485,8 +486,8 @@ def warn_once(device: str, error: Exception) -> None:
         return
     _warned.add((device, why))
     _log.warning(
-        "comgra: Triton's kernels cannot be used on %s (%s): using torch's operations instead, "
-        "which takes several times as long",
+        "comgra: Triton's kernels cannot be used on %s (%s): torch's operations are used instead "
+        "and take several times as long",
         device,
         why,
     )

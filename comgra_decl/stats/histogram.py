@@ -1,7 +1,7 @@
 """Bins sampled elements of many tensors and steps.
 
-Uses a compiled kernel, which releases Python's lock while counting, so that training continues
-in parallel; if it cannot be compiled, a few numpy calls give the same results.
+Uses a compiled kernel, which releases Python's lock while it counts, so that training continues in
+parallel. If the kernel cannot be compiled, a few numpy calls give the same results.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Counter:
     """Histograms of the tensors of one layout.
 
     The bins of a tensor are equally wide, between the lowest and the highest finite element *of the
-    sample*. The last bin includes its upper edge; elements at other edges fall on either side, as
-    float32 rounds. Counts are of sampled elements and add up to the number of finite ones. If these
-    are all equal, both edges are that value and the first bin counts them all; if there are none,
-    the edges are NaN and all counts are 0.
+    sample*. The last bin includes its upper edge. Elements at other edges fall on either side,
+    depending on float32 rounding. The counts are of sampled elements and add up to the number of
+    finite ones. If all finite elements are equal, both edges are that value, and the first bin
+    counts all of them. If there are no finite elements, the edges are NaN and all counts are 0.
 
     Args:
         starts: int64 [tensors + 1]; the elements of tensor i are `starts[i]:starts[i + 1]` of a

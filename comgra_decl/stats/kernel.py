@@ -1,15 +1,15 @@
 """A compiled single-pass kernel for raw sums on the CPU.
 
-Each torch reduction reads its tensor separately; the eight raw sums need eight reads, which cost
-five to ten times as much as one. Here they are one vectorized loop, written in LLVM assembly and
-compiled in memory by llvmlite on first use (a fraction of a second; no compiler, no files). If
-llvmlite is missing or fails there is no kernel, and the recipes of `sums` in torch's operations
-compute the same results.
+Each torch reduction reads its tensor separately. The eight raw sums would need eight reads, which
+cost five to ten times as much as one. Here, a single vectorized loop computes all of them. It is
+written in LLVM assembly and compiled in memory by llvmlite on first use, in a fraction of a second
+and without a compiler or files. If llvmlite is missing or fails, there is no kernel, and the
+recipes in `sums` compute the same results with torch's operations.
 
-For every row, the pivot is the mean of the first 4096 elements. Every 512 elements, the sums in
-the lanes of a vector are added to lanes of float64, so that rounding does not grow with the row.
-Unreliable rows (a sum is NaN or infinite, or the spread is so small that its squares vanish) are
-marked by -1 in the column NONFINITE and counted in the result.
+The pivot of a row is the mean of its first 4096 elements. Every 512 elements, the sums in the lanes
+of a vector are added to lanes of float64, so that rounding errors do not grow with the row. A row
+is unreliable if a sum is NaN or infinite, or if the spread is so small that its squares vanish.
+Such rows are marked by -1 in the column NONFINITE and counted in the result.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""Opt-in statistics, computed from the tensor itself instead of its raw sums.
 
-Each is one number per sample. Like all statistics, those of complex numbers use their magnitudes,
+Each is one number per sample. For complex numbers, magnitudes are used, as for all statistics,
 except singular values (`spectral`). With the n values x of a sample:
 
     negative_fraction  share of x < 0 (NaN is not)
@@ -10,7 +10,7 @@ except singular values (`spectral`). With the n values x of a sample:
                        `numpy.quantile`; computed from 4096 evenly spaced values if there are
                        more. NaN if any of them is NaN
 
-For a sample without values, all of them are NaN.
+For a sample without values, all of these statistics are NaN.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Mean, spread and largest magnitude for tensors with too many samples to keep a row for each.
 
 One row of raw sums takes 64 bytes, so 16 million samples would take a gigabyte for three numbers
-per statistic. Beyond `MOST_ROWS` samples, only the first `KEPT` have a row each. All samples are
-reduced one chunk at a time, and each chunk leaves `MOMENTS` of each statistic, in float64. They are
-merged by the formulas for parts of a whole: T. F. Chan, G. H. Golub and R. J. LeVeque, "Algorithms
-for computing the sample variance", The American Statistician 37 (1983).
+per statistic. Beyond `MOST_ROWS` samples, only the first `KEPT` samples have a row each. All
+samples are reduced one chunk at a time, and each chunk yields the `MOMENTS` of each statistic, in
+float64. These are merged by the formulas for parts of a whole: T. F. Chan, G. H. Golub and R. J.
+LeVeque, "Algorithms for computing the sample variance", The American Statistician 37 (1983).
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import numpy as np
 from comgra_decl.stats.statistics import FORMULAS, Floats, row_statistics
 
 MOST_ROWS = 1 << 17
-"""Maximum samples of a tensor with a row of raw sums each: 8 MiB."""
+"""Maximum number of samples in a tensor for which each sample has a row of raw sums. The rows take
+8 MiB."""
 KEPT = 1 << 12
-"""Number of first samples that keep rows in larger tensors."""
+"""In tensors with more samples, the number of first samples that have a row each."""
 CHUNK_ROWS = 1 << 18
-"""Samples reduced at a time above `MOST_ROWS`: 16 MiB of raw sums."""
+"""Number of samples that are reduced at a time above `MOST_ROWS`. Their raw sums take 16 MiB."""
 MOMENTS = 4
 """Number of samples, mean of the statistic, sum of squared deviations, largest magnitude."""
 

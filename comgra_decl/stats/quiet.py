@@ -2,8 +2,8 @@
 
 A reduction may run inside the program's autocast, inference mode, `torch.device` context, function
 or dispatch modes, or inside a functorch transform. None of these may affect the results or observe
-the operations. Two guards ensure this: one switches off `__torch_function__` (modes and
-subclasses), the other removes the dispatch keys behind all the rest, autograd included.
+the operations. Two guards ensure this. One switches off `__torch_function__` (modes and
+subclasses). The other removes the dispatch keys behind all the rest, including autograd.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ copy_memory: Callable[[int, int, int], None] = ctypes.PYFUNCTYPE(
 def quiet() -> Iterator[None]:
     """Runs torch operations without autograd, autocast, modes and transforms (this thread only).
 
-    Hot paths use `without_functions` and `without_keys` directly: a generator costs another
+    Hot paths use `without_functions` and `without_keys` directly, because a generator costs another
     microsecond per tensor.
     """
     with without_functions(), without_keys(HIDDEN_KEYS):
@@ -65,6 +65,6 @@ def quiet() -> Iterator[None]:
 
 
 def buffer(*shape: int, dtype: torch.dtype, device: torch.device, pinned: bool = False) -> Tensor:
-    """Returns an uninitialised tensor that stays writable outside inference mode."""
+    """Returns an uninitialised tensor that remains writable outside inference mode."""
     with quiet(), inference_mode(False):
         return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)

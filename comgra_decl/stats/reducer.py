@@ -45,16 +45,16 @@ from comgra_decl.torch_private import (
 )
 
 ARENA_ELEMENTS = 32_000
-"""Largest tensor that is copied and reduced later; copying a larger one costs more than it saves,
-and a row must stay below `batch.SERIAL_ELEMENTS`."""
+"""Size of the largest tensor that is copied and reduced later. Copying a larger one costs more than
+it saves, and a row must be shorter than `batch.SERIAL_ELEMENTS`."""
 _REMEMBERED = 4
-"""Maximum number of tensors recognised when added again; few, since writes to `.data` are not
-counted.
+"""Maximum number of tensors that are recognised when added again. There are only few, because
+writes to `.data` are not counted.
 """
 _AS_USUAL = nullcontext()
 MOST_NODES = 20_000
-"""Maximum number of known tensor sequences, above which they are dropped (shapes that change
-every step).
+"""Maximum number of known tensor sequences. If there are more, because shapes change in every step,
+all of them are dropped.
 """
 
 
@@ -72,10 +72,9 @@ class Reduced:
 
     The contents of `raw`, `aggregates`, `histogram_values` and `values` are valid only after
     `wait()` if that is not None; it is idempotent and callable from any thread. The contents do not
-    change afterwards.
-    `lost` lists tensors written before they could be read: they have no statistics.
-    Steps with equal `signature` share the same layout: `starts` to `shapes`, and
-    `histogram_starts`.
+    change afterwards. `lost` lists the tensors that were written to before they could be read. They
+    have no statistics. Steps with equal `signature` share the same layout: `starts` to `shapes`,
+    and `histogram_starts`.
     """
 
     raw: NDArray[np.float64]
@@ -123,12 +122,13 @@ _Which = tuple[int, Hashable]
 class _Repeats:
     """Recognises memory of an accelerator that was already read in this step.
 
-    A tensor is known by its storage, version, shape and strides. Storages are referenced weakly:
-    their memory can be freed, but as long as the reference exists, no other storage gets the same
-    address.
+    A tensor is identified by its storage, version, shape and strides. Storages are referenced
+    weakly. Their memory can be freed, but as long as the reference exists, no other storage gets
+    the same address.
 
-    The version reflects only writes that torch counts. The n-th repetition in a step is therefore
-    first read again: later steps skip the second read only if both reads gave the same values.
+    The version reflects only writes that torch counts. When the n-th repetition in a step occurs
+    for the first time, it is therefore read again. Later steps skip the second read only if both
+    reads gave the same values.
     """
 
     __slots__ = ("_found", "_number", "_read", "_storages", "_trusted", "trials")
@@ -194,10 +194,10 @@ class _Repeats:
 class Reducer:
     """Turns a step's tensors into raw sums at the lowest cost for the training thread.
 
-    Every tensor is read or copied within `add`; later changes to it have no effect, and it is not
-    kept alive. Small tensors are copied and reduced later (`ring`, `batch`), large ones on the host
-    immediately (`sums.LargeSums`), those on an accelerator there (`device`). Thread-safe, because
-    autograd uses a thread per device.
+    Every tensor is read or copied within `add`. Later changes to it have no effect, and it is not
+    kept alive. Small tensors are copied and reduced later (`ring`, `batch`). Large tensors are
+    reduced immediately, on the host (`sums.LargeSums`). Tensors on an accelerator are reduced there
+    (`device`). Thread-safe, because autograd uses a thread per device.
 
     Args:
         histogram_elements: maximum elements per tensor in its histogram; None for no histograms.
@@ -227,9 +227,10 @@ class Reducer:
     def add(self, tensor: Tensor, *, batch_dim: int | None, values: bool = False) -> int:
         """Reads a tensor of the current step; returns its number within the step.
 
-        A tensor added twice within a few calls (returned by a `Sequential` and its last module, or
-        a gradient that passes unchanged through a sum), or on an accelerator at any distance, may
-        get one number if its version counter shows no change.
+        If the same tensor is added twice, both calls may return the same number, provided that its
+        version counter shows no change. This happens within a few calls or, on an accelerator, at
+        any distance. Examples are a tensor that both a `Sequential` and its last module return, and
+        a gradient that passes unchanged through a sum.
 
         Args:
             tensor: real, complex (reduced by magnitude), integer or boolean; on any device.
@@ -280,7 +281,7 @@ class Reducer:
         self._seen[id(tensor)] = seen
 
     def _take_known(self, tensor: Tensor, batch_dim: int | None) -> int | None:
-        """Fast path of `add` for most tensors of most steps; takes half the time.
+        """Fast path of `add` for most tensors in most steps; takes half the time.
 
         Copies a known tensor's memory as bytes, or defers it on an accelerator. Calls no torch
         operation, so no mode or hook can observe it.
@@ -315,7 +316,7 @@ class Reducer:
             return node.index
 
     def together(self) -> AbstractContextManager[None]:
-        """Reduces tensors added in this context before other code runs; few launches on a GPU."""
+        """Reduces tensors added in this context before other code runs; needs few GPU launches."""
         with self._lock:
             self._seen.clear()  # the program may have written to gradients, uncounted
             self._repeats.forget()

@@ -21,9 +21,10 @@ RING_BYTES = 8 << 20
 """Memory for steps reduced together, if it fits more than one."""
 MOST_SLOTS = 64
 MOST_BYTES = 64 << 20
-"""Size limit of the groups (shapes that change every step), above which they are dropped."""
+"""Size limit of the groups. If it is exceeded, because shapes change in every step, all groups are
+dropped."""
 SETTLE_SECONDS = 0.1
-"""Approximate maximum age of results in seconds; slow steps are reduced as they arrive."""
+"""Approximate maximum age of results in seconds. Slow steps are reduced as they arrive."""
 
 
 class Ring:

@@ -48,8 +48,8 @@ def choose_samples(raw: RawStep, count: int) -> None:
 def balanced(labels: Sequence[Any], count: int) -> list[int]:
     """Returns up to `count` indices: the first of each label, then the second, and so on.
 
-    Labels alternate in ascending order (numbers before strings), so that the order is the same in
-    every batch that has all of them.
+    Labels alternate in ascending order, numbers before strings. The order is therefore the same in
+    every batch that contains all labels.
     """
     places: dict[Any, list[int]] = {}
     for place, label in enumerate(labels):
@@ -69,7 +69,7 @@ def _rank(label: Any) -> tuple[bool, float, str]:
 
 
 def _first_values(raw: RawStep, count: int) -> None:
-    """Reduces the values to the first samples; until now, those of all samples were kept."""
+    """Reduces the values to the first samples; until now, the values of all samples were kept."""
     _reduce_values(raw, np.arange(count))
 
 

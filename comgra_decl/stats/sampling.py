@@ -10,9 +10,10 @@ def sample_stride(numel: int, elements: int, limit: int) -> tuple[int, int]:
 
     If there are at most `limit` elements, all of them are sampled. Otherwise, the stride is the
     smallest one that keeps within `limit` and shares no divisor with `elements`, the number of
-    elements of one sample. A stride of 64 through a [batch, 256] activation would see the same four
-    features of every sample and show their histogram instead of the layer's; a coprime one visits
-    every position of the value dims equally often, and reaches the last sample.
+    elements of one sample. With a stride of 64, a [batch, 256] activation would contribute only the
+    same four features of every sample, and the histogram would show these features instead of the
+    layer. A coprime stride visits every position of the value dims equally often and reaches the
+    last sample.
 
     Args:
         numel: elements of the whole tensor, batch included.

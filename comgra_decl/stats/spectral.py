@@ -1,9 +1,10 @@
 r"""Singular values of matrices, without a full decomposition where possible.
 
-A sample with two or more value dims is read as a matrix: its first dim against all others, as in
-spectral normalisation of convolution weights (T. Miyato et al., "Spectral normalization for
-generative adversarial networks", ICLR 2018). The statistics are NaN for other samples, and for
-matrices that are empty or contain NaN or infinite values. With singular values s1 >= s2...
+A sample with two or more value dims is read as a matrix, with its first dim as rows and all others
+as columns, as in spectral normalisation of convolution weights (T. Miyato et al., "Spectral
+normalization for generative adversarial networks", ICLR 2018). The statistics are NaN for other
+samples, and for matrices that are empty or contain NaN or infinite values. With singular values s1
+>= s2...
 
     singular_value   s1
     stable_rank      sum(s^2) / s1^2                     of a zero matrix: NaN
@@ -15,16 +16,17 @@ dimensionality", EUSIPCO 2007) both lie between 1 and the rank.
 
 s1 is computed by the Lanczos method on A A^H (G. H. Golub and C. F. Van Loan, "Matrix
 computations", chapter 10), with every vector orthogonalised against all previous ones. It always
-starts from the same vector, so that the result depends only on the matrix, and not on a random
-number generator or (as with a warm start) on earlier records. It approaches s1^2 from below and
-stops when an eigenvalue is certain to lie within a relative 1e-3 of it, which means 5e-4 of s1 (in
-practice the error is quadratic in that: below 1e-5 unless s1 and s2 are nearly equal), after at
-most 48 steps. On an accelerator, it always takes 24 steps, because checking would wait for the
-device. On the host, matrices whose smaller side is at most 64 are decomposed, which is faster.
+starts from the same vector, so the result depends only on the matrix. It depends neither on a
+random number generator nor, as with a warm start, on earlier records. The method approaches s1^2
+from below. It stops when an eigenvalue is certain to lie within a relative 1e-3 of the estimate,
+which means 5e-4 of s1, and after at most 48 steps. In practice, the error is quadratic in that
+bound, that is, below 1e-5 unless s1 and s2 are nearly equal. On an accelerator, the method always
+takes 24 steps, because a check would wait for the device. On the host, matrices whose smaller side
+is at most 64 are decomposed, which is faster.
 
 The effective rank needs all singular values. They are the square roots of the eigenvalues of the
-smaller Gram matrix in float64, which makes those below 1e-8 s1 inexact; these are ignored. It is
-NaN for a matrix whose smaller side is above 1024.
+smaller Gram matrix in float64. Singular values below 1e-8 s1 are therefore inexact and are ignored.
+The effective rank is NaN for a matrix whose smaller side is above 1024.
 """
 
 from __future__ import annotations
@@ -59,9 +61,9 @@ def as_matrices(x: Tensor) -> Tensor | None:
 
 
 def in_range(a: Tensor, *, host: bool) -> tuple[Tensor, Tensor]:
-    """Returns matrices scaled so that no product of them overflows or vanishes, and the scale.
+    """Returns matrices scaled so that none of their products overflows or vanishes, and the scale.
 
-    On the host, copies only if necessary; NaN and infinities stay.
+    Matrices on the host are copied only if necessary. NaN and infinite values are preserved.
     """
     if host:
         norm = torch.linalg.vector_norm(a, dim=(1, 2)).numpy()

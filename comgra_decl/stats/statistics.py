@@ -23,25 +23,26 @@ NaN and infinities propagate as in numpy: mean, l2, min and max of a row with a 
 mean is inf if only +inf occurs; std is NaN if any NaN or infinity occurs. A sample without elements
 has l2 0 and nonfinite 0 (as numpy's norm and sum of an empty array) and NaN for all others.
 
-Over the batch, each statistic s of the samples 1..m gives (`records.AGGREGATES`):
+Over the batch, each statistic s of the samples 1..m is aggregated (`records.AGGREGATES`):
 
     mean           sum(s) / m
     std            sqrt(sum((s - mean)^2) / m)          population, over samples
     abs_max        max|s|
 
 A tensor without batch dim is one sample: mean = s, std = 0. For an empty batch, aggregates are NaN,
-except those of nonfinite, which are 0: that statistic is NaN only if a record is missing. For
-tensors with very many samples, the same three numbers are computed in another order (`moments`).
+except those of nonfinite, which are 0, because that statistic is NaN only if a record is missing.
+For tensors with very many samples, the same three numbers are computed in a different order
+(`moments`).
 
 Integers, booleans and all floats are used as they are; complex numbers by their magnitude. Sparse,
 nested, quantised and meta tensors have no statistics; the run's report lists them by name. A sparse
 gradient is therefore missing, not 0.
 
 Elements of float32 and smaller types are summed about a pivot in float32, some hundreds at a time,
-and these sums in float64. The error of a mean close to 0 is therefore that of rounding the largest
-element to float32. Everything else is computed in float64 and stored as float32: magnitudes above
-3.4e38 are stored as infinity of their sign (nonfinite, a count of elements, is still 0), those
-below 1.4e-45 as 0.
+and these sums are added in float64. The error of a mean close to 0 is therefore the error of
+rounding the largest element to float32. Everything else is computed in float64 and stored as
+float32. Magnitudes above 3.4e38 are stored as infinity with their sign, but nonfinite, a count of
+elements, is still 0. Magnitudes below 1.4e-45 are stored as 0.
 """
 
 from __future__ import annotations

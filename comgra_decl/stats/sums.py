@@ -1,4 +1,4 @@
-"""Four methods of computing raw sums, with equal results.
+"""Four methods of computing raw sums, with the same results.
 
 All give float64 with the columns of `records.Raw`, one row per sample. They differ in what is
 subtracted before squaring (the pivot), which is therefore part of the row:
@@ -37,7 +37,8 @@ from comgra_decl.stats.support import work_dtype
 Rows = NDArray[np.float64]
 
 BLOCK = 1 << 18
-"""Elements per operation and thread: smaller blocks cost calls, larger ones exceed the cache.
+"""Elements per operation and thread. Smaller blocks need more calls; larger blocks exceed the
+cache.
 """
 PIVOT_ELEMENTS = 4096
 MOST_BLOCK = 1 << 22
@@ -101,8 +102,8 @@ def _by_blocks(
 def lean(x: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
     """Returns `exact` of rows [r, n] on an accelerator, without a float64 copy of them.
 
-    Torch's reductions read float32 and add in float64. Squares are of differences in float32, so
-    values that spread by less than 1e-7 of their mean have lost digits.
+    Torch's reductions read float32 and add in float64. The squared differences are computed in
+    float32, so values that spread by less than 1e-7 of their mean have lost digits.
 
     Args:
         x: real numbers, n > 0.
@@ -213,7 +214,7 @@ def compiled(x: Tensor, out: Rows) -> bool:
 def compiled_at(kernel: Kernel, x: Tensor, rows: int, n: int) -> Rows | None:
     """Returns the raw sums [rows, 8] of contiguous memory; None if the kernel marks any row.
 
-    Like `compiled`, for one large tensor, without calls that would double the cost.
+    Like `compiled`, but for one large tensor, without calls that would double the cost.
     """
     out = np.empty((rows, RAW_STATISTICS))
     marked = kernel(x.data_ptr(), rows, n, out.__array_interface__["data"][0])
@@ -278,7 +279,7 @@ class LargeSums:
         return out
 
     def _mend(self, x: Tensor, sums: Rows, fine: NDArray[np.bool_], block: int) -> None:
-        """Recomputes rows: about their mean where |mean| >> std, else in float64."""
+        """Recomputes rows, about their mean where |mean| >> std and in float64 elsewhere."""
         low, high = sums[Raw.MIN], sums[Raw.MAX]
         with np.errstate(invalid="ignore", over="ignore"):
             spread = high - low

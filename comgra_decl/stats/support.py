@@ -46,7 +46,8 @@ PLAIN = (Tensor, torch.nn.Parameter)
 class CannotReduceError(ComgraError, TypeError):
     """A tensor has no statistics because of its layout, dtype or wrapper; the message states which.
 
-    Concerns one tensor; others of the step are unaffected. Callers report it once per slot.
+    Concerns one tensor; the other tensors in the step are unaffected. Callers report it once per
+    slot.
     """
 
 
@@ -58,8 +59,8 @@ def dtype_name(tensor: Tensor) -> str:
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the precision in which statistics of `dtype` are computed.
 
-    float64 for float64, complex128 and integers of 32 bits or more (64-bit integers beyond 2**53
-    are rounded), float32 for everything narrower, where the conversion is exact.
+    This is float64 for float64, complex128 and integers of 32 bits or more; 64-bit integers beyond
+    2**53 are rounded. It is float32 for everything narrower, where the conversion is exact.
     """
     return torch.float64 if dtype in _DOUBLE else torch.float32
 
@@ -67,7 +68,7 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
 def plain(tensor: Tensor) -> Tensor:
     """Returns the local, ordinary tensor behind `tensor`.
 
-    A DTensor returns its local shard (ranks are merged offline, without communication).
+    For a DTensor, this is the local shard; ranks are merged offline, without communication.
     Asynchronous results of collectives are awaited. Wrappers of `torch.func.grad`, `vjp` and `jvp`
     return the numbers they wrap.
 
@@ -151,7 +152,7 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
 
 
 def as_numpy(host: Tensor) -> NDArray[Any]:
-    """Returns a contiguous host tensor as a numpy array, sharing memory where torch can."""
+    """Returns a contiguous host tensor as a numpy array that shares memory where possible."""
     integer = _VIA_INTEGER.get(host.dtype)
     if integer is not None:
         import ml_dtypes  # needed for raw values, not for statistics
@@ -169,7 +170,7 @@ def as_rows(tensor: Tensor, batch_dim: int | None) -> Tensor:
     """Returns [samples, elements], contiguous, without a copy where memory allows.
 
     Statistics ignore the order of elements within a sample, so the value dims are taken in memory
-    order (channels_last and transposed tensors are not copied).
+    order. Tensors in channels_last format and transposed tensors are therefore not copied.
     """
     if tensor.is_contiguous() and not batch_dim:
         samples = 1 if batch_dim is None else tensor.shape[0]

@@ -1,9 +1,9 @@
 """Layouts of a step's rows, learned from previous steps.
 
 The tensors of one step arrive in nearly the same order every time. `Node`s form a tree over these
-sequences: the path from the root is the sequence so far. Since the position of a tensor's rows
-depends only on the tensors before it, a node knows that position and keeps the view to copy into.
-The first step builds the path; later ones only follow it. The node at which a step ends has a
+sequences: the path from the root is the sequence so far. The position of a tensor's rows depends
+only on the tensors before it. A node therefore knows that position, and keeps the view to copy
+into. The first step builds the path; later ones only follow it. The node at which a step ends has a
 `Form`.
 """
 
@@ -72,7 +72,7 @@ class PutOff(Enum):
 
 
 class Shape(NamedTuple):
-    """A tensor as rows: one per sample (the first dim after moving the batch dim there)."""
+    """A tensor as rows, one per sample, after moving the batch dim to the front."""
 
     full: tuple[int, ...]
     batch_dim: int | None

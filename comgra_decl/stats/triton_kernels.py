@@ -7,8 +7,8 @@ short row, each about its own pivot; `fused` merges the pieces of a row.
 For tensors with very many samples, `row_moments` reads the results of each sample and computes the
 moments of the statistics (`moments`).
 
-Float32 lanes sum at most 64 numbers each, and float64 sums the lanes. Numbers that exceed float32
-(squares that overflow, differences whose squares vanish) are read again in float64.
+Float32 lanes sum at most 64 numbers each, and the lanes are summed in float64. If squares overflow
+float32, or squares of differences vanish in it, the numbers are read again in float64.
 
 The kernels run on tensors of the host under Triton's interpreter (`TRITON_INTERPRET=1`).
 """
@@ -25,8 +25,8 @@ from comgra_decl.stats.moments import MOMENTS
 from comgra_decl.stats.statistics import FORMULAS
 
 COLUMNS = 9
-"""Columns of the table: tensor, first element, elements per row, rows, first result row, and for
-the samples: first element, stride, count, position of the first.
+"""Columns of the table: tensor, first element, elements per row, rows, first result row. For the
+samples, the columns first element, stride, count and position of the first follow.
 """
 
 _HUGE = 3e38  # larger float32 sums have overflowed or are about to

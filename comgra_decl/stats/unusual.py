@@ -1,6 +1,6 @@
 """Converts sparse, nested and quantised tensors to ordinary ones.
 
-Called only for tensors that a reducer rejects, so that others cost nothing.
+Called only for tensors that a reducer rejects, so that other tensors cost nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from comgra_decl.stats.quiet import quiet
 from comgra_decl.torch_private import is_functorch_wrapped
 
 MOST_ELEMENTS = 1 << 24
-"""Maximum elements of a sparse tensor to densify: 64 MiB of float32, mostly zeros."""
+"""Maximum number of elements of a sparse tensor to densify. In float32, they take 64 MiB, mostly
+zeros."""
 
 _SPARSE = tuple(
     getattr(torch, name)
@@ -23,9 +24,9 @@ _SPARSE = tuple(
 def ordinary(tensor: Tensor) -> Tensor | None:
     """Returns a strided tensor with the numbers of `tensor`; None if impossible.
 
-    Sparse tensors become dense, zeros included (statistics cover the whole tensor). The parts of
-    nested tensors are concatenated (along dim 0 if the rest of their shapes agrees, else flat).
-    Quantised tensors become the numbers that their integers represent.
+    Sparse tensors become dense, including zeros, because statistics cover the whole tensor. The
+    parts of nested tensors are concatenated, along dim 0 if their other dims agree and flat
+    otherwise. Quantised tensors become the numbers that their integers represent.
     """
     if is_functorch_wrapped(tensor) or tensor.is_meta:
         return None

@@ -1,4 +1,4 @@
-"""Resumes an existing run: checks permission to append, and returns facts needed for tracing."""
+"""Resumes an existing run: checks whether it may be appended to; returns facts for tracing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .reader import Reader
 from .writer import RunWriter
 
 SILENCE = 300.0
-"""Seconds without a commit after which a writer on another machine is considered dead. If that
-writer is still alive, its next commit fails and it stops.
+"""Seconds without a commit after which a writer on another machine is considered dead. If the
+writer is still alive, its next commit fails, and it stops.
 """
 
 
@@ -37,10 +37,11 @@ def append_to(path: Where, meta: RunMeta) -> tuple[RunWriter, Past]:
 
     Args:
         path: the run's folder, or its location in a bucket.
-        meta: metadata of the resuming program; settings that shape arrays on disk must match.
+        meta: metadata of the resuming program. Settings that determine the arrays on disk must
+            match.
 
     Raises:
-        StoreError: The run is being written, has other storage settings, or cannot be written.
+        StoreError: The run is being written, has different storage settings, or cannot be written.
         RunNotFoundError: There is no run.
         DamagedRunError: The run cannot be read.
     """
@@ -98,7 +99,7 @@ def _refuse_another_form(reader: Reader, meta: RunMeta) -> None:
 
 
 def discard_unused(path: Path, uuid: str) -> None:
-    """Removes a run just created by this process, if it holds no records.
+    """Removes a run that this process has just created, if the run holds no records.
 
     Args:
         path: the run's folder; kept if it contains anything else.

@@ -52,7 +52,7 @@ def copy_files(
 
 
 def _ours(source: Location, databases: Sequence[Location]) -> frozenset[str]:
-    """Returns the names below a run that do not belong to the files next to its databases."""
+    """Returns the names below a run that are not files next to its databases."""
     below = [_below(source, place) for place in databases]
     return frozenset(str(path / name) for path in below for name in (DATABASE, DRAFT))
 
@@ -101,8 +101,8 @@ def _is_plain(name: str) -> bool:
 def refuse_within(source: Location, target: Location) -> None:
     """Raises StoreError if a copy or an export would be inside the run.
 
-    The next copy would include the nested one, and compaction and readers would encounter foreign
-    files.
+    Otherwise, the next copy would include the nested one, and compaction and readers would
+    encounter files that do not belong to the run.
     """
     run = source.parent.parent if source.parent.name == RANKS else source
     if isinstance(run, Path) and isinstance(target, Path):

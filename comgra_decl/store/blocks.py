@@ -50,14 +50,14 @@ class BlockBuffer:
                 )
 
     def accept(self, first: int, families: Families) -> None:
-        """Marks the commit as written: retains the rows of the open block and drops all others."""
+        """Marks the commit as written; retains the rows of the open block and drops all others."""
         count = len(families["kpi"])
         open_start = (first + count) // self._block * self._block
         if open_start >= first:
             self._pending = []
         rest = max(0, open_start - first)
         if rest < count:
-            # copies: views of the last few rows would keep a large commit in memory
+            # copies, because views of the last few rows would keep a large commit in memory
             self._pending.append({k: v[rest:].copy() if rest else v for k, v in families.items()})
 
     def resume(self, rows: list[Families]) -> None:
@@ -100,7 +100,7 @@ class RecordChunks:
             yield RECORDS_ARRAY, edge, facts[: end - edge]
 
     def accept(self) -> None:
-        """Marks the commit as written: retains the facts that are not yet in a complete chunk."""
+        """Marks the commit as written; retains the facts that are not yet in a complete chunk."""
         if self._written is None:
             return
         first, new = self._written

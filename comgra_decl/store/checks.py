@@ -70,7 +70,7 @@ class NotedChecks:
 
     Attributes:
         verdicts: newest verdict of each experiment, by name.
-        damaged: by experiment, the reason why its verdict cannot be read, including the file name.
+        damaged: the reasons why verdicts cannot be read, including the file names, by experiment.
     """
 
     verdicts: tuple[NotedCheck, ...] = ()

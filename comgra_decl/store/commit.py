@@ -46,7 +46,7 @@ class Commit:
     ) -> None:
         """Writes `data` [records, slots or lanes, ...], whole chunks, at (first, lane) of an array.
 
-        `data` is referenced, not copied: it must not change before `finish` returns.
+        `data` is referenced, not copied, so it must not change before `finish` returns.
         """
         target = array[first : first + len(data), lane : lane + data.shape[1]]
         self._futures.append(target.write(data, can_reference_source_data_indefinitely=True))

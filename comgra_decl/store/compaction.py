@@ -1,10 +1,11 @@
 """Compacts a finished run without changing any recorded number.
 
 A record in a complete block is also stored as a row, and OCDBT keeps every version of its index.
-Compaction copies the run without these duplicates and old versions to an adjacent folder, reads the
-copy back, and moves its data files next to the old ones. A single rename then replaces the
-manifest. Readers see the complete old run before the rename and the complete new run after it. A
-killed compaction leaves unreferenced files, which the next compaction removes.
+Compaction copies the run to an adjacent folder, without the duplicate rows and the old versions. It
+reads the copy back and moves the data files of the copy next to the old ones. A single rename then
+replaces the manifest. Readers see the complete old run before the rename and the complete new run
+after it. If a compaction is killed, it leaves unreferenced files, which the next compaction
+removes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .verify import verify
 
 _MANIFEST = "manifest.ocdbt"
 _OURS = re.compile(r"[0-9a-f]{32}(\.__lock)?")
-"""Patterns of TensorStore's data files, and of files left by a killed writer."""
+"""Name patterns of TensorStore's data files, and of files that a killed writer has left."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ def compact(path: Where, *, progress: Progress | None = None) -> Compacted:
 
     Raises:
         RunNotFoundError: There is no run.
-        DamagedRunError: Part of the run cannot be read; nothing was changed. Damaged rows whose
-            record is also in a complete block are dropped like other duplicates.
+        DamagedRunError: Part of the run cannot be read; nothing was changed. If the record of a
+        damaged row is also in a complete block, the row is dropped like any other duplicate.
         StoreError: The run is being written or compacted, is in a bucket, or its folder is not
             writable.
     """
@@ -103,7 +104,7 @@ def _write_draft(reader: Reader, draft: Path, progress: Progress | None) -> None
 
 
 def _check(draft: Path, progress: Progress | None) -> None:
-    """Reads the copy back; its chunks are byte-identical to the run's, so this checks both."""
+    """Reads the copy back. Its chunks are byte-identical to the run's, so both are checked."""
     verdict = verify(draft, progress=progress)
     if not verdict.whole:
         first = verdict.damages[0]

@@ -42,9 +42,9 @@ Values = Sequence[dict[int, NDArray[Any]]]
 
 
 class Contents:
-    """Writer state of a run: known slots, names, arrays, and the open block.
+    """The writer's state of a run: known slots, names, arrays, and the open block.
 
-    `write` stages changes; `accept` makes them final after the commit has succeeded; `discard`
+    `write` stages changes. `accept` makes them final after the commit has succeeded. `discard`
     reverts them, so that the same batches can be retried.
     """
 
@@ -172,7 +172,7 @@ class Contents:
             raise StoreError(f"more than {SLOTS_LIMIT} slots; select fewer nodes.")
 
     def _stage_forms(self, commit: Commit) -> BlockBuffer:
-        """Creates the arrays at the first commit; the number of slots determines their chunks."""
+        """Creates the arrays at the first commit; the number of slots determines the chunks."""
         forms = standard_forms(
             slots=len(self._shapes),
             columns=len(self._meta.columns),

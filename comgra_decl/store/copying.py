@@ -76,21 +76,21 @@ def copy_run(
     progress: Progress | None = None,
     passed_over: PassedOver | None = None,
 ) -> Location:
-    """Copies a run to `to`, which appears only when complete; source and target may be in buckets.
+    """Copies a run to `to`, which appears only when the copy is complete.
 
-    The copy contains the run as of the call. If the run is still being written, the copy has the
-    state "stopped", with a reason. Other files in the run's folder are copied too, except links,
-    pipes and sparse files without data.
+    Source and target may be in buckets. The copy contains the run as of the call. If the run is
+    still being written, the copy has the state "stopped", with a reason. Other files in the run's
+    folder are copied too, except links, pipes and sparse files without data.
 
     Args:
-        path: the run's folder, or its place in a bucket.
+        path: the run's folder, or its location in a bucket.
         to: target folder or location; if it exists, the copy becomes a folder inside it, with the
             name of the run.
         version: database version (see `verify`), to recover an earlier state of a damaged run.
         compact: whether to omit duplicates.
         progress: called with the progress.
         passed_over: called with the name of each file next to the databases that is not copied, and
-            the reason; by default they are logged.
+            the reason; by default, both are logged.
 
     Returns:
         The folder of the copy; a `Remote` if it is in a bucket.
@@ -136,7 +136,7 @@ def _into_folder(target: Path, fill: Fill) -> Path:
 
 
 def _into_bucket(target: Remote, fill: Fill) -> Remote:
-    """Writes a copy to a bucket, which lacks renaming, so the run's first key is written last."""
+    """Writes a copy to a bucket. Buckets lack renaming, so the run's first key is written last."""
     Objects(target).try_writing()
     try:
         fill(target)
@@ -212,7 +212,7 @@ def transfer(
     compact: bool,
     progress: Progress | None = None,
 ) -> None:
-    """Copies all keys of a run into an empty database; the keys that mark it as a run are last.
+    """Copies all keys of a run into an empty database, those that mark it as a run last.
 
     Args:
         reader: the run, pinned to a version.

@@ -1,7 +1,7 @@
 """Opens a run's OCDBT database with a single spec and context, and converts TensorStore errors.
 
-Every handle of a database must share one Context and one byte-identical spec; otherwise an "atomic"
-transaction silently becomes two commits. Therefore specs are built only here.
+All handles of a database must share one Context, and their specs must be byte-identical. Otherwise,
+an "atomic" transaction silently becomes two commits. Specs are therefore built only here.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ _MOST_JSON = 128 << 20
 """Maximum bytes of a JSON key."""
 
 _MOST_PARTS = 4 << 20
-"""Maximum total number of lists, mappings and items: each takes up to 200 bytes of memory."""
+"""Maximum total number of lists, mappings and items in a key. Each takes up to 200 bytes of
+memory."""
 
 
 class TransientStoreError(StoreError):
-    """A temporary failure (disk full, bucket unreachable); the same call may succeed later."""
+    """A temporary failure, such as a full disk; the same call may succeed later."""
 
 
 def database_place(run: Where) -> Location:
@@ -128,10 +129,11 @@ class Database:
 
         Args:
             form: form of the array from the array table.
-            create: whether to write its metadata within `transaction`. The handle then has no chunk
-                cache, because written buffers may be referenced, and must not outlive the commit.
+            create: whether to write its metadata within `transaction`. If so, the handle has no
+            chunk cache, because written buffers may be referenced, and the handle must not outlive
+            the commit.
             transaction: transaction of the handle.
-            recheck: unix time; state cached after this time is not revalidated.
+            recheck: a time in Unix seconds; state cached after that time is not revalidated.
             cached: whether to cache chunks; must be False for writing, see `create`.
         """
         spec: dict[str, Any] = {
@@ -139,7 +141,7 @@ class Database:
             "kvstore": {**self.spec, "path": form.name + "/"},
             "metadata": form.metadata(),
             "recheck_cached_data": recheck,
-            # a missing chunk below head.n means damage, not a fill value
+            # a missing chunk below head.n is damage and must not be read as a fill value
             "fill_missing_data_reads": False,
             "store_data_equal_to_fill_value": True,
         }
@@ -284,7 +286,7 @@ class Database:
 def encode(value: Any, name: str | None) -> bytes:
     """Encodes compact JSON; other objects (paths, dates) are converted to strings.
 
-    Appends a line with a checksum that detects flipped bits and swapped keys.
+    Appends a line with a checksum, which detects flipped bits and swapped keys.
 
     Args:
         value: JSON-serializable object.

@@ -124,7 +124,7 @@ def _tags_code(info: StepInfo, names: Names) -> int:
 
 
 def runs_of(values: Sequence[Any]) -> list[list[Any]]:
-    """Run-length encodes rarely changing values: [[offset of the first, value], ...]."""
+    """Run-length encodes values that rarely change, as [[offset of the first, value], ...]."""
     runs: list[list[Any]] = []
     for offset, value in enumerate(values):
         if not runs or runs[-1][1] != value:

@@ -1,4 +1,4 @@
-"""Schemas for validating a run's documents, because runs are untrusted."""
+"""Schemas for validating a run's documents, which is necessary because runs are untrusted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Drafts: temporary folders next to their target, which are renamed when complete.
 
-A killed program leaves its draft behind; the next draft for the same target removes it.
+If a program is killed, its draft remains; the next draft for the same target removes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RANDOM = "[a-z0-9_]{8}"
 
 @contextmanager
 def drafted(target: Path, kind: str) -> Iterator[Path]:
-    """Yields an empty folder next to `target`, removed afterwards unless it was renamed.
+    """Yields an empty folder next to `target` and removes it afterwards, unless it was renamed.
 
     Args:
         target: folder to create.
@@ -50,7 +50,7 @@ def drafted(target: Path, kind: str) -> Iterator[Path]:
 
 
 def _sweep(folder: Path, prefix: str) -> None:
-    """Removes drafts of programs that have ended, recognized by their free locks."""
+    """Removes drafts of programs that have ended; they are recognized by their free locks."""
     pattern = re.compile(re.escape(prefix) + _RANDOM)
     for path in [path for path in folder.iterdir() if pattern.fullmatch(path.name)]:
         with suppress(OSError):

@@ -1,8 +1,8 @@
 """Opens files in a run's folder, which is untrusted; all other code must use this module.
 
-A pipe would block, a device would be read forever, and a link would lead to another folder.
-Therefore, only plain files up to a size limit are opened. The path to the run's folder may contain
-links. A test ensures that no other code opens files in a run's folder.
+A pipe would block, a device could be read forever, and a link could lead to another folder. Only
+plain files up to a size limit are therefore opened. The path to the run's folder may contain links.
+A test ensures that no other code opens files in a run's folder.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _strangeness(found: os.stat_result) -> str | None:
 def strange_file(database: Path) -> str | None:
     """Returns the problem with the files of a database about to be opened; None if there is none.
 
-    TensorStore opens the files without such checks: it would block on a pipe or follow a link.
+    TensorStore opens the files without such checks, so it would block on a pipe or follow a link.
     """
     try:
         if database.is_symlink():
@@ -133,7 +133,7 @@ def strange_file(database: Path) -> str | None:
 def largest_file(database: Path) -> int | None:
     """Returns the size of the largest data file in bytes; None if there are too many to check.
 
-    No value can be larger, so most runs need no size check per key.
+    No value can be larger than the largest file, so most runs need no size check per key.
     """
     sizes = [0]
     try:

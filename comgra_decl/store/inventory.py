@@ -25,7 +25,7 @@ WIDTHS = {
     "smp": RecordColumn.WIDTH,
     "hist": RecordColumn.WIDTH,
 }
-"""Maps each array family to the record fact that holds its number of columns."""
+"""The record fact that holds the number of columns, for each array family."""
 
 _RECORDS = "records"
 
@@ -127,7 +127,7 @@ def _records(view: View) -> Iterator[Region]:
 
 
 def _rows(view: View, family: str) -> Iterator[Region]:
-    """Yields the records stored as rows, in long runs of equal width."""
+    """Yields the records that are stored as rows, in long stretches of equal width."""
     table, form = view.records, view.tables.forms[f"{family}/row"]
     widths = np.where(table[:, RecordColumn.FORM] == 0, table[:, WIDTHS[family]], 0)
     for first, last, width in _equal(widths):
@@ -136,7 +136,7 @@ def _rows(view: View, family: str) -> Iterator[Region]:
 
 
 def _blocks(view: View, family: str) -> Iterator[Region]:
-    """Yields the blocks; each is as wide as its last record, whose commit wrote the block."""
+    """Yields the blocks. A block is as wide as its last record, whose commit wrote the block."""
     block, edge = block_of(view), edge_of(view)
     form = view.tables.forms[f"{family}/blk"]
     widths = view.records[block - 1 : edge : block, WIDTHS[family]]

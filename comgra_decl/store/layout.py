@@ -1,15 +1,16 @@
 """The layout of a run on disk: key names, array forms, chunk sizes.
 
 One OCDBT database contains a whole run (of one rank). Arrays are preallocated and written once: a
-chunk never changes after its commit. Each family of arrays exists twice: `row` (one record per
-chunk, written with every commit, so that reading a record takes one read) and `blk` (`block_steps`
-records and few columns per chunk, written when a block is full, so that reading a series takes few
-reads). A block completed within one commit is stored only as a block, as indicated by the record
-column `FORM`. The numeric facts of records are stored a third time, in the few large chunks of
-`records`, so that opening a long run takes few reads.
+chunk never changes after its commit. Each family of arrays exists twice. In `row`, a chunk holds
+one record and is written with every commit, so that reading a record takes a single read. In `blk`,
+a chunk holds `block_steps` records and a few columns and is written when a block is full, so that
+reading a series takes few reads. If all records of a block are in the same commit, they are stored
+only as a block, as indicated by the record column `FORM`. The numeric facts of records are stored a
+third time, in the few large chunks of `records`, so that opening a long run takes few reads.
 
-Scalars (values logged at any step) are stored similarly, but without arrays: each commit writes
-its scalars as one key, and a block of them once it is full; `head.scalars` counts them.
+Scalars (values logged at any step) are stored similarly, but without arrays. Each commit writes its
+scalars as one key, and each block of scalars is written as one key once it is full. `head.scalars`
+is the number of scalars.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ MIN_READER = 2
 """Oldest format version that can be read."""
 
 BOUND_SINCE = 3
-"""First version whose checksums cover their key; see `sums.py`."""
+"""First version in which checksums cover the key; see `sums.py`."""
 
 SHAPES_SINCE = 4
-"""First version whose records store changed tensor shapes."""
+"""First version in which records store changed tensor shapes."""
 
 RUN_KEY = "meta/run.json"
 SESSION_KEY = "meta/run.{}.json"
-"""Like `RUN_KEY`, for each program that resumed the run; numbering starts at 2."""
+"""Like `RUN_KEY`, but for each program that resumed the run; numbering starts at 2."""
 
 HEAD_KEY = "head"
 DIGITS = 12  # of record and row numbers in keys, so that keys sort numerically
@@ -45,13 +46,14 @@ SHAPES_LIMIT = 1 << 24
 """Shape codes are exact in float32 up to this limit, which no run reaches."""
 
 LOGS = ("slots", "names", "arrays", "lanes", "notes")
-"""Append-only tables of JSON rows; `head.logs` holds the number of valid rows of each."""
+"""Append-only tables of JSON rows; `head.logs` holds the number of valid rows in each."""
 
 SCALAR_BLOCK = 1024
 """Scalars per block. A scalar is a value logged at any step; see `scalars.py`."""
 
 NODE_BYTES = 4096
-"""Size limit of an index node; the default (84 MB) makes a run grow quadratically."""
+"""Size limit of an index node. With the default (84 MB), the size of a run would grow
+quadratically."""
 
 
 RAW_DTYPES = frozenset(
@@ -139,8 +141,8 @@ def slot_chunk(slots: int) -> int:
 def block_steps(record_bytes: int) -> int:
     """Returns the records per block: a power of two, from 32 to 256.
 
-    Longer blocks reduce the number of reads per series, but the open block is held in memory, and
-    its records are read one by one.
+    Longer blocks reduce the number of reads per series. However, the open block is held in memory,
+    and its records are read one by one.
 
     Args:
         record_bytes: size of the dense statistics of a record.
@@ -149,10 +151,10 @@ def block_steps(record_bytes: int) -> int:
 
 
 _OPEN_BLOCK_BYTES = 32 << 20
-"""Maximum bytes of the open block in the writer's memory, unless 32 records are larger."""
+"""Maximum bytes of the open block in the writer's memory, unless 32 records need more."""
 
 _BLOCK_CHUNK_BYTES = 64 << 10
-"""Target size in bytes of a block's chunks: the amount read per block for a series."""
+"""Target size of a block's chunks in bytes. Reading a series reads this amount per block."""
 
 
 def standard_forms(
@@ -218,8 +220,8 @@ def _pair(
 def raw_form(dtype: str, shape: Sequence[int], itemsize: int) -> ArrayForm:
     """Returns the form of the array for raw values of one dtype and [samples, *value dims].
 
-    Dims are [record, lane, *shape]; a chunk holds at most about 1 MB, and several lanes if they are
-    small.
+    Dims are [record, lane, *shape]. A chunk holds at most about 1 MB; if lanes are small, it holds
+    several of them.
     """
     size = itemsize
     for extent in shape:

@@ -1,8 +1,8 @@
 """Locks folders while a run is being changed; locks are released when their process ends.
 
 A compaction holds the database's lock throughout. The run's lock is held briefly by a compaction
-that moves the new database into place, and by a program that resumes the run, so that neither sees
-an intermediate state of the other.
+while it moves the new database into place, and by a program that resumes the run. Neither of them
+therefore sees an intermediate state of the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def alone(database: Path) -> Iterator[None]:
 def settled(run: Location) -> Iterator[None]:
     """Waits for the lock on a run's folder and holds it.
 
-    Buckets support neither locks nor compaction; fenced commits are sufficient for them.
+    Buckets support neither locks nor compaction, so fenced commits are sufficient there.
     """
     with _held(run) as lock:
         if lock is not None:
@@ -61,7 +61,8 @@ def _held(folder: Location) -> Iterator[int | None]:
 def _taken(handle: int, *, wait: bool) -> bool:
     """Takes a lock; returns whether it was taken.
 
-    Also returns True if the file system has no locks; only TensorStore's own locks apply then.
+    Also returns True if the file system has no locks. In that case, only TensorStore's own locks
+    apply.
     """
     import fcntl
 

@@ -1,4 +1,4 @@
-"""Append-only tables of JSON rows, and the interned names stored in one of these tables."""
+"""Append-only tables of JSON rows, one of which stores interned names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .commit import Commit
 from .layout import log_key
 
 _ROWS_OF_KEY = 100_000
-"""Maximum rows per key: readers reject keys that are too large."""
+"""Maximum number of rows per key, because readers reject keys that are too large."""
 
 
 class Stage(Protocol):
@@ -50,7 +50,7 @@ class Log:
         self._staged = []
 
     def discard(self) -> None:
-        """Drops the staged rows of a failed commit, which the retry stages again."""
+        """Drops the staged rows of a failed commit; the retry stages them again."""
         self._staged = []
 
 

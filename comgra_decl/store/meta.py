@@ -54,9 +54,9 @@ class RunMeta:
     def columns(self) -> list[str]:
         """Names of the columns of the `agg` arrays: statistic by statistic, then the others.
 
-        "rows" is the number of samples aggregated. "shape" is 0 if a tensor has the shape in the
-        slot table, else 1 + its row in the name table "shape". The range of the histogram comes
-        last.
+        "rows" is the number of samples that were aggregated. "shape" is 0 if a tensor has the shape
+        given in the slot table, and 1 + its row in the name table "shape" otherwise. The range of
+        the histogram comes last.
         """
         names = [f"{statistic}.{how}" for statistic in self.statistics for how in AGGREGATES]
         names += ["rows"] if self.counts_rows else []
@@ -134,8 +134,9 @@ def check_version(document: Mapping[str, Any], *, where: str) -> None:
 class FolderHandle:
     """An open handle of a run's folder, which shows other processes that the run is being written.
 
-    A writer that stops because its disk fails may be unable to store this in the run. It closes the
-    handle, so `holds_folder` returns False although its process is still alive.
+    If a writer stops because its disk fails, it may be unable to store that fact in the run. It
+    then closes the handle, so `holds_folder` returns False although the writer's process is still
+    alive.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -171,8 +172,8 @@ def writer_identity(handle: FolderHandle | None = None) -> dict[str, Any]:
 def writer_alive(writer: Mapping[str, Any], *, last_commit: float, patience: float = 3600) -> bool:
     """Returns whether the writer of an unclosed run is probably alive.
 
-    On the same machine (and in the same process namespace), checks whether the process exists;
-    otherwise the writer counts as alive for `patience` seconds after its last commit.
+    On the same machine and in the same process namespace, checks whether the process exists.
+    Otherwise, the writer counts as alive for `patience` seconds after its last commit.
     """
     pid = writer.get("pid")
     if writer.get("machine") != _machine() or not isinstance(pid, int):
@@ -186,7 +187,7 @@ def writer_alive(writer: Mapping[str, Any], *, last_commit: float, patience: flo
 def holds_folder(writer: Mapping[str, Any], folder: Path) -> bool:
     """Returns whether a living writer on this machine still has its run's folder open.
 
-    Returns True if that is unknown: the writer has no handle, or belongs to another user.
+    Returns True if this is unknown, because the writer has no handle or belongs to another user.
     """
     pid, number = writer.get("pid"), writer.get("handle")
     if writer.get("machine") != _machine() or type(pid) is not int or type(number) is not int:

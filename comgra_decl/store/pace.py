@@ -38,7 +38,7 @@ class Pace:
         interval: minimum seconds between commits; 0: commit everything immediately.
         started: start time of the run; all times are seconds of one monotonic clock.
         in_blocks: whether a commit may wait to complete a block. Must be False if steps may be
-            dropped or delayed, because the number of future steps is then unknown.
+            dropped or delayed, because the number of future steps is unknown in that case.
     """
 
     def __init__(self, interval: float, *, started: float, in_blocks: bool = True) -> None:
@@ -70,9 +70,9 @@ class Pace:
     def share(self, backlog: Backlog) -> int:
         """Returns how many of the queued steps the next commit takes.
 
-        A fast run fills whole blocks between two commits. Ending the commit at the end of a block
-        avoids storing the remaining records twice (as rows now and in a block later); these records
-        wait for the next commit.
+        A fast run fills whole blocks between two commits. If the commit ends at the end of a block,
+        the remaining records wait for the next commit and are not stored twice, as rows now and in
+        a block later.
         """
         block = backlog.block
         waiting = backlog.ready + backlog.queued

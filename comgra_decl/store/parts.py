@@ -1,4 +1,4 @@
-"""Selects parts of arrays with numpy's indexing syntax, so that only the needed chunks are read."""
+"""Selects parts of arrays with numpy's indexing syntax, so that only required chunks are read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Plausibility checks of a run's metadata, which is untrusted.
 
-A number that is too large would make the reader allocate too much memory or index out of range.
-Every function raises ValueError, TypeError or KeyError; callers add the key's name.
+If a number is too large, the reader would allocate too much memory or use an index that is out of
+range. Every function raises ValueError, TypeError or KeyError; callers add the key's name.
 """
 
 from __future__ import annotations

@@ -22,13 +22,14 @@ from .tables import WRONG, Tables
 from .view import View
 
 CACHE_BYTES = 128 << 20
-"""Default bytes of the cache (decoded chunks, index nodes) shared by all readers of a process."""
+"""Default size in bytes of the cache that all readers of a process share. It holds decoded chunks
+and index nodes."""
 
 _CREATION = 10.0
 """Seconds during which a run without its first key is assumed to be in creation."""
 
 _MOST_META = 16 << 20
-"""Maximum bytes of the keys read first; usually they have about ten thousand."""
+"""Maximum bytes of the keys that are read first. Usually, they have about ten thousand bytes."""
 
 _context: ts.Context | None = None
 _limit = CACHE_BYTES
@@ -55,7 +56,7 @@ def _shared_context(*, renew: bool = False) -> ts.Context:
 class Reader:
     """Reads a run below `head.n`. Thread-safe.
 
-    `view` is the state at the last poll; a view never changes.
+    `view` is the state at the last poll. A view never changes.
     """
 
     def __init__(
@@ -229,7 +230,7 @@ class Reader:
         return view
 
     def _read_log_or_report(self, name: str, count: int) -> None:
-        """Reads a table; damage to notes and lanes is recorded, and reading continues."""
+        """Reads a table; if notes or lanes are damaged, records the damage and continues."""
         try:
             self._read_log(name, count)
         except DamagedRunError as error:
@@ -257,7 +258,7 @@ class Reader:
 
 
 def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
-    """Returns the error for a missing manifest; a recent database may still be in creation."""
+    """Returns the error for a missing manifest; a new database may still be under creation."""
     folder = db.place
     if isinstance(folder, Remote):  # the manifest exists, and a copy writes this key last
         return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")

@@ -25,10 +25,11 @@ TRANSIENT = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED"
 """Prefixes of errors after which the same call may succeed later."""
 
 RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
-"""TensorStore's retries per request: a bucket counts as unreachable after about ten seconds."""
+"""TensorStore's retries per request. A bucket counts as unreachable after about ten seconds."""
 
 INTERVAL = 10.0
-"""Minimum seconds between commits to a bucket: each takes two or more requests and one object."""
+"""Minimum seconds between commits to a bucket. Each commit takes two or more requests and one
+object."""
 
 REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED", "INTERNAL: Failed to get credentials")
 """Prefixes of errors that report denied access."""
@@ -57,8 +58,8 @@ def refuse_forked_child() -> None:
 def base_spec(place: Location) -> dict[str, Any]:
     """Returns TensorStore's spec for all keys below a location.
 
-    Must not contain values that differ between calls, such as credentials: transactions across two
-    handles are atomic only if their specs are equal.
+    The spec must not contain values that differ between calls, such as credentials. Transactions
+    across two handles are atomic only if the specs of the handles are identical.
 
     Raises:
         MissingPackageError: This build of TensorStore lacks the driver.
@@ -98,8 +99,8 @@ def _has(driver: str) -> bool:
 def resources() -> dict[str, Any]:
     """Returns context resources: the retry policy and the source of credentials.
 
-    If the environment holds keys, only the environment is queried: otherwise Amazon's library logs
-    every missing credentials file to the terminal.
+    If the environment holds keys, only the environment is queried. Otherwise, Amazon's library
+    would log every missing credentials file to the terminal.
     """
     drivers = [driver for driver in DRIVERS.values() if _has(driver)]
     found: dict[str, Any] = {f"{driver}_request_retries": RETRIES for driver in drivers}
@@ -178,8 +179,8 @@ class Objects:
     def try_writing(self) -> None:
         """Writes and removes a test object. Raises StoreError if that fails.
 
-        Call it before writing a database: a commit of TensorStore 0.1.86 to a missing bucket ends
-        the process.
+        Call this before writing a database, because TensorStore 0.1.86 ends the process if it
+        commits to a missing bucket.
         """
         with self._converted_errors():
             stamp = self._kv.write(_TRIAL, b"").result()

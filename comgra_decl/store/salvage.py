@@ -1,8 +1,9 @@
 """Reads damaged arrays: returns the intact data, marks lost parts as missing, and logs them.
 
-A failed read is repeatedly halved at chunk edges until the unreadable chunks are known. Records of
-a damaged block are read from the rows, which exist unless the run was compacted. Data that cannot
-be read from any copy has the fill value, NaN for statistics, and is marked as lost.
+A failed read is repeatedly halved at chunk edges until the unreadable chunks are known. If a block
+is damaged, its records are read from the rows, which exist unless the run was compacted. Data that
+cannot be read from any copy is replaced by the fill value, which is NaN for statistics, and is
+marked as lost.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Box = tuple[tuple[int, int], ...]
 
 Data = NDArray[np.generic]
 Read = Callable[..., Data]
-"""Reads an index of an array, given its name; raises DamagedRunError on failure."""
+"""Reads the part of an array selected by an index; raises DamagedRunError on failure."""
 
 _CONTENTS = {
     "kpi": "facts and KPIs",
@@ -37,7 +38,7 @@ _LARGE = 64 << 20  # bytes; smaller reads are assumed to fit into memory
 
 
 class TooLargeError(DamagedRunError):
-    """There is not enough memory for a read; not damage, so splitting the read would not help."""
+    """There is not enough memory for a read. This is not damage, so splitting would not help."""
 
 
 class Salvage:
@@ -161,7 +162,7 @@ class Salvage:
 
 
 def reserve(size: int, place: str, name: str) -> None:
-    """Raises TooLargeError if a read lacks memory: TensorStore would terminate the process."""
+    """Raises TooLargeError if a read lacks memory, as TensorStore would end the process."""
     if size > _LARGE:
         try:
             np.empty(size, np.uint8)

@@ -1,13 +1,14 @@
 """Scalars: values logged at any step, stored compactly and loaded in few reads.
 
-A scalar is (step, value, name, type); name and type are codes of the name tables "scalar" and
-"type". Rows are numbered; `head.scalars` counts them. A commit writes its rows of the open block
-under `scalars/row/<first>`, and each block that it completes under `scalars/blk/<first>`, so that
-reading a long curve takes a few whole blocks and at most one open block. Keys are written once.
+A scalar is (step, value, name, type); name and type are codes from the name tables "scalar" and
+"type". Rows are numbered, and `head.scalars` is their number. A commit writes its rows of the open
+block under `scalars/row/<first>`, and each block that it completes under `scalars/blk/<first>`.
+Reading a long curve therefore takes a few whole blocks and at most one open block. Each key is
+written only once.
 
-A key contains the columns one after another, with steps stored as differences and the bytes of each
-column grouped by significance (the high bytes of a curve hardly change). It is compressed by zlib,
-whose checksum detects damage.
+A key contains the columns one after another. Steps are stored as differences, and the bytes of each
+column are grouped by significance, because the high bytes of a curve hardly change. The content is
+compressed by zlib, whose checksum detects damage.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MOST_BYTES = 1 << 20
 """Maximum bytes of a key; a block of random numbers takes 24 kB."""
 
 LOST = int(np.iinfo(np.int64).min)
-"""Step of an unreadable scalar, which keeps its position because scalars are numbered."""
+"""Step of an unreadable scalar. The scalar keeps its position, because scalars are numbered."""
 
 _log = logging.getLogger("comgra_decl")
 

@@ -52,12 +52,12 @@ def superseded(
     trained: NDArray[np.bool_],
     begins: Sequence[tuple[int, int | None]],
 ) -> NDArray[np.bool_]:
-    """Returns a mask of the lines superseded by later lines: the newest session takes precedence.
+    """Returns a mask of superseded lines; lines from the newest session take precedence.
 
     Args:
         steps: step of each line, in the order in which the lines were written.
-        trained: whether each line belongs to a training step; an evaluation before the first
-            repeated step remains valid unless it was repeated as well.
+        trained: whether each line belongs to a training step. An evaluation before the first
+        repeated step remains valid unless it was repeated as well.
         begins: first line and first step of each session.
     """
     gone = np.zeros(len(steps), bool)

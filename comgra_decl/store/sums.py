@@ -1,11 +1,11 @@
 """Checksums over each chunk's key and content, which detect swapped chunks.
 
-zstd checks that a chunk is intact, but not that it is the requested chunk: if a data file is
-replaced by another file of the same run, reads may return chunks of equal length from another step.
-Therefore, the same commit separately stores a CRC-32 of each chunk's name, numbers and content,
-under `sums/row/<record>`, `sums/blk/<first record>`, `sums/raw/<record>` and `sums/records/<first
-record>`, for all arrays of that kind. Readers compare each chunk when it is first read.
-Runs of format version 2 have no such checksums.
+zstd checks that a chunk is intact, but not that it is the requested chunk. If a data file is
+replaced by another file of the same run, reads may return chunks of the same length from another
+step. Each commit therefore also stores a CRC-32 of each chunk's name, numbers and content. The
+checksums of all arrays of a kind are stored under `sums/row/<record>`, `sums/blk/<first record>`,
+`sums/raw/<record>` or `sums/records/<first record>`. Readers compare each chunk when it is first
+read. Runs of format version 2 have no such checksums.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Box = tuple[tuple[int, int], ...]
 
 Data = NDArray[np.generic]
 Known = Mapping[str, Mapping[int, int]]
-"""Array name to chunk number (within its record or block) to checksum."""
+"""The checksums, by array name and by chunk number within the record or block."""
 
 _AT_ONCE = 16 << 20  # bytes of chunks read at once for comparison
 _KEPT = 16 << 20  # maximum total bytes of cached checksums
@@ -77,7 +77,7 @@ class SumsReader:
         self._lock = threading.Lock()
 
     def read(self, handle: ts.TensorStore, form: ArrayForm, index: Sequence[int | slice]) -> Data:
-        """Returns the part of an array selected by an index; compares its chunks on first read.
+        """Returns the part of an array selected by an index; compares its chunks when first read.
 
         Raises:
             DamagedRunError: A chunk differs from the one that was written at this position.

@@ -1,7 +1,8 @@
 """Numeric facts of records, read from any of their three copies.
 
-The copies are the large chunks of `records`, blocks and rows. A record whose facts are unreadable
-in all copies is lost: it is reported and omitted, so that the other records remain readable.
+The copies are the large chunks of `records`, blocks and rows. If the facts of a record are
+unreadable in all copies, the record is lost. It is reported and omitted, so that the other records
+remain readable.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ LOST = -1.0
 """Step of a record whose facts are lost."""
 
 _MOST_LOST = 2000
-"""Number of lost records after which reading stops: checking a whole run would take minutes."""
+"""Number of lost records after which reading stops, because checking an entire run would take
+minutes."""
 
 _NONE = {
     RecordColumn.STEP: LOST,

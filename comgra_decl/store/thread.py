@@ -1,4 +1,4 @@
-"""The writer thread, which commits raw steps from a queue that is limited in bytes."""
+"""The writer thread, which commits raw steps from a queue whose size in bytes is limited."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _LOOK = 1.0  # seconds between checks that the thread is alive, while waiting fo
 class WriterThread:
     """Commits records in the background, with at most one commit in flight.
 
-    Commits the first record immediately and later ones at least `commit_interval` seconds apart. In
-    a run older than a minute the interval grows to 0.5 % of its age, up to ten seconds, because
-    each commit creates a file. Commits earlier if half of `queue_bytes` is used, and up to three
-    seconds later if that completes a block of records at the current pace, so that the records are
-    not also stored as rows. Logged values are stored with the next commit, after at most five
-    seconds (twenty in runs that last hours). While the queue is full, `put` blocks; no data is
-    dropped silently. A commit that fails because the disk is full is retried for `patience`
-    seconds. Any other error is reported once; all later data is dropped, so that training
-    continues.
+    Commits the first record immediately and later ones at least `commit_interval` seconds apart.
+    After the first minute of a run, the interval grows to 0.5 % of the run's age, up to ten
+    seconds, because each commit creates a file. A commit is made earlier if half of `queue_bytes`
+    is used. It is made up to three seconds later if that completes a block of records at the
+    current pace, so that the records are not also stored as rows. Logged values are stored with the
+    next commit, after at most five seconds, or twenty in runs that last hours. While the queue is
+    full, `put` blocks; no data is dropped silently. A commit that fails because the disk is full is
+    retried for `patience` seconds. After any other error, which is reported once, all later data is
+    dropped, so that training continues.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class WriterThread:
             self._bytes += size
 
     def add_scalars(self, scalars: ScalarBatch) -> None:
-        """Adds values from `transform`; runs on the thread, which must not wait for space."""
+        """Adds values from `transform`. Runs on the thread, which must not wait for space."""
         self._scalars.append(scalars)
         self._release(-scalars.nbytes)
 
@@ -194,7 +194,7 @@ class WriterThread:
 
     @property
     def _pressed(self) -> bool:
-        """Whether half of the queue is used: commit now, so that training need not wait."""
+        """Whether half of the queue is used, so that a commit is due before training waits."""
         return self._bytes > 0 and 2 * self._bytes >= self._limit
 
     # -- on the thread
@@ -227,7 +227,7 @@ class WriterThread:
     def _gather(self, writer: RunWriter) -> bool:
         """Waits until the next commit is due; returns False if nothing is left to commit.
 
-        When the queue is nearly full, steps are reduced early to a fraction of their raw size.
+        When the queue is nearly full, steps are reduced early, to a fraction of their raw size.
         """
         while True:
             with self._work:
@@ -324,8 +324,8 @@ class WriterThread:
     def _patiently(self, action: Callable[[], Done]) -> Done:
         """Retries an action that fails on a full disk; warns once.
 
-        `patience` is counted from the end of the first attempt, which an unreachable store can
-        delay much longer.
+        `patience` is counted from the end of the first attempt, because an unreachable store can
+        delay that attempt for much longer.
         """
         give_up = math.inf
         pause = _FIRST_PAUSE

@@ -28,9 +28,9 @@ class Usage:
     def document(self) -> dict[str, float]:
         """Returns the totals so far, in seconds.
 
-        `cpu`: CPU time of the writer thread and of TensorStore's threads (including the program's
-        own use of TensorStore, if any); `wall`: time since the start; `share`: cpu / wall, where 1
-        is a whole core; `waited`: time that training waited. On systems without per-thread times
+        `cpu`: CPU time of the writer thread and of TensorStore's threads, including any use of
+        TensorStore by the program itself. `wall`: time since the start. `share`: cpu / wall, where
+        1 is a whole core. `waited`: time that training waited. On systems without per-thread times
         (not Linux), `cpu` covers the writer thread only.
         """
         now = _pool_seconds()

@@ -116,7 +116,7 @@ def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArrayForm:
 
 
 def _storable(value: NDArray[Any]) -> NDArray[Any]:
-    """Widens the few dtypes that zarr does not support; returns others unchanged."""
+    """Widens the few dtypes that zarr does not support; returns other arrays unchanged."""
     if not _has_name(value.dtype):
         return value.astype(np.float32)
     return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))

@@ -1,9 +1,10 @@
 """Verifies a run: reads everything below `head` and describes any damage.
 
-Reads and decodes every chunk and key. Their checksums (zstd's, zlib's) detect flipped bits, and
-TensorStore detects truncated files; a deleted file reads as empty bytes, which are not a valid
-chunk. If anything is damaged, verification searches for the newest intact version of the database:
-data is written once, so a version before the damage holds everything committed until then.
+Reads and decodes every chunk and key. The checksums of zstd and zlib detect flipped bits, and
+TensorStore detects truncated files. A deleted file reads as empty bytes, which are not a valid
+chunk. If anything is damaged, verification searches for the newest intact version of the database.
+Data is written only once, so a version from before the damage holds everything that was committed
+until then.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ _TABLES = {
     "record": "an entire record, since its facts are lost",
     "records": "entire records, since their facts are lost",
 }
-"""Tables that are not essential for reading a run, and their contents."""
+"""Tables that are not essential for reading a run, and what they contain."""
 
 _MOST_LISTED = 200
-"""Maximum number of damaged parts to list; a run that lost a folder could have a million."""
+"""Maximum number of damaged parts to list. If a folder is lost, a run could have a million damaged
+parts."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Damage:
         where: key or array.
         lost: description of the lost data.
         reason: error message of the read.
-        records: first and last affected record; None if not about records.
+        records: first and last affected record; None if the damage does not concern records.
         steps: their steps.
         heals: whether the data is also in a block, which compaction retains.
     """
@@ -107,7 +109,7 @@ class Verdict:
 
 
 def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
-    """Reads a whole run, even while it is being written, as of the call.
+    """Reads an entire run as of the call, even while the run is being written.
 
     Args:
         path: the run's folder, or its place in a bucket.
@@ -304,7 +306,7 @@ def _reason(error: Exception) -> str:
 
 
 def _find_whole(verdict: Verdict, progress: Progress) -> None:
-    """Finds the newest intact version by bisection: later versions include earlier data."""
+    """Finds the newest intact version by bisection, as later versions include earlier data."""
     low, high = 0, verdict.version or 0  # `high` is damaged, `low` is intact (or 0)
     tries = max(1, (high - low).bit_length())
     at = 0
@@ -323,7 +325,7 @@ def _find_whole(verdict: Verdict, progress: Progress) -> None:
 
 
 def _before_all(path: Location, version: int) -> bool:
-    """Whether a version has no head yet: copies and compactions write the head last."""
+    """Whether a version has no head yet; copies and compactions write the head last."""
     try:
         found = Database(path, new_context(cache_bytes=0), version=version).read_bytes(HEAD_KEY)
     except DamagedRunError:

@@ -99,7 +99,7 @@ class View:
 
     @property
     def damage(self) -> list[str]:
-        """Damaged parts encountered so far, which are left out; empty if there are none."""
+        """Damaged parts encountered so far, all of which are left out; empty if there are none."""
         return [*self._tables.damage, *self._scalars.damage]
 
     @cached_property
@@ -111,7 +111,8 @@ class View:
     def superseded(self) -> NDArray[np.bool_]:
         """Mask [n] of the records to ignore.
 
-        A later session repeated their steps, or damage destroyed their facts.
+        They are ignored because a later session repeated their steps, or because damage destroyed
+        their facts.
         """
         steps = self.records[:, RecordColumn.STEP]
         modes = self.names("mode")
@@ -178,8 +179,8 @@ class View:
         are NaN.
 
         Raises:
-            DamagedRunError: Everything is damaged, or part of the histogram counts is (counts
-                cannot be NaN).
+            DamagedRunError: Everything is damaged, or part of the histogram counts is damaged,
+                because counts cannot be NaN.
         """
         self._refuse_lost(record)
         form = "blk" if self.records[record, RecordColumn.FORM] else "row"
@@ -257,10 +258,10 @@ class View:
         return self._empty(family, (slice(0, count),)) if result is None else result
 
     def _spans(self, family: str, column: int) -> Iterator[tuple[str, slice, int]]:
-        """Yields (array name, records, width) of spans that can each be read in one piece.
+        """Yields (array name, records, width) for spans that can each be read in one piece.
 
         Complete blocks come from the block array, later records from the row array. A block is as
-        wide as its last record, whose commit wrote the block.
+        wide as its last record, because the commit of that record wrote the block.
         """
         block = self._block
         edge = self.n // block * block

@@ -1,4 +1,4 @@
-"""Writes a run: every commit is one atomic transaction that finally writes `head`."""
+"""Writes a run. Every commit is one atomic transaction, which writes `head` last."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class RunWriter:
         self.release()
 
     def release(self) -> None:
-        """Lets readers see that nothing more will be written, even if `close` has failed."""
+        """Shows readers that nothing more will be written, even if `close` has failed."""
         if self._handle is not None and os.getpid() == self._pid:
             self._handle.close()
 
@@ -193,7 +193,7 @@ class RunWriter:
         self._generation += 1
 
     def _landed(self, head: bytes) -> bool:
-        """Whether a commit succeeded although it reported an error (a late fsync failed)."""
+        """Whether a commit succeeded although it reported an error, as when a late fsync failed."""
         try:
             return self._db.read_bytes(HEAD_KEY) == head
         except ComgraError:

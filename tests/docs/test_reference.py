@@ -72,7 +72,7 @@ def _defined(name: str, section: str) -> bool:
 
 def test_all_that_can_be_captured_is_explained(page: str) -> None:
     section = page.split("### NodeSpec\n")[1].split("\n### ")[0]
-    text = section.split("What to record of each selected module.")[1]
+    text = section.split("What to record for each selected module.")[1]
     assert [name for name in get_args(CaptureName) if f"`{name}`" not in text] == []
     assert [end for end in ENDS if end not in page] == []
 

@@ -2,11 +2,10 @@
 
 A file `name.py` defines the command `comgra-decl name` (`_` becomes `-`) and contains either
 
-    def command(...) -> None: ...
-        A Typer command: its annotations define the arguments, and its docstring is the help. It
-        imports heavy modules only when called. It raises a `ComgraError` if the request cannot be
-        carried out, and `typer.Exit` with a code from `comgra_decl.errors` if the result is
-        negative.
+    def command(...) -> None: ... A Typer command: its annotations define the arguments, and its
+        docstring is the help. It imports heavy modules only when called. It raises a `ComgraError`
+        if the request cannot be carried out. If the result is negative, it raises `typer.Exit` with
+        a code from `comgra_decl.errors`.
 
     def passed_on(arguments: Sequence[str]) -> None: ...
         Receives everything after the command's name, unparsed. Its docstring is the help.
@@ -42,7 +41,7 @@ def register(app: typer.Typer) -> dict[str, PassedOn]:
 
 
 def _add_placeholder(app: typer.Typer, name: str, module: ModuleType) -> None:
-    """Add a command to the help that `app` never runs."""
+    """Add a command to the help that `app` itself never runs."""
 
     def command() -> None:
         raise AssertionError(f"{name} must be handled before the command line is parsed")

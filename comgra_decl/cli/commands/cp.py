@@ -30,8 +30,8 @@ def command(
 ) -> None:
     """Copy an entire run in its current state, even while it is being recorded.
 
-    The copy appears only when it is complete. The copy of a live run is marked as stopped, with the
-    reason.
+    The copy appears only when it is complete. If the run is live, the copy is marked as stopped,
+    with the reason.
     """
     from comgra_decl.cli.printing import bar
     from comgra_decl.store.copying import copy_run

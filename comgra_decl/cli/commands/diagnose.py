@@ -39,7 +39,7 @@ _Spec = Annotated[
 ]
 _All = Annotated[
     bool,
-    typer.Option("--all", help="Also show the findings that others explain, and their advice."),
+    typer.Option("--all", help="Also show findings that other findings explain, and their advice."),
 ]
 
 
@@ -66,7 +66,7 @@ def command(
 ) -> None:
     """Report problems in a run, where they began, and what to do about them.
 
-    Exits with code 3 if an error is found; with `--fail-on warning`, also for a warning.
+    Exits with code 3 if an error is found or, with `--fail-on warning`, also if a warning is found.
     """
     from comgra_decl.cli.diagnosis import described, rules_of
     from comgra_decl.query import open_run

@@ -63,7 +63,7 @@ def _taken(rest: list[str], option: str) -> bool:
 
 
 def _plan(call: Call, *, as_json: bool) -> None:
-    """Perform the dry run; print only the plan to standard output, not the script's output."""
+    """Perform the dry run; only the plan goes to standard output, not the script's output."""
     from comgra_decl.experiments.dry_run import Rehearsal
 
     out, made = sys.stdout, []

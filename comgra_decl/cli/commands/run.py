@@ -9,8 +9,8 @@ PANEL = "Record"
 
 def passed_on(arguments: Sequence[str]) -> None:
     """Run and record a training script, like `python -m comgra_decl`."""
-    # Unlike other commands, does not raise ComgraError: the script's exceptions must reach the
-    # caller.
+    # Unlike other commands, this does not raise ComgraError, because the script's exceptions must
+    # reach the caller.
     from comgra_decl.doors.script import main
 
     main(arguments)

@@ -8,7 +8,7 @@ PANEL = "Look"
 
 
 def command(run: RunPath, as_json: AsJson = False) -> None:
-    """Show the state of a run and what was recorded at which steps."""
+    """Show the state of a run, and what was recorded at which steps."""
     from comgra_decl.cli.describe import describe_run
     from comgra_decl.query import open_run
 

@@ -1,8 +1,8 @@
 """Gradients of tensors that cross the border of a piece of compiled code.
 
 The gradient of a tensor is the sum of the contributions of all its users. The backward of compiled
-code includes the users inside it, autograd those outside. The gradient of an input of compiled code
-is therefore complete only outside, and the gradient of an output that the code also uses is
+code covers the users inside that code, and autograd covers those outside. For an input of compiled
+code, the gradient is therefore complete only outside. For an output that the code also uses, it is
 complete only inside. This module decides where to read each gradient.
 """
 
@@ -74,7 +74,7 @@ class Border:
     def arrival_at(self, reached: Sequence[int] | None) -> Callable[[], bool]:
         """Returns a function that checks whether the current backward reached one of the results.
 
-        Compiled code computes the backward of all results together: results that the loss does not
+        Compiled code computes the backward of all results together. Results that the loss does not
         depend on receive zeros, although autograd would not reach them at all.
         """
         self._reached.update(reached or ())
@@ -132,7 +132,8 @@ class Border:
         """Ends the call and registers the outside arrivals with `hook`.
 
         A modified argument has two versions, one before and one after the call, and a returned view
-        is recreated outside from its base. Their complete gradients are not available anywhere.
+        is recreated outside from its base. For these two kinds of tensors, the complete gradient is
+        not available anywhere.
         """
         changed = [
             before is not None and before != _version(value)
@@ -173,7 +174,7 @@ class InnerGradients:
             self._known[id(tensor)] = weakref.ref(tensor), tensor._version, arrivals
 
     def take(self, tensor: torch.Tensor, arrival: Arrival) -> bool:
-        """Takes over an arrival; returns False if the whole gradient is available outside."""
+        """Takes over an arrival; returns False if the complete gradient is available outside."""
         if not self._known:
             return False
         ref, version, arrivals = self._known.get(id(tensor), (None, None, None))
@@ -218,7 +219,7 @@ def _branches(graph: GraphModule, parts: Sequence[GraphModule]) -> Iterator[Grap
 
 
 def _show_nothing(branch: GraphModule) -> None:
-    """Removes our operators, since branches are not observed in eager code either."""
+    """Removes our operators, because branches are not observed in eager code either."""
     for node in [*branch.graph.nodes]:
         if str(node.target).startswith(_OURS):
             branch.graph.erase_node(node)
@@ -228,8 +229,8 @@ def _show_nothing(branch: GraphModule) -> None:
 def _remove_idle_dropouts(graph: GraphModule) -> None:
     """Removes dropouts that do not drop anything.
 
-    In eager code, they return their input tensor itself. In traced code, they return a copy, and
-    the gradient would lack the contributions computed from the copy.
+    In eager code, such dropouts return their input tensor itself. In traced code, they return a
+    copy, and the gradient of the input would lack the contributions computed from the copy.
     """
     for node in [node for node in graph.graph.nodes if _is_idle_dropout(node)]:
         node.replace_all_uses_with(node.args[0])

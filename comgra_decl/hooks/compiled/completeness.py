@@ -1,4 +1,4 @@
-"""Finds tensors that a record of compiled code lacks compared with the previous eager record."""
+"""Finds tensors that the previous eager record contains but a record of compiled code lacks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SHOWN = 3
 
 
 class Completeness:
-    """Compares records of compiled code with the last eager one.
+    """Compares records of compiled code with the last eager record.
 
     Compiled code may hide inputs and outputs of modules, and their gradients. Parameters, their
-    gradients and updates are not read from compiled code: if they are missing, the program itself
-    left them out, for example because a scaler skipped a step. The same holds for modules that were
-    not called: none of their parameters has a gradient.
+    gradients and their updates are not read from compiled code. If they are missing, the program
+    itself left them out, for example because a scaler skipped a step. The same applies to modules
+    that were not called, which can be recognised because none of their parameters has a gradient.
     """
 
     def __init__(self) -> None:
@@ -35,13 +35,13 @@ class Completeness:
     def holds_for(self, tops: Iterable[TopPlan]) -> bool:
         """Whether there is an eager record of the models in their present state.
 
-        A layer frozen since then receives no gradient, which is not an omission.
+        A layer that was frozen since that record receives no gradient; this is not an omission.
         """
         return self._expected is not None and self._learning == _learning(tops)
 
     def recorded_eagerly(self, slots: Iterable[Slot], tops: Iterable[TopPlan]) -> bool:
-        """Stores an eager record; returns whether it contains what the last compiled one lacked."""
-        # compiled code shows targets, but not what a loss compares with them
+        """Stores an eager record; returns whether it has what the last compiled record lacked."""
+        # compiled code shows targets, but not what a loss compares them with
         self._expected = {slot.id: slot for slot in slots if slot.node() != PREDICTION}
         self._learning = _learning(tops)
         doubted, self.doubted = self.doubted, set()

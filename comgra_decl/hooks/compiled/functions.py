@@ -30,8 +30,8 @@ class CompiledFunctions:
         warn: called with a warning if a function has to run eagerly.
 
     Attributes:
-        call_forward: whether a compiled function calls `forward` of a model, for which torch runs
-            no hooks.
+        call_forward: whether a compiled function calls a model's `forward` directly, in which case
+            torch runs no hooks.
     """
 
     def __init__(self, *, warn: Callable[[str], None]) -> None:
@@ -59,8 +59,7 @@ class CompiledFunctions:
         """Returns the modules called by a compiled function that is about to run.
 
         Args:
-            caller: the frame of the compiled callable. The result is empty if the function has
-                never run eagerly.
+            caller: the frame of the compiled callable. Empty if the function has never run eagerly.
         """
         function = _function(caller)
         refs = self._outermost.get(function, {})

@@ -17,8 +17,9 @@ class LateReading(inductor_passes.CustomGraphPass):  # type: ignore[misc]
     """Moves the operators that show tensors to the end of a graph, in order.
 
     For a CPU, inductor generates one piece of C++ for all kernels between two calls into Python,
-    and compiling the C++ takes most of the time. With all these calls at the end, there are as few
-    pieces as without the calls. The cost is that the shown tensors stay in memory until the end.
+    and most of the compile time is spent on the C++. If all calls into Python are at the end, there
+    are as few pieces as without the calls. In return, the shown tensors remain in memory until the
+    end.
 
     A call of a model in a compiled function stays in place, as does everything shown before it,
     because the buffers read there may change later.

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 _PLACE = -1
 """The key of our hooks in a module's hook dictionaries: sorted last, and never used by torch.
 
-It is the same for all modules, because the compiler guards on it and modules of a class share code.
+All modules have the same key, because the compiler guards on the key, and modules of one class
+share code.
 """
 
 _PLACE_OF_CALLS = -2
@@ -46,8 +47,8 @@ class OutputObserver:
     """A forward hook that is compiled into the module's code; in eager code it has no effect.
 
     Args:
-        number: the module's number. It is stored as a tensor, so that compiled code shared by
-            several modules reads it from the module being called.
+        number: the module's number. It is stored as a tensor, so that compiled code that several
+        modules share reads it from the module being called.
         gradient: whether the gradients of outputs are recorded.
     """
 
@@ -124,7 +125,7 @@ def _tensors(value: Any, path: str) -> list[tuple[str, torch.Tensor]]:
 
 
 class _ShownRecorder(TensorRecorder):
-    """Reads tensors from compiled code, below autograd; gradients arrive separately, later."""
+    """Reads tensors from compiled code, below autograd; their gradients arrive later."""
 
     watched = False
     arrivals: list[Arrival]
@@ -233,8 +234,8 @@ class Observers:
     def place_again(self, caller: FrameType) -> bool:
         """Places the hooks for a checkpoint that recomputes compiled code in backward.
 
-        The recomputation must run the same code, because the results of any other code would not
-        match the saved ones.
+        The recomputation must run the same code, because the results of different code would not
+        match those that were saved.
 
         Args:
             caller: the frame of the compiled callable.
@@ -465,7 +466,7 @@ def _always() -> bool:
 
 
 def _call_hooks(tensor: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Runs the hooks of a stand-in tensor when a gradient reaches the program's original tensor."""
+    """Runs the hooks of a stand-in when a gradient reaches the original tensor of the program."""
     for hook in [*(tensor._backward_hooks or {}).values()]:
         hook(gradient)
 

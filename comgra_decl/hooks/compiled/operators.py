@@ -1,15 +1,15 @@
 """The operators through which compiled code passes tensors and gradients to Python.
 
 The compiler traces a hook that calls `show`. `show` returns nothing, so the module's output is
-unchanged: there is no copy or view that a later in-place change could affect. AOTAutograd
-decomposes `show` into `read` and a tensor hook that autograd runs while the backward is traced, so
-`gradient` becomes part of the backward.
+unchanged. In particular, there is no copy or view that a later in-place change could affect.
+AOTAutograd decomposes `show` into `read` and a tensor hook that autograd runs while the backward is
+traced, so `gradient` becomes part of the backward.
 
 A compiled function that calls a model also uses `enter` and `leave`, which mark the start and end
-of an outermost module's call, because Python code cannot observe the call there.
+of an outermost module's call, because Python code cannot observe calls inside compiled code.
 
-All are declared as ordered effects, so they are never removed or reordered, and the forward and the
-backward need no shared buffer.
+All operators are declared as ordered effects, so they are never removed or reordered, and the
+forward and the backward need no shared buffer.
 
 Compiled code is cached on disk under a key made from the compiler's input, which includes the calls
 of `show`. An operator whose behaviour changes therefore needs a new name.
@@ -167,8 +167,8 @@ def _show(
 ) -> None:
     """Reads a tensor, and its gradient if it is not an input of the piece of code.
 
-    The gradients of inputs are read outside, since inputs may have other users. If it is unknown
-    which argument a tensor is, its gradient is not read at all.
+    The gradients of inputs are read outside, because inputs may have other users there. If it is
+    unknown which argument a tensor corresponds to, its gradient is not read at all.
     """
     if is_backward() and not _is_traced(x):
         return  # a checkpoint recomputes a tensor that already has its hook
@@ -184,7 +184,7 @@ def _show(
 def _is_given(x: torch.Tensor) -> bool:
     """Whether a tensor is an input of the piece of code whose backward is being traced.
 
-    An input computed before the piece has a gradient function that only raises an error.
+    If an input was computed before the piece, its gradient function only raises an error.
     """
     return x.is_leaf or type(gradient_function(x)).__name__ == "Error"
 

@@ -24,10 +24,9 @@ OnCall = Callable[["FrameType", Any], None]
 class EagerStance:
     """Forces compiled code to run eagerly while a step is recorded, then restores the stance.
 
-    `force` imports Dynamo. This adds no cost to a program, whose first optimizer
-    imports Dynamo anyway, and it ensures that the stance affects everything the program compiles.
-    The stance is global to the process: if traces are nested, it is restored when none is
-    recording.
+    `force` imports Dynamo. The import adds no cost, because the program's first optimizer imports
+    Dynamo anyway. It ensures that the stance affects everything the program compiles. The stance is
+    global to the process. If traces are nested, it is restored once none of them is recording.
 
     Args:
         on_call: called for compiled code that runs eagerly while a step is recorded.

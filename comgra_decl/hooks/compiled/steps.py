@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
 
 _EAGER = (
-    "compile: {}: recorded steps run eagerly instead of compiled with observers: {}. They take "
-    "longer and round differently, as with `compile: eager`; all other steps run compiled"
+    "compile: {}: recorded steps run eagerly instead of compiled with observers. Reason: {}. "
+    "Recorded steps take longer and round differently, as with `compile: eager`; all other steps "
+    "run compiled"
 )
 _INCOMPLETE = (
     "compile: {}: compiled code does not expose everything that the previous eager record contains "
@@ -42,14 +43,15 @@ _SHOWN_EAGERLY = (
 
 
 class CompiledSteps:
-    """Chooses eager execution or the variant for each step, and warns once if it must be eager.
+    """Chooses eager execution or the variant for each step; warns once if only eager is possible.
 
     The first step is recorded eagerly, to discover the model. Steps whose dependency graph is
     followed are also recorded eagerly, because calls are followed in Python. If an eager record
-    contains something that the next record with observers lacks, compiled code does not expose it.
+    contains a tensor that the next record with observers lacks, compiled code does not expose that
+    tensor.
 
     Args:
-        spec: the setting `compile` selects the mode.
+        spec: its setting `compile` selects the mode.
         tracer: records the tensors shown.
         named: returns the names that the program has given to tensors.
         warn: called with the reason why recorded steps run eagerly.

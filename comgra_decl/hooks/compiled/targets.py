@@ -19,8 +19,9 @@ _OURS = "comgra_decl."
 def show_targets(module: GraphModule) -> None:
     """Makes the graph of a compiled function show its targets before they are used.
 
-    Our function modes do not observe the calls of compiled code. The compiler's graph lists them,
-    with an example tensor without data for each result, so the same rules find the targets there.
+    Our function modes do not observe the calls made by compiled code. The compiler's graph lists
+    those calls, with an example tensor without data for each result, so the same rules find the
+    targets in the graph.
     """
     found = [*_targets(module)]
     for user, target in found:

@@ -1,8 +1,9 @@
-"""A second variant of the program's compiled code: the same code with observers inside.
+"""A second variant of the program's compiled code: the same code, with observers inside.
 
 The compiler stores compiled code by backend and by region. A recorded step requests code for a
-separate backend and region, and so never runs the plain variant. All other steps never use the
-variant with observers, evaluate none of its guards, and run exactly as they would untraced.
+separate backend and region, so it never runs the plain variant. All other steps never use the
+variant with observers and evaluate none of its guards. They run exactly as they would without
+tracing.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _COMMUNICATES = (
 _IS_TORCHS_OWN = "frame is in the Dynamo skipfiles list"
 """The compiler's reason for skipping most calls between pieces of compiled code.
 
-Each query of the compiler takes a millisecond, and a step repeats dozens of these calls.
+Each query to the compiler takes a millisecond, and a step repeats dozens of these calls.
 """
 
 _OURS = str(Path(__file__).resolve().parents[1])
@@ -65,7 +66,7 @@ class Variant:
 
     Args:
         observers: the hooks inside the variant.
-        fail: called with the reason if code could not be compiled and runs eagerly.
+        fail: called with the reason if code cannot be compiled and therefore runs eagerly.
     """
 
     def __init__(self, observers: Observers, *, fail: Callable[[str], None]) -> None:
@@ -104,7 +105,7 @@ class Variant:
         return seconds
 
     def compiled_since(self, began: float) -> None:
-        """Adds to the compile time, which is a one-time cost rather than a cost of recording."""
+        """Adds to the compile time, which is a one-time cost and not a cost of recording."""
         self._seconds += time.perf_counter() - began
 
     def _may_show(self, caller: FrameType) -> bool:
@@ -147,10 +148,10 @@ class _Backend:
     """The program's own backend with a separate identity, which distinguishes its compiled code.
 
     It does not capture CUDA graphs, because the operators would not run during a replay; only
-    recorded steps run without CUDA graphs. Forward and backward of the variant belong together, so
-    nothing passed between them is in memory that a replay writes to. Results of an unrecorded step
-    in that memory are overwritten only by the next replay, which also belongs to an unrecorded
-    step.
+    recorded steps run without CUDA graphs. A forward of the variant is always followed by a
+    backward of the variant, so nothing passed between them is in memory that a replay writes to.
+    That memory may contain results of an unrecorded step. They are overwritten only by the next
+    replay, which also belongs to an unrecorded step.
     """
 
     def __init__(self, backend: Callable[..., Any], observers: Observers) -> None:
@@ -176,9 +177,9 @@ class _Backend:
 def _communicates(graph: torch.fx.GraphModule) -> bool:
     """Whether a graph contains collectives, explicitly or through sharded tensors.
 
-    The collectives of DistributedDataParallel and `fully_shard` do not count: hooks call them, in
-    the same order as in eager code, so a rank that cannot compile with observers still matches the
-    other ranks.
+    The collectives of DistributedDataParallel and `fully_shard` do not count, because hooks call
+    them in the same order as in eager code. A rank that cannot compile with observers therefore
+    still matches the other ranks.
     """
     for node in graph.graph.nodes:
         sharded = type(node.meta.get("example_value")).__name__ == "DTensor"
@@ -279,8 +280,8 @@ def _compiling_all() -> Iterator[None]:
     """Compiles everything now, including the backward.
 
     Otherwise an error in the backward would be raised in the program's `backward`. A model within
-    DistributedDataParallel is compiled as a whole, not once per bucket of gradients: if several
-    pieces used a tensor, each would have only part of its gradient.
+    DistributedDataParallel is compiled as a whole, not once per bucket of gradients. Otherwise,
+    several pieces could use the same tensor, and each would have only part of its gradient.
     """
     from comgra_decl.torch_private import dynamo_config, functorch_config
 
@@ -293,7 +294,7 @@ def _compiling_all() -> Iterator[None]:
 
 @contextmanager
 def _donating_nothing() -> Iterator[None]:
-    """Keeps a backward from overwriting saved tensors, which would make a second one fail.
+    """Keeps a backward from overwriting saved tensors, so that a second backward does not fail.
 
     The tickets that identify gradients are saved tensors too. With donated buffers, programs that
     save only inputs and outputs and run backward twice (`retain_graph=True`) would fail.

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Capture, Spec
 
 _FROM_OUTSIDE = ("input", "target")
-"""Kinds of tensors that are batches, so that their first dimension is the batch size."""
+"""Kinds of tensors that are batches, whose first dimension is therefore the batch size."""
 
 
 class AnnotatedNodes:
     """Assigns each named tensor to its node, and reads it into the corresponding record.
 
-    Several tensors can share a node under different roles. If a name and role are used again within
-    a step, the tensor is a further iteration. Names set while autograd recomputes a checkpoint are
-    ignored, because they were already set in the forward pass.
+    Several tensors can share a node if their roles differ. If the same name and role are used again
+    within a step, the tensor becomes another iteration. Names given while autograd recomputes a
+    checkpoint are ignored, because they were already given in the forward pass.
 
     Args:
         spec: selects what to capture.
@@ -63,7 +63,8 @@ class AnnotatedNodes:
         """Reads the tensors of a value to which the program has just given a name.
 
         Returns:
-            Whether they are part of the training although they were named outside all models.
+            Whether the tensors are part of the training although they were named outside all
+            models.
         """
         capture = None if is_no_step() else self._capture()
         how = self._how(name)

@@ -41,7 +41,7 @@ def recomputed_weights(call: FusedCall, *, samples: int, most: int) -> torch.Ten
 
     As in `torch.nn.functional.scaled_dot_product_attention`, the scale defaults to 1 / sqrt(width),
     a boolean mask is true where attention is allowed, and a causal mask allows keys up to the
-    query's index. A query that may not attend to any key has weights of 0. The computation does not
+    query's index. If a query may not attend to any key, its weights are 0. The computation does not
     involve autograd, autocast or random number generators.
 
     Args:

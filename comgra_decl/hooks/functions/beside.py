@@ -1,4 +1,4 @@
-"""Records everything beyond modules: function calls and named tensors."""
+"""Records everything that is not a module: function calls and named tensors."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ class Beside:
         """Records the tensors of a value to which the program has just given a name.
 
         Returns:
-            Whether they are part of the training although they were named outside all models.
+            Whether the tensors are part of the training although they were named outside all
+            models.
         """
         return self._annotated.record(value, name, role, kind)
 

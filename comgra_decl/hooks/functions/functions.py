@@ -1,8 +1,8 @@
 """Records function calls made by modules: softmax inside attention, or a function of the program.
 
 The classes here are used only if the spec selects functions or requests attention weights, and are
-active only in recorded steps. A torch function mode would change which kernels some layers run in
-evaluation, so the mode is removed while these layers are called. Anything that such a layer
+active only in recorded steps. In evaluation, a torch function mode would change which kernels some
+layers run, so the mode is removed while those layers are called. Anything that such a layer
 computes in a single native call is not visible.
 """
 

@@ -1,7 +1,7 @@
 """Finds the functions named in a spec, under every name by which a program may call them.
 
-No module is imported, which would run the program's code too early. A function in a module that is
-not loaded yet is found later, when a model is called.
+The lookup imports no module, because that would run the program's code too early. If a module is
+not loaded yet, its functions are found later, when a model is called.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Observes calls of given functions, with a torch function mode and with patches.
 
-The mode receives calls of torch's own functions however the program obtained them. It does not
-receive calls made inside a function of `torch.nn.functional`, nor calls of the program's functions.
-Those functions are replaced by a wrapper in the modules that hold them.
+The mode receives calls of torch's own functions, no matter how the program obtained them. It
+receives neither calls made inside a function of `torch.nn.functional` nor calls of the program's
+functions. Functions called in those ways are replaced by a wrapper in the modules that hold them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Listener(Protocol):
 
 
 class Watching:
-    """Passes every call of the watched functions to a listener while it is started.
+    """Passes every call of the watched functions to a listener, from `start` until `stop`.
 
-    Each call is passed on once, even if it goes through several names of a function.
+    Each call is passed on only once, even if it goes through several names of the same function.
 
     Args:
         listener: receives the calls, with the names under which the functions were found.
@@ -84,8 +84,8 @@ class Watching:
     def resume(self, below: modes.OwnMode | None) -> None:
         """Inserts the mode below the program's own modes and above the mode that follows the graph.
 
-        The upper of two modes receives a result last, so the result is already part of the graph
-        when it is recorded.
+        Of two modes, the upper one receives a result last. The result is therefore already part of
+        the graph when it is recorded.
         """
         if not self._mode.names or modes.is_placed(self._mode):
             return

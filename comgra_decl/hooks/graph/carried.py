@@ -1,8 +1,9 @@
 """Preserves the edges from earlier steps when a graph is captured again.
 
 An edge from an earlier step is visible only if that step was followed too. If the preceding step
-was not followed, a step therefore keeps the edges found the last time a step ran in the same way.
-Records of steps that are not followed at all use the same convention.
+was not followed, the graph of a step therefore gets these edges from the most recent step that took
+the same execution path and whose preceding step was followed. Records of steps that are not
+followed at all use the same convention.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ class _Edge(NamedTuple):
 
 
 class Carried:
-    """The edges from earlier steps, for each way in which a step can run."""
+    """The edges from earlier steps, for each execution path."""
 
     def __init__(self) -> None:
         self._edges: dict[int, set[_Edge]] = {}
         self._followed = -2  # the last step that was followed
 
     def complete(self, structure: Structure, signature: int, *, step: int) -> Structure:
-        """Returns the structure with the edges that are not visible in this step alone."""
+        """Returns the structure extended by the edges that are not visible in this step alone."""
         seen = self._followed == step - 1
         self._followed = step
         if seen:

@@ -1,9 +1,9 @@
 """Tracks which traced tensors each tensor of a step was computed from, through views and writes.
 
 Tensors can share memory, so a write through one tensor changes the values of the others. Two views
-of the same tensor also share a gradient path; a detached alias does not. Writes are therefore
-tracked per storage, and gradient paths per root (the base tensor of the views). A clock separates
-ancestors determined before a write from those determined after it.
+of the same tensor also share a gradient path, but a detached alias has none in common with them.
+Writes are therefore tracked per storage, and gradient paths per root (the base tensor of the
+views). A clock distinguishes ancestors determined before a write from those determined after it.
 """
 
 from __future__ import annotations
@@ -103,9 +103,10 @@ class Lineage:
     def set(self, tensor: torch.Tensor, sources: Sources, *, recomputed: bool = False) -> None:
         """Sets the ancestors of a tensor; gradient paths end where autograd does not track it.
 
-        Under a transform of `torch.func`, a wrapper does not show whether autograd tracks the
-        wrapped tensor. Code that the backward pass runs again (`recomputed`) will be tracked by
-        autograd then, although it is not tracked now. In both cases the final result decides.
+        Under a `torch.func` transform, a wrapper does not show whether autograd tracks the wrapped
+        tensor. Code that the backward pass runs again (`recomputed`) is not tracked by autograd
+        now, but will be when it runs again. In both cases, the final result determines whether
+        there is a gradient path.
         """
         if sources.grad and not tensor.requires_grad:
             real = tensor.is_floating_point() or tensor.is_complex()
@@ -118,8 +119,8 @@ class Lineage:
     ) -> None:
         """Records a write into `target`, which affects all tensors on the same storage.
 
-        Autograd builds the root's new history from its old history and from the inputs. The history
-        of the view that was written through is not included.
+        Autograd builds the root's new history from its old history and from the inputs. It does not
+        include the history of the view through which the write was made.
         """
         root = target if target._base is None else target._base
         if overwrite and root is target:
@@ -153,7 +154,7 @@ class Lineage:
         written.grads[id(root)] = (weakref.ref(root), new.grad)
 
     def replace(self, tensor: torch.Tensor, own: Sources) -> None:
-        """Makes a tensor its own only ancestor, also for its views that were written before."""
+        """Makes a tensor the only ancestor of itself and of its views that were written to."""
         self._tensors[id(tensor)] = (weakref.ref(tensor), own, self._clock)
         written = self._written.get(storage_id(tensor)) if self._written else None
         if written is not None and written.grad(tensor) is not None:
@@ -165,7 +166,7 @@ class Lineage:
         return self._tensors[id(tensor)][0]
 
     def was_written(self, tensor: torch.Tensor) -> bool:
-        """Whether anything was written into the tensor's memory in this step."""
+        """Whether anything was written to the tensor's memory in this step."""
         return storage_id(tensor) in self._written
 
     def living(self) -> Iterator[torch.Tensor]:

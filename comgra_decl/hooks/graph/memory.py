@@ -1,8 +1,8 @@
 """Tracks tensors kept from earlier steps, such as hidden states and replay buffers.
 
-Calls are not followed between recorded steps, so this covers tensors that were created in a
-followed step and still exist when a later followed step uses them. They are recognised by their
-storage, because `h = h.detach()` between two steps creates another tensor on the same memory.
+Calls are not followed between recorded steps. Only tensors that were created in a followed step and
+still exist when a later followed step uses them are therefore tracked. They are recognised by their
+storage, because `h = h.detach()` between two steps creates a new tensor on the same memory.
 """
 
 from __future__ import annotations

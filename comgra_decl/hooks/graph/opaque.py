@@ -1,8 +1,8 @@
 """Follows calls that do not reach any torch function mode.
 
 Custom autograd functions may compute in numpy, scripted code runs in C++, and the transforms of
-`torch.func` and tensor subclasses wrap tensors in C++. Each is patched at a point that every call
-passes through, including calls through a stored reference (`op = MyFunction.apply`).
+`torch.func` and tensor subclasses wrap tensors in C++. Each mechanism is patched at a point that
+every call passes through. This includes calls through a stored reference (`op = MyFunction.apply`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class OpaqueCalls:
 
         Args:
             lineage: receives the sources of each result.
-            follower: notified when code runs that the backward pass will run again.
+            follower: notified when code that the backward pass will run again is running.
         """
         self._step = lineage, follower
         self._thread = get_ident()
@@ -144,8 +144,9 @@ class OpaqueCalls:
 def _after_function(lineage: Lineage, inputs: Sources, result: Any, *, again: bool) -> None:
     """Connects the results of a custom autograd function to its arguments.
 
-    Gradients connect the results to all arguments, as in autograd; values follow the calls observed
-    inside. Recomputed code is followed as if it were not wrapped.
+    For gradients, the results are connected to all arguments, as in autograd. For values, the
+    connections follow the calls observed inside the function. Recomputed code is followed as if it
+    were not wrapped.
     """
     for tensor in tensors_of((result,)):
         seen = lineage.of(tensor)

@@ -1,9 +1,10 @@
 """Captures the dependency graph of one step: which tensors each tensor was computed from.
 
-A torch function mode receives every torch call of the step, including those that autograd does not
-track (detached, integer, without gradients). For each tensor, the lineage stores its *nearest*
-traced ancestors. When a traced tensor appears, its ancestors become its incoming edges, and the
-tensor becomes its own only ancestor. Autograd only determines whether an edge carries a gradient.
+A torch function mode receives every torch call of the step, including calls that autograd does not
+track, such as those on detached or integer tensors or without gradients. For each tensor, the
+lineage stores its *nearest* traced ancestors. When a traced tensor appears, its ancestors become
+its incoming edges, and the tensor becomes its own only ancestor. Autograd only determines whether
+an edge carries a gradient.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
 
 MOST_EDGES = 100_000
-"""The largest graph that is followed, in edges. Each part of a residual stream depends on all
-earlier parts, so a network of a few hundred parts comes close to the limit, and one of thousands of
-parts would have millions of edges."""
+"""Maximum number of edges of a graph that is followed. Each part of a residual stream depends on
+all earlier parts, so a network with a few hundred parts comes close to the limit, and one with
+thousands of parts would have millions of edges."""
 
 
 class Provenance(modes.OwnMode):
@@ -136,7 +137,7 @@ class Provenance(modes.OwnMode):
         """Declares `tensor` to be the traced tensor of `slot`: edges end and start here.
 
         `fallback` holds the inputs of the module that returned the tensor. They are used if the
-        call that created the tensor was not observed (custom C++ code, numpy).
+        call that created the tensor was not observed, as in custom C++ code or numpy.
         """
         if self.overflown:
             return
@@ -161,7 +162,7 @@ class Provenance(modes.OwnMode):
     def expect(
         self, slot: Slot, tensor: torch.Tensor, fallback: Iterable[torch.Tensor] = ()
     ) -> None:
-        """Traces a tensor before hooks run that may compute from it or replace it."""
+        """Traces a tensor before the hooks run, because they may compute from it or replace it."""
         self.trace(slot, tensor, fallback)
         self._expected.add(self._node(slot))
 
@@ -207,9 +208,8 @@ class Provenance(modes.OwnMode):
 
         Args:
             source: a tensor, anything containing tensors, or the name of a node.
-            sink: the same; a name if and only if `source` is a name. A traced tensor gets an
-                incoming edge; for any other tensor, tensors later computed from it depend on the
-                source.
+            sink: the same; a name if and only if `source` is a name. If it is a traced tensor, it
+            gets an incoming edge. Otherwise, tensors later computed from it depend on the source.
             gradient: whether gradients flow along the edge, if the source has one.
         """
         if self.overflown:
@@ -258,7 +258,7 @@ class Provenance(modes.OwnMode):
         return [node for node in range(len(self._nodes)) if node not in unused]
 
     def _by_name(self, keys: list[SlotKey]) -> Iterator[tuple[int, int]]:
-        """Yields the edges declared by name; limited to one iteration if both nodes share one."""
+        """Yields the edges declared by name; if the nodes share iterations, only within those."""
         for source_name, sink_name in self._named:
             sources = [i for i, key in enumerate(keys) if key.node == source_name]
             sinks = [i for i, key in enumerate(keys) if key.node == sink_name]
@@ -275,7 +275,7 @@ class Provenance(modes.OwnMode):
         return sorted({name for pair in self._named for name in pair} - present)
 
     def leave_behind(self) -> None:
-        """Stores which tensors of this step survive, and what they were computed from."""
+        """Stores which tensors outlive this step, and what they were computed from."""
         slots = sorted(self._nodes, key=self._nodes.__getitem__)
         self._memory.keep(
             (tensor, self._computed_from(tensor, slots))

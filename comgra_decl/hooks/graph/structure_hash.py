@@ -1,4 +1,4 @@
-"""The hash of a dependency graph; equal graphs have equal hashes on any machine."""
+"""The hash of a dependency graph; identical graphs have identical hashes on any machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def stable_hash(
     keys: Sequence[SlotKey], kinds: Sequence[str], edges: Sequence[tuple[int, int, bool]]
 ) -> str:
-    """Return the BLAKE2b hash of the sorted names, 16 hexadecimal digits; stable, unlike `hash`."""
+    """Return the BLAKE2b hash of the sorted names in 16 hex digits; stable, unlike `hash`."""
     digest = hashlib.blake2b(digest_size=8)
     for line in sorted(_lines(keys, kinds, edges)):
         digest.update(line.encode())

@@ -36,10 +36,10 @@ _OVERFLOWN = (
 
 
 class Structures:
-    """Captures the graph of a step that ran in a new way, and of about every tenth record.
+    """Captures the graph of steps with a new execution path, and of about every tenth record.
 
-    A rolling signature of the captured slots identifies the way a step ran. The signature has no
-    cost, while following torch calls costs 4 to 7 us per call.
+    A rolling signature of the captured slots identifies the execution path of a step. The signature
+    costs nothing, whereas following torch calls costs 4 to 7 us per call.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Structures:
         self._stored = before._stored
 
     def start(self) -> Provenance | None:
-        """Prepares to follow torch calls from the first model call on if a capture is due.
+        """If a capture is due, prepares to follow torch calls, starting with the first model call.
 
         Returns:
             The graph to be filled, or None if this step is not followed.
@@ -80,7 +80,7 @@ class Structures:
         return self._active
 
     def pause(self) -> None:
-        """Removes the mode during an evaluation pass, where it would change which kernels run."""
+        """Removes the mode for an evaluation pass, where it would change which kernels run."""
         if self._active is not None:
             modes.remove(self._active)
             self._active.end()
@@ -123,10 +123,11 @@ class Structures:
         return structure
 
     def finish(self, info: StepInfo, signature: int, *, training: bool) -> Structure | None:
-        """Assigns a graph to a closed step; returns the graph if it is not stored in this run yet.
+        """Assigns a graph to a closed step; returns the graph if this run has not stored it yet.
 
         An evaluation never captures its own graph: a function mode would disable the native fast
-        paths of attention layers and thereby change results. It uses a previously captured graph.
+        paths of attention layers and thereby change the results. It uses a previously captured
+        graph.
         """
         if not training or self._active is None:
             info.structure = self._known.get(signature)

@@ -2,8 +2,8 @@
 
 Many training loops log the values of a step after `optimizer.step()`. By then, the next step has
 started, but the values belong to the previous one. The position in the code resolves this
-ambiguity: values logged below the optimizer step in the code of the same loop belong to the step
-that ended there.
+ambiguity: values logged further down in the code of the same loop than the optimizer step belong to
+the step that ended there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LoopPosition:
             frame = frame.f_back
 
     def passed(self) -> bool:
-        """Whether the caller is at a later position in the code than the end of the last step."""
+        """Whether the caller is further down in the code than the end of the last step."""
         frame: FrameType | None = sys._getframe(1)
         for _ in range(_DEPTH):
             if frame is None:

@@ -1,7 +1,8 @@
 """Finds the losses on which `backward()` is called, in every step or only in recorded ones.
 
-`torch.autograd.backward` has no hook. While losses are logged, a wrapper around it is the only part
-of tracing that stays in place between recorded steps. Its cost there is a few tests and one call.
+`torch.autograd.backward` has no hook. While losses are logged, a wrapper around this function is
+the only part of tracing that remains in place between recorded steps. Between those steps, it costs
+a few tests and one call.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class LossWatch:
     """Reports every tensor on which the program calls `backward()`, before it runs.
 
     `Tensor.backward` looks `torch.autograd.backward` up at each call, so one wrapper covers both.
-    Under mixed precision, that tensor is the loss times the gradient scale; the loss itself is the
-    tensor that the program passed to `GradScaler.scale`.
+    Under mixed precision, `backward()` is called on the loss times the gradient scale; the loss
+    itself is the tensor that the program passed to `GradScaler.scale`.
 
     each: called with the loss at every `backward`, recorded or not, in the form that
     `read_number` returns, or in nested lists if the tensor has dimensions. None to skip this.
@@ -185,7 +186,7 @@ class LossWatch:
     def _quick_backward(
         self, original: Callable[..., Any], on: list[bool], each: Callable[[object], None]
     ) -> Callable[..., Any]:
-        """Returns the wrapper that stays in place in every step.
+        """Returns the wrapper that remains in place in every step.
 
         When it runs, its data is no longer in the CPU caches, so every unnecessary access is
         measurable.
@@ -254,7 +255,7 @@ class LossWatch:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Ignores `backward` calls within the context, because tracing makes them."""
+        """Ignores `backward` calls within the context, because tracing itself makes them."""
         thread = get_ident()
         self._inside.add(thread)
         try:

@@ -1,4 +1,4 @@
-"""Reads tensors of one element without side effects and without waiting for a device."""
+"""Reads tensors with one element, without side effects and without waiting for a device."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ Number = float | Tensor
 
 
 def read_number(tensor: Tensor) -> Number | None:
-    """Returns the number in a tensor of one element.
+    """Returns the number in a tensor with one element.
 
-    For a tensor on a device, the result is a copy that is never modified, so that nothing waits.
-    The result is None if no number can be read: the tensor has several elements, is a complex, fake
-    or functorch tensor, or is on a device whose work is being captured into a graph.
+    For a tensor on a device, the result is a copy on the device that is never modified, so the
+    program does not wait. The result is None if no number can be read, because the tensor has
+    several elements, is a complex, fake or functorch tensor, or is on a device whose work is being
+    captured into a graph.
     """
     plain = type(tensor) is Tensor and not function_modes()
     if plain and tensor.is_cpu and not dispatch_modes():

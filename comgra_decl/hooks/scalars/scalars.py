@@ -1,8 +1,9 @@
 """The metrics of every step, recorded or not: its losses, and values that the program logs.
 
 Reading a loss takes about a microsecond (`losses.py` finds it). A value on a device is copied on
-the device and transferred later together with others, so nothing waits for it. A step without other
-events adds two entries to a list, which is processed together with the entries of other steps.
+the device and transferred later, together with others, so the program does not wait for it. A step
+without other events adds two entries to a list. The entries of several steps are processed
+together.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ class Scalars:
     """Collects the metrics and notes of the current step and delivers them at intervals.
 
     `events` receives the events of a step: its losses in the order of their `backward` calls, and
-    `END` for the end of a step of type `train` that is not reported to `end_step`. A loss is a
-    number, a number in nested lists of one element, or any other value if the loss could not be
-    read.
+    `END` when a step of type `train` ends without being reported to `end_step`. A loss is a number,
+    a number in nested lists with one element, or any other value if the loss could not be read.
 
     Args:
-        sink: receives the logged values in the training thread; must be fast. None to discard them.
+        sink: called with the logged values in the training thread; must be fast. None to discard
+        them.
         on_fault: called with an error in tracing itself.
 
     Attributes:
@@ -116,7 +117,7 @@ class Scalars:
 
     @property
     def surplus(self) -> int:
-        """The number of losses by which the current step exceeds all completed steps."""
+        """How many more losses the current step has than any completed step."""
         return self.losses - self.saying.most
 
     def resume(self, step: int, text: str = "") -> None:

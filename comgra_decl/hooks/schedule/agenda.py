@@ -20,11 +20,12 @@ TRAIN = "train"
 
 _OTHERS = "*"
 _MAX_TYPES = 256
-"""Maximum number of types whose first step is recorded, since each step may have a new label."""
+"""Maximum number of types whose first step is recorded; limited because each step may have a new
+label."""
 
 
 class Plan(Enum):
-    """How to treat a step that has not begun."""
+    """How to treat a step that has not begun yet."""
 
     WAIT = "nothing"
     WATCH = "decide when the model is called"
@@ -34,9 +35,10 @@ class Plan(Enum):
 class Agenda:
     """Decides before, within and at the end of each training step whether it is recorded.
 
-    If types do not matter, this is decided before a step begins. Otherwise it is decided when the
-    model is called, from the labels that the step has at that time. If a label is added later
-    although its type is due, the following steps are captured until one has the label.
+    If types do not matter, this is decided before a step begins. Otherwise, it is decided when the
+    model is called, based on the labels that the step has at that time. If the label of a type that
+    is due is added later than that, all following steps are captured until one of them has the
+    label.
 
     Args:
         spec: the spec of the run.
@@ -86,7 +88,7 @@ class Agenda:
         self._all.recorded(self._step - 1)
 
     def resume(self, step: int) -> None:
-        """Resumes the training at `step`, which is recorded regardless of the schedule."""
+        """Resumes the training at `step`. That step is recorded regardless of the schedule."""
         self._step = step
         self._all.recorded(step - 1)
         self._all.next = step
@@ -99,7 +101,7 @@ class Agenda:
         return bool(self._labelled or self._cadences or self._missed or self.labels)
 
     def alarm(self, step: int) -> tuple[int, int] | None:
-        """Records the steps from `step` on after a sudden loss, regardless of the schedule.
+        """After a sudden loss, records the steps from `step` on, regardless of the schedule.
 
         Returns:
             The first and the last of these steps; None if the spec requests none.
@@ -144,7 +146,7 @@ class Agenda:
     # -- within a step -------------------------------------------------------------------------
 
     def declare(self, names: Iterable[str]) -> None:
-        """Makes the first of `names` the type of the current step, ahead of its tags."""
+        """Sets the type of the current step to the first of `names`, overriding its tags."""
         self.labels = {**dict.fromkeys(names), **self.labels}
 
     def tag(self, names: Iterable[str], *, too_late: bool) -> None:
@@ -222,7 +224,7 @@ class Agenda:
             self._all.touched(self._step)
 
     def _count(self, label: str, *, recorded: bool) -> bool:
-        """Counts a step of a type; returns whether the general schedule applies to the type."""
+        """Counts a step of one type; returns whether the general schedule applies to that type."""
         own, count = self._own_of(label), self._counts.get(label, 0)
         if own is not None:
             self._counts[label] = count + 1

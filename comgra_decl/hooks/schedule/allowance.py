@@ -1,4 +1,4 @@
-"""The permitted cost of all records, or of the records of one type of execution."""
+"""The permitted cost of all records, or of all records of one type of execution."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ if TYPE_CHECKING:
     from comgra_decl.spec.budget import BudgetSpec
 
 _REPORT_AGAIN = 2.0
-"""Factor by which a choice must change before it is reported again."""
+"""Factor by which a chosen value must change before it is reported again."""
 
 _RECENT = 5
 """Number of newest records whose median cost is reported."""
 
 _NEVER = 4.0**15
-"""Stretching by this factor or more is not reported, because the budget is nearly used up."""
+"""If gaps are stretched by this factor or more, this is not reported, because the budget is nearly
+used up."""
 
 
 class Allowance:
     """Limits time and disk space, and tracks how much of them is used.
 
-    Time: the cost of a record is a debt, which is paid off with the fraction `share` of the time
-        since the record began. While a debt remains, no record is due. A record can begin only at
-        the start of a step, so it may begin up to a step late; that time is not lost.
+    Time: the cost of a record is a debt. The fraction `share` of the time since the record began
+        pays it off, and no record is due while a debt remains. A record can begin only at the start
+        of a step, so it may begin up to one step late; the time until then counts towards the next
+        record.
 
-    Disk: whenever half of the remaining space is used, gaps become four times longer. Each half of
-        the remaining space therefore lasts twice as long as the previous one, so that a training
-        run of unknown length is recorded until its end, at increasing intervals.
+    Disk: whenever half of the remaining space is used, the gaps between records become four times
+        longer. Each half of the remaining space therefore lasts twice as long as the previous one.
+        A training run of unknown length is thus recorded until its end, at increasing intervals.
 
     Args:
-        spec: the limits; None in it means no limit.
+        spec: the limits; a value of None means no limit.
         say: called with ("time" or "disk", a sentence) to report a choice.
         whose: the type of execution, "" for all records.
         before: the previous allowance, if the spec changed.
@@ -65,7 +67,7 @@ class Allowance:
     # -- time ----------------------------------------------------------------------------------
 
     def indebted(self, now: float) -> bool:
-        """Whether past records are not yet paid off."""
+        """Whether the cost of past records is not yet paid off."""
         return self.debt(now) > 0
 
     def debt(self, now: float) -> float:
@@ -140,7 +142,7 @@ class Allowance:
     def _used(self, per_record: float) -> float:
         """Bytes on disk, including data that is still being written.
 
-        Records made since the last measurement but one may not have been written yet.
+        Records made since the second-to-last measurement may not have been written yet.
         """
         return self.bytes + (self.records - self.before) * per_record
 

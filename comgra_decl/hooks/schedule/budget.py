@@ -94,18 +94,19 @@ class Budget:
 
     The cost of a record is the extra duration of its step compared with a plain step. If a device
     is used, its clock measures this cost (`laps`), because the host's clock measures only the time
-    to queue the work, unless the program waits for the device. The cost becomes available some
-    steps later; until then, records are assumed to cost as much as earlier ones. Without a device,
-    the cost of a record is at least the duration measured by the capture itself.
+    to queue the work, unless the program waits for the device. That cost becomes available some
+    steps later. Until then, a record is assumed to cost as much as earlier records. Without a
+    device, the cost of a record is at least the duration measured by the capture itself.
 
-    The CPU time of the writer thread is added. With a device, it counts only as far as plain steps
-    have exceeded their median, because writing has no cost while the training waits for the device.
+    The CPU time of the writer thread is added. With a device, it counts only to the extent that
+    plain steps have taken longer than their median, because writing costs nothing while the
+    training waits for the device.
 
-    The disk space of a record is the growth of the run's folder while the record was written;
-    several records share it equally.
+    The disk space of a record is the growth of the run's folder while the record was written. If
+    several records were written in that time, they share the growth equally.
 
     Args:
-        spec: the budget of all records together; None in it means no limit.
+        spec: the budget of all records together; a value of None means no limit.
         meter: values measured by another thread.
         say: called with (the key of the spec below `schedule`, "time" or "disk", a sentence) to
             report a choice.
@@ -173,7 +174,7 @@ class Budget:
     # -- queries -------------------------------------------------------------------------------
 
     def indebted(self, *labels: str) -> bool:
-        """Whether past records, all or those of a type, are not yet paid off."""
+        """Whether the cost of past records, of all or of one type, is not yet paid off."""
         if not self.timed:
             return False
         if self._unknown:
@@ -183,7 +184,7 @@ class Budget:
 
     @property
     def steps_in_debt(self) -> int:
-        """Half the number of steps until past records are paid off; steps may become longer."""
+        """Half the steps until past records are paid off, in case steps become longer."""
         if not self.timed or self.attentive:
             return 0
         plain = self._plain.medians()
@@ -222,7 +223,7 @@ class Budget:
             each.records += 1
 
     def begin(self) -> None:
-        """Starts a step at a model call, unless its start is already known."""
+        """Starts a step at a model call, unless the start of the step is already known."""
         self._laps.begin_if_unknown(self._clock)
 
     def step_ended(
@@ -239,8 +240,8 @@ class Budget:
             cost: the known cost of its record, in seconds; None without a record.
             labels: its types of execution.
             steps: how many steps have ended since the last call; 1 if there is a record.
-            once: seconds of this step spent on compiling for records, which occurs only once. Not
-                included in `cost` or in the cost of records.
+            once: seconds of this step spent on compiling for records, which occurs only once. They
+                are not included in `cost` or in the cost of records.
         """
         now = self._clock()
         self._once += once

@@ -14,8 +14,8 @@ class Countdown:
     Args:
         cadence: the cadence in the spec.
         clock: returns seconds of a monotonic clock.
-        factor: returns the current stretching of gaps; explicit steps and windows are not
-            stretched.
+        factor: returns the factor by which gaps are currently stretched; explicit steps and windows
+            are unaffected.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Countdown:
         self.forced = self._explicit.next_after(-1)  # the next explicit one
 
     def due(self, number: int) -> bool:
-        """Whether `number` is due; a missed number stays due."""
+        """Whether `number` is due. If a number is missed, it remains due."""
         return (self.next is not None and number >= self.next) or self.overdue
 
     def explicit(self, number: int) -> bool:

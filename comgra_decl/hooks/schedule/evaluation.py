@@ -1,4 +1,4 @@
-"""Evaluation phases: recorded when the program switches a model to evaluation, once per phase."""
+"""Evaluation phases, which begin when the program switches a model to evaluation mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EvaluationPhases:
     """Tracks evaluation phases and decides which of their model calls are recorded.
 
     A phase begins with `eval()` or `train(False)`. By default, its record contains as many model
-    calls as the last training step had. For most programs, that is one call: the first batch.
+    calls as the last training step made. For most programs, that is one call: the first batch.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class EvaluationPhases:
         return self._pending
 
     def calls(self, training_calls: int) -> int:
-        """Returns the number of model calls of a phase to record, given that of a training step."""
+        """Returns how many model calls to record in a phase, given the number in a step."""
         batches = None if self._spec is None else self._spec.batches
         return _MAX_CALLS if batches == "all" else batches or training_calls
 

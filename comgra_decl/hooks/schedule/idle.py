@@ -1,4 +1,4 @@
-"""Steps that are only counted, which are almost all steps of a training run."""
+"""Steps that are only counted; almost all steps of a training run are of this kind."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class IdleSteps:
     """An optimizer hook that counts a known number of steps and does nothing else.
 
     When the hook runs, its data is no longer in the CPU's caches, so its cost depends on the number
-    of objects that it accesses. It therefore uses only closure variables and, instead of a counter,
-    an iterator.
+    of objects that it accesses. It therefore uses only closure variables, and an iterator instead
+    of a counter.
 
     Args:
         beat: called with `END` at each counted step.
-        otherwise: called with the optimizer of every other step.
+        otherwise: called with the optimizer at every step that is not only counted.
         on_fault: called with an error of `otherwise`.
 
     Attributes:

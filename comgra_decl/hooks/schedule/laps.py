@@ -1,11 +1,11 @@
-"""Measures the duration of steps by the host's clock, and by the device's if one is in use.
+"""Measures the duration of steps by the host's clock and, if a device is in use, by its clock.
 
-A host that never waits for its device runs ahead of it: the host's clock measures the time to queue
-a step, not to run it. An event is therefore recorded in the device's queue at the end of each step,
-and read after the device has passed it. The time between two events is the duration of the step on
-the device: its work, and the time spent waiting for the host. These durations add up to the
-duration of the training, whichever of the two is slower and whether or not the program waits. This
-module never waits for the device, and events are reused.
+If a host never waits for its device, the host's clock measures the time to queue a step, not to run
+it. An event is therefore recorded in the device's queue at the end of each step, and read after the
+device has passed it. The time between two events is the duration of the step on the device, which
+includes the time spent waiting for the host. These durations add up to the duration of the
+training, no matter whether host or device is slower and whether the program waits. This module
+never waits for the device, and events are reused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 _MOST_EVENTS = 64
-"""The maximum number of pending events per device; further steps are not timed on the device."""
+"""The maximum number of pending events per device. Steps beyond it are not timed on the device."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,7 @@ class Lap:
 
     Attributes:
         steps: the number of steps.
-        host: seconds per step by the host's clock; None if something else happened in between.
+        host: seconds per step by the host's clock; None if anything else happened during the steps.
         device: the same by the device's clock; None without a device, or if unknown.
         record: an object that identifies the record of this step, None if it was not recorded.
     """
@@ -154,7 +154,7 @@ class Laps:
             self.begin(clock())
 
     def end(self, now: float, *, steps: int = 1, record: Any = None) -> Lap:
-        """Ends one or several steps; their time on the device may be known later."""
+        """Ends one or several steps; their time on the device may become known only later."""
         host = None if self._last is None else (now - self._last) / steps
         lap = Lap(steps, host, record=record)
         mark = self._marks.new()

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class Resumption:
     """Finds the number of the first step after training is resumed from a checkpoint.
 
-    The setting in the spec comes first. Otherwise the optimizer's own step count is used, which
-    Adam and similar optimizers store in a checkpoint. Otherwise it is the step after the last
-    recorded one.
+    If the spec sets the number, that setting is used. Otherwise, the number is the optimizer's own
+    step count, which Adam and similar optimizers store in a checkpoint. If there is no such count,
+    training continues with the step after the last recorded one.
 
     Args:
         declared: the spec's `run.resume_step`.
@@ -34,7 +34,7 @@ class Resumption:
             self._counted = steps_taken(optimizer)
 
     def settle(self) -> tuple[int, str]:
-        """Returns the number of the first step, when it ends, and a note that states its origin."""
+        """Returns the number of the first step when that step ends, and a note on its origin."""
         if self._declared is not None:
             return self._declared, self._noted(self._declared, "as set by run.resume_step")
         counted = self._counted

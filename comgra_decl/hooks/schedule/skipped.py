@@ -1,4 +1,4 @@
-"""Training steps that mixed precision skips, for which no optimizer hook runs."""
+"""Training steps that are skipped under mixed precision; no optimizer hook runs for them."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _label_of(by: ByInput | ByFunction) -> Label:
 
 
 def _unseen(label: Label) -> Label:
-    """Hides the computations of `label` from autograd and from our graph."""
+    """Hides the computations of `label` from autograd and from the recorded graph."""
 
     def unseen(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with torch.no_grad(), without_functions():
@@ -149,10 +149,10 @@ def _names_between(bins: list[float]) -> list[str]:
 
 
 class RootWatch:
-    """Waits, between records, for the next call of an outermost module, then removes itself.
+    """Waits between records for the next call of an outermost module, and then removes itself.
 
-    A single global hook is installed while it waits, and none after that call. A step that is not
-    recorded thus costs one call of `on_call`, however many modules the model has.
+    While it waits, a single global hook is installed; after that call, none is. A step that is not
+    recorded therefore costs one call of `on_call`, no matter how many modules the model has.
 
     Args:
         on_call: called with (module, args, kwargs) of each call until it returns True.

@@ -17,15 +17,18 @@ from torch.optim import optimizer as _torch_optimizer
 from comgra_decl.hooks.other_threads import running
 
 _LOOKED_AT = 64
-"""Number of parameters whose changes are counted; all parameters of a model change together."""
+"""Number of parameters whose changes are counted. A few are enough, because all parameters of a
+model change together."""
 
 _PATIENCE = 3
-"""Number of checks, a second apart, that must detect changes within one step before a warning."""
+"""Number of checks, one second apart, that must detect changes within the same step before a
+warning is issued."""
 
 UNENDED = (
-    "the parameters keep changing, but no step has ended since step {} began: a compiled optimizer "
-    "step runs no hooks. From now on, a step ends when the parameters have changed since the last "
-    "backward(); the earlier steps cannot be separated. To record every step, call comgra.step() "
+    "the parameters keep changing, but no step has ended since step {} began, because a compiled "
+    "optimizer step runs no hooks. From now on, a step ends when the parameters have changed since "
+    "the last backward(); the earlier steps cannot be separated. To record every step, call "
+    "comgra.step() "
     "where a step ends, outside compiled code"
 )
 
@@ -41,14 +44,14 @@ class UnendedSteps:
         self._seen = 0
 
     def look(self, step: int, parameters: Iterable[torch.Tensor], *, signs: int = 0) -> bool:
-        """Checks once; returns whether this check proves that the ends of steps are not observed.
+        """Checks once; returns whether the check proves that the ends of steps are not observed.
 
         Args:
             step: the number of the current step.
             parameters: the parameters of the models being trained.
-            signs: the number of observed parameter changes that did not end this step, such as
-                steps of an optimizer that is followed by another one in the same step, or steps of
-                another thread.
+            signs: the number of observed parameter changes that did not end this step, such as an
+                optimizer step that is followed by another one within the training step, or a step
+                of another thread.
         """
         changes = _changes(parameters)
         if (step, signs) != self._at or changes is None:

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 
 _SCANS = 2
-"""Records whose backward graph is searched for softmaxes over the batch; it rarely changes."""
+"""Number of records in which the backward graph is searched for softmaxes over the batch. The graph
+rarely changes."""
 
 
 class Ends:
-    """Records tensors that no module returns; always recorded, since every graph needs them.
+    """Records tensors that no module returns. They are always recorded, as every graph needs them.
 
     Args:
         spec: decides whether values and gradients are stored.

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 _EVERY_SAMPLE = 1 << 30
 
 WITHOUT_GRADIENT = "no_grad"
-"""The pass of tensors that a training step computes under `torch.no_grad()`, model included."""
+"""The pass of tensors that a training step computes while the whole model runs under
+`torch.no_grad()`."""
 
 _MAX_LAYOUTS = 256  # step layouts kept for reuse; bounded, since they may keep changing
 
@@ -124,8 +125,8 @@ class StepCapture:
     def count(self, what: object) -> int:
         """Counts `what` in this step; returns its previous count, which is its iteration.
 
-        Calls without gradients are counted separately, so that the first iteration of a node is the
-        one that is trained, regardless of earlier calls.
+        Calls without gradients are counted separately. The first iteration of a node is therefore
+        the one that is trained, even if calls without gradients came before it.
         """
         key = (what, WITHOUT_GRADIENT) if self.aside else what
         number = self.calls[key]
@@ -144,8 +145,8 @@ class StepCapture:
     def iteration(self, what: object, name: str | Callable[[], str]) -> int | None:
         """Counts a call; returns its iteration, or None if the limit per step is exceeded.
 
-        Without the limit, a loop over thousands of time steps, in each evaluation of an optimizer's
-        closure, would create tens of thousands of series.
+        Without the limit, an optimizer closure that loops over thousands of time steps and is
+        evaluated repeatedly would create tens of thousands of series.
         """
         key = (what, WITHOUT_GRADIENT) if self.aside else what
         number = self.calls[key]  # same as `count`, without the extra call for each output
@@ -171,7 +172,7 @@ class StepCapture:
     def add(
         self, slot: Slot, tensor: torch.Tensor, *, batch_dim: int | None, values: bool
     ) -> int | None:
-        """Reads the tensor now; returns its index in this step, None if it cannot be reduced.
+        """Reads the tensor now; returns its index in this step, or None if it cannot be reduced.
 
         `batch_dim` is a dimension of the tensor, as returned by the method `batch_dim`.
         """
@@ -196,7 +197,7 @@ class StepCapture:
         return index
 
     def together(self) -> AbstractContextManager[None]:
-        """Reads all tensors added within it in few GPU launches; must not run user code."""
+        """Reads all tensors added in the context with few GPU launches; must not run user code."""
         return _Together(self, self._reducer)
 
     def _add_written_out(
@@ -214,8 +215,9 @@ class StepCapture:
     ) -> int | None:
         """Returns the declared batch dimension, or for "auto" dim 0 if it has the batch's size.
 
-        A series that has begun keeps its batch dimension, even if a later record happens to have
-        other sizes, so that the meaning of a series does not change.
+        Once a series has started, its batch dimension is fixed. It does not change even if a later
+        record has different sizes, because the statistics of the series would then change their
+        meaning.
         """
         if tensor.is_nested:
             return None
@@ -241,9 +243,9 @@ class StepCapture:
         return [slot for slot, _ in self._entries]
 
     def signature(self) -> int:
-        """Returns a hash of the sequence of forward slots of the step that was closed last.
+        """Returns a hash of the sequence of forward slots in the step that was closed last.
 
-        It is equal for steps that ran the same way.
+        Steps with the same execution path have the same hash.
         """
         return self._signature
 
@@ -356,7 +358,7 @@ def new_capture(spec: Spec, *, training: bool, warn: Callable[[str], None]) -> S
     """Returns the capture for training steps or for evaluations.
 
     Args:
-        spec: selects what is stored of each tensor.
+        spec: selects what is stored for each tensor.
         training: whether it is for training steps.
         warn: called once with the reason why a sample has no category.
     """

@@ -32,8 +32,8 @@ class Categories:
     Args:
         by: the source of the categories.
         warn: called once per kind of problem.
-        expected: whether a missing target is a problem; recording of an evaluation ends before the
-            loss is computed.
+        expected: whether a missing target is a problem. It is not in an evaluation, because its
+            recording ends before the loss is computed.
     """
 
     def __init__(self, by: Any, *, warn: Callable[[str], None], expected: bool) -> None:
@@ -50,7 +50,7 @@ class Categories:
         self._call = self._labels = self._size = None
 
     def take(self) -> Labels | None:
-        """Ends the step; returns a function that gives the labels of its first batch, or None."""
+        """Ends the step; returns a function that returns the labels of its first batch, or None."""
         labels, size = self._labels, self._size
         if labels is None and size is not None and self._expected:
             self._warn(f"samples.by found no categories ({self._missing})")
@@ -109,7 +109,7 @@ class Categories:
                     return
 
     def _keep(self, found: Any) -> None:
-        """Stores the current labels; those on a device are fetched later."""
+        """Stores the current labels; labels on a device are fetched later."""
         if isinstance(found, torch.Tensor):
             if found.dim() != 1:
                 raise ValueError(

@@ -1,7 +1,8 @@
 """Layers that use a native kernel in evaluation, unless a torch function mode is active.
 
 Many training programs contain a frozen encoder in evaluation mode. The native kernel rounds
-differently from the layers it replaces, so our modes are removed while it may run.
+differently from the layers it replaces. To preserve the choice of kernel, our modes are removed
+while it may run.
 """
 
 from __future__ import annotations

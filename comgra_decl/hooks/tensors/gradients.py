@@ -36,10 +36,10 @@ class Backwards:
     """Names the backward passes of a program.
 
     The first loss ever observed belongs to the pass `grad`. Other passes are named after the
-    variable that holds the loss: `loss_g.backward()` is the pass `grad:loss_g`. A loss without a
-    variable is identified by the place where `backward` is called, and numbered: `grad:2`.
-    Micro-batches with gradient accumulation, one `loss.backward()` in a loop, are therefore a
-    single pass.
+    variable that holds the loss; for example, `loss_g.backward()` is the pass `grad:loss_g`. If a
+    loss is not in a variable, it is identified by the place where `backward` is called, and its
+    pass is numbered, as in `grad:2`. With gradient accumulation, where `loss.backward()` is called
+    in a loop over micro-batches, there is therefore a single pass.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Backwards:
     def _base(self, places: tuple[Place, ...]) -> str:
         """Returns the pass of a call site of `backward` that is seen for the first time.
 
-        Reading source code takes a millisecond, and is never needed in the usual case of a program
+        Reading source code takes a millisecond. It is never needed in the usual case of a program
         with one loss.
         """
         if self._first is None:
@@ -95,7 +95,7 @@ class Backwards:
         self.current = None
 
     def share(self, pass_: str) -> str:
-        """Returns the pass of one of several backward passes; `grad` represents all of them."""
+        """Returns the pass of the current one of several backward passes; `grad` stands for all."""
         if pass_ != "grad" or self._first is None:
             return pass_
         return f"grad:{loss_name(self._first) or 1}"

@@ -31,13 +31,14 @@ def likeness(
     prediction: torch.Tensor,
     target: torch.Tensor,
 ) -> Hashable:
-    """Returns what the facts of a call depend on: calls with equal values have the same facts.
+    """Returns what the facts of a call depend on; calls with equal results have the same facts.
 
-    Reading the value takes a fraction of the time of computing the facts, which are the same in
-    nearly every record.
+    This takes a fraction of the time needed to compute the facts, which are the same in nearly
+    every record.
 
     Returns:
-        None if the facts depend on more: the prediction was moved after it was computed, say.
+        None if the facts depend on more than that, for example because the prediction was moved
+        after it was computed.
     """
     made_by = type(gradient_function(prediction))
     if not _is_settled(made_by.__name__) or prediction.is_nested or target.is_nested:
@@ -57,7 +58,7 @@ def likeness(
 
 @lru_cache(maxsize=512)
 def _is_settled(kind: str) -> bool:
-    """Whether the name of an autograd node tells the origin of a tensor."""
+    """Whether the name of an autograd node reveals the origin of a tensor."""
     name, backward, _ = kind.partition("Backward")
     return bool(backward) and name not in _RESHAPING and name not in _SOFTMAXES
 
@@ -73,8 +74,8 @@ def origin_of(tensor: torch.Tensor) -> dict[str, Any]:
     Functions that only move or select elements are skipped.
 
     Returns:
-        `{"made_by": "Softmax", "dim": 1}`, without "dim" if the function has no dimension or if
-        elements were moved afterwards, which may change dimensions; empty if autograd has no
+        `{"made_by": "Softmax", "dim": 1}`. "dim" is missing if the function has no dimension, or if
+        elements were moved afterwards, because that may change dimensions. Empty if autograd has no
         information.
     """
     node = gradient_function(tensor)
@@ -92,8 +93,9 @@ def origin_of(tensor: torch.Tensor) -> dict[str, Any]:
 def batch_softmaxes(loss: torch.Tensor, batch: int) -> list[list[int]]:
     """Returns the shapes of the softmaxes over the batch from which a loss is computed.
 
-    These are softmaxes over dimension 0 of a tensor with further dimensions, if this dimension has
-    the size of the batch. Square tensors are omitted: they are similarities of a batch with itself.
+    These are softmaxes over dimension 0 of a tensor with more than one dimension, if dimension 0
+    has the size of the batch. Square tensors are omitted, because they contain the similarities of
+    a batch with itself.
     """
     found = []
     for node in _nodes_behind(loss):

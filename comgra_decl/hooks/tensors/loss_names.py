@@ -1,9 +1,9 @@
 """Reads the variable name of the loss in a `backward` call from the program's code.
 
-Only code is read: the current instruction of each function, and the source text of its call. The
-variables of a frame are never accessed. Before Python 3.13, `frame.f_locals` of a function is the
-dict that `locals()` returned to the program, and reading it overwrites that dict. Access would also
-keep the tensors of a step alive for as long as the function runs.
+Only code is read, that is, the current instruction of each function and the source text of its
+call. The variables of a frame are never accessed. Before Python 3.13, `frame.f_locals` of a
+function is the dict that `locals()` returned to the program, and reading it overwrites that dict.
+Access to variables would also keep the tensors of a step alive for as long as the function runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _OURS = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 _MOST_FRAMES = 64
 _HANDLERS = frozenset({"__torch_function__", "__torch_dispatch__"})
-"""Handlers through which a call passes under a mode or for a tensor subclass, before torch."""
+"""Handlers through which a call passes before it reaches torch, under a mode or for a tensor
+subclass."""
 
 _MOST_FILES = 1000
 _foreign: dict[str, bool] = {}
@@ -36,8 +37,8 @@ Place = tuple[CodeType, int]
 def calling_places() -> tuple[Place, ...]:
     """Returns the current places of the program's functions, innermost first.
 
-    Functions of comgra_decl and torch are skipped. So are handlers of torch calls, because a loss
-    is the same with and without a mode.
+    Functions of comgra_decl and torch are skipped. Handlers of torch calls are skipped too, so that
+    a loss has the same name with and without a mode.
     """
     places: list[Place] = []
     frame: FrameType | None = sys._getframe(1)
@@ -62,14 +63,15 @@ def calling_places() -> tuple[Place, ...]:
 def loss_name(places: tuple[Place, ...]) -> str | None:
     """Returns the name of the loss in a call of `backward`, as used by the outermost function.
 
-    A helper may call it `loss` where the program that passed it uses `loss_g`. If the name is a
-    parameter, the caller's argument is therefore looked up, level by level.
+    A helper may call a loss `loss` although the program that passed it calls it `loss_g`. If the
+    name is a parameter, the caller's argument is therefore looked up, level by level.
 
     Args:
         places: the places of the program's functions; the innermost one calls `backward`.
 
     Returns:
-        None if the loss has no name there (`model(x).sum().backward()`), or if there is no source.
+        None if the loss has no name there, as in `model(x).sum().backward()`, or if the source is
+        not available.
     """
     call = _call_at(*places[0]) if places else None
     return None if call is None else _named(_backwarded(call), places, 0)

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from comgra_decl.stats import Reduced
 
 Refuse = Callable[[str, str], object]
-"""Called with the name of a statistic that is not recorded, and the reason."""
+"""Called with the name of a statistic that cannot be recorded, and the reason."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Rule:
-    """One computation and the slots that it applies to."""
+    """One computation, and the slots to which it applies."""
 
     measure: Measure
     wanted: tuple[str, ...]  # the requested names among `measure.names`
@@ -73,8 +73,8 @@ class Measured:
     Args:
         statistics: those of the spec, in stored order.
         refuse: called once for a statistic that cannot be computed somewhere.
-        complete: whether a step contains everything that is recorded, so that a statistic without
-            a match in the first step is a mistake.
+        complete: whether a step contains everything that is recorded. If so, a statistic that
+            matches nothing in the first step is a mistake.
     """
 
     def __init__(self, statistics: list[OptIn], *, refuse: Refuse, complete: bool) -> None:
@@ -129,7 +129,7 @@ class Measured:
                     of = "anything" if rule.on is None else " or ".join(rule.on)
                     self._refuse(
                         f"the statistic {name!r}",
-                        "the first record contains nothing to compute it from; it needs "
+                        "the first record contains no tensor to compute it from; it needs "
                         f"{of} in nodes {', '.join(rule.nodes)}",
                     )
 

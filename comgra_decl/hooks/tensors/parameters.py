@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 _UNINITIALIZED = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
 _NARROW = (torch.float16, torch.bfloat16)
 _MOST_COPIED = 32 << 20
-"""Maximum bytes of updates read together, if their dtype is not that of their parameters."""
+"""Maximum number of bytes of updates that are read together, if their dtype differs from that of
+their parameters."""
 
 
 def takes_lists(tensor: torch.Tensor) -> bool:
@@ -33,13 +34,14 @@ def takes_lists(tensor: torch.Tensor) -> bool:
 
 
 class Parameters:
-    """Reads the tensors that outlive a step, each at the time at which its value is meaningful.
+    """Reads the tensors that outlive a step, each at the time when its value is meaningful.
 
-    Parameters and buffers are read when the forward pass begins; gradients, optimizer states and
-    updates around the optimizer step. A manual update (`p -= lr * p.grad`) is not signalled by any
-    event: its gradients are copied when backward ends, and its effect is visible only in the next
-    forward pass. If there is also an optimizer step, gradients of manual updates are read when the
-    step ends, for parameters that no optimizer holds and that have changed since the last record.
+    Parameters and buffers are read when the forward pass begins. Gradients, optimizer states and
+    updates are read around the optimizer step. No event signals a manual update such as `p -= lr *
+    p.grad`. Its gradients are therefore copied when backward ends, and its effect is visible only
+    in the next forward pass. If there is also an optimizer step, gradients of manual updates are
+    read when the step ends. This applies to parameters that no optimizer holds and that have
+    changed since the last record.
 
     Args:
         held: returns the ids of the parameters that optimizers hold.
@@ -183,8 +185,8 @@ class Parameters:
     def after_hand(self, capture: StepCapture) -> None:
         """Reads the gradients of a step that ended with a manual update.
 
-        A gradient is read as the update used it, for example after clipping. A gradient that was
-        cleared in place is read as it was after backward.
+        A gradient is read as the update used it, for example after clipping. If a gradient was
+        cleared in place, it is read as it was after backward.
         """
         for plan, (gradient, version, copy) in self._left.items():
             parameter = plan.tensor
@@ -205,7 +207,7 @@ class Parameters:
         """Reads the gradients before an optimizer step, and copies what the step will change.
 
         Some optimizers write to gradients as they step. Gradients that a closure will compute, or
-        that the optimizer itself will unscale, are read afterwards.
+        that the optimizer itself will unscale, are read after the step.
         """
         self._is_clean = False
         self._take_back()
@@ -284,7 +286,7 @@ class Parameters:
     def _write_updates(
         self, stepping: Iterable[tuple[TensorPlan, torch.Tensor]], capture: StepCapture
     ) -> None:
-        """Reads the updates together, in parts that are limited by the memory they need."""
+        """Reads the updates together, in parts whose memory use is limited."""
         pairs: list[tuple[TensorPlan, torch.Tensor, torch.Tensor]] = []
         copied = 0
         for plan, parameter in stepping:
@@ -343,7 +345,7 @@ class Parameters:
     def _fresh(self) -> list[TensorPlan]:
         """Returns the parameters whose gradients were created or changed in this step.
 
-        Without those that were read at an optimizer step, if they still require gradients.
+        Parameters that were read at an optimizer step and still require gradients are left out.
         """
         fresh = []
         for plan, (before, version) in self._found.items():
@@ -400,7 +402,8 @@ def _read_updates(
 ) -> None:
     """Reads the updates of parameters from their values before and after the step.
 
-    Overwrites the values before the step, because their memory is still in the caches.
+    The results overwrite the values from before the step, because their memory is still in the
+    caches.
     """
     several = [(b, a) for _, b, a in pairs if takes_lists(a) and a.dtype is b.dtype]
     if several:  # a few launches for all; the same as a subtraction, bit for bit
@@ -416,7 +419,7 @@ def _read_updates(
 
 
 def _look_again(plan: TensorPlan, parameter: torch.Tensor) -> None:
-    """Compares a parameter that no optimizer holds with the last snapshot, and takes another."""
+    """Compares a parameter that no optimizer holds with the last snapshot, and takes a new one."""
     look = plan.look
     plan.moved = look is not None and look.parameter() is parameter and look.is_written()
     plan.look = Written.at(parameter) if is_there(parameter) else None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Hook(partial[None]):
-    """A tensor hook that torch does not warn programs about when they save the tensor.
+    """A tensor hook for which torch issues no warning when a program saves the tensor.
 
     A class attribute, because `unserializable_hook` would allocate a dict for each hook.
     """
@@ -38,7 +38,7 @@ SlotOf = Callable[[str], "Slot"]
 
 
 class Wanted(NamedTuple):
-    """What to read of a tensor: its value, its gradient, or both."""
+    """What to read from a tensor: its value, its gradient, or both."""
 
     tensor: bool
     gradient: bool
@@ -56,10 +56,11 @@ class TensorRecorder:
         self._leaf_hooks: dict[int, list[RemovableHandle]] = {}
         self._reached: set[int] = set()  # leaves that a gradient has reached
         self.inner: InnerGradients | None = None
-        """Gradients of compiled code, of which the autograd outside sees only a part."""
+        """Gradients of compiled code; the autograd outside that code sees only part of each
+        gradient."""
 
     def release(self) -> None:
-        """Removes the hooks of leaves, which outlive the step; other tensors do not."""
+        """Removes the hooks of leaves, because leaves outlive the step; other tensors do not."""
         for leaf in [*self._leaf_hooks]:
             self._release_leaf(leaf)
 
@@ -80,10 +81,10 @@ class TensorRecorder:
         graph: Provenance | None = None,
         inputs: Iterable[torch.Tensor] = (),
     ) -> None:
-        """Reads one tensor, its parts if `how` splits it, and registers hooks for their gradients.
+        """Reads one tensor, and its parts if `how` splits it; registers hooks for their gradients.
 
-        Torch function modes must be off. The tensor is traced in `graph`; `inputs` are its sources
-        if the computation was not observed.
+        Torch function modes must be off. The tensor is traced in `graph`. If its computation was
+        not observed, `inputs` are used as its sources.
         """
         slot = slot_of(role)
         if capture.aside:

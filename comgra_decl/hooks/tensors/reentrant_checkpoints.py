@@ -1,8 +1,8 @@
 """Gradients inside reentrant checkpoints, which run their code twice.
 
-The first run has no graph: the training computes with its tensors, but gradients never reach them.
-The gradients arrive in the second run, within backward, whose calls are not separate iterations.
-Each call of the second run is therefore matched with the corresponding call of the first run.
+The first run has no graph. The training computes with the tensors of that run, but gradients never
+reach them. The gradients arrive in the second run, within backward. The calls in the second run are
+not separate iterations, so each is matched with the corresponding call in the first run.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Recomputed:
     """Matches calls of modules within backward with the calls that they repeat.
 
     A checkpoint's forward and backward share one context object. The calls of a module below one
-    context repeat in order, so they can be matched however often the module is called. Below nested
-    checkpoints the order is unknown, and a module called there more than once has no gradient.
+    context repeat in order, so they can be matched no matter how often the module is called. Below
+    nested checkpoints, the order is unknown. If a module is called more than once there, no
+    gradient is recorded for it.
 
     Args:
         recorder: reads gradients.

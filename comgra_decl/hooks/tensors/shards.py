@@ -15,8 +15,8 @@ _CLASS_PREFIX = "FSDP"
 def piece_of(tensor: torch.Tensor) -> Piece | None:
     """Returns the local part of a distributed tensor; None for any other tensor.
 
-    A tensor that is replicated in every process, or whose copies must be summed (`Partial`), has no
-    parts.
+    A tensor has no parts if it is replicated in every process, or if its copies must be summed
+    (`Partial`).
     """
     placements: Any = getattr(tensor, "placements", None)
     if placements is None or not hasattr(tensor, "to_local"):

@@ -22,8 +22,8 @@ _WHOLE = (torch.Tensor, torch.nn.Parameter)
 class Slot:
     """One series of one tensor; its id and node name are fixed when its first record closes.
 
-    The name is determined late, because names may need the class of the root module as a prefix,
-    and all root modules are known only after the first step.
+    The name is determined late, because a name may need the class of the root module as a prefix.
+    All root modules are known only after the first step.
     """
 
     __slots__ = (
@@ -127,7 +127,7 @@ class SlotTable:
         self._next = len(self._keys)
 
     def settle(self, slots: Iterable[Slot]) -> list[SlotInfo]:
-        """Assigns ids to slots without one and returns the new lines of the table."""
+        """Assigns ids to slots that have none, and returns the new lines of the table."""
         settled = [self._settle(slot) for slot in slots if slot.id < 0]
         return [info for info in settled if info is not None]
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec.functions import SplitSpec
 
 MOST_PARTS = 64
-"""The maximum number of parts; each part costs as much as a separate tensor."""
+"""The maximum number of parts, limited because each part costs as much as a separate tensor."""
 
 
 class Part(NamedTuple):
@@ -29,7 +29,7 @@ def take_apart(tensor: torch.Tensor, split: SplitSpec, *, batch_dim: int | None)
     Args:
         tensor: of any dtype and shape.
         split: the dimension, the name of a part, and the number of equal groups if not every index
-            is a part. The dimension remains in a group, and is removed for a single index.
+            is a part. A group keeps the dimension; for a single index, the dimension is removed.
         batch_dim: the batch dimension of the whole tensor; parts keep it, unless it is the
             dimension split.
 

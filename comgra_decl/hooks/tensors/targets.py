@@ -1,4 +1,4 @@
-"""Targets: tensors that enter a loss without having been computed by the model."""
+"""Targets: tensors that enter a loss and were not computed by the model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _MOST_CALLS = 16
 _MOST_CLASSES = 64
 """Maximum number of classes whose weights are facts of a loss call."""
 _MOST_KNOWN = 256
-"""Calls whose facts are kept for later records; sizes may keep changing."""
+"""Maximum number of calls whose facts are kept for later records. It is limited because sizes may
+keep changing."""
 _WITHOUT_RESULT = frozenset({"backward", "register_hook", "_record_function_enter_new"})
 """Frequent calls whose results contain no tensors, so that no check is needed."""
 
@@ -46,10 +47,10 @@ class Targets(modes.OwnMode):
     """Finds targets between a model's return and the next model call or optimizer step.
 
     In this interval, a tensor is a target if a call combines it with something that the model
-    computed with gradients, and it was neither computed by the model nor passed to it. For a loss
-    function, the signature identifies the target argument. For any other call, it is a tensor of
-    numbers with as many rows as the computed one that the program did not just create (noise,
-    `torch.eye`, a mask).
+    computed with gradients, and if it was neither computed by the model nor passed to it. For a
+    loss function, the signature identifies the target argument. For any other call, the target is a
+    tensor of numbers that has as many rows as the computed tensor. Tensors that the program has
+    just created, such as noise, `torch.eye` or a mask, are not targets.
 
     The function mode intercepts only these few calls, not the calls within the model.
 
@@ -86,7 +87,7 @@ class Targets(modes.OwnMode):
             self._inserted = False  # last, so that ending the tracing cleans up after an error
 
     def interrupt(self) -> None:
-        """Stops looking during a call to a model that may not be trained, such as a teacher."""
+        """Stops looking during a call to a model that may not be in training, such as a teacher."""
         if self._capture is not None:
             self._waiting = self._capture
         self.pause()
@@ -234,7 +235,7 @@ class Targets(modes.OwnMode):
     ) -> None:
         """Records the facts of a call that compares a prediction with a target, and the prediction.
 
-        A prediction returned by the model, in any shape, has already been read.
+        If the model returned the prediction, in any shape, the prediction has already been read.
         """
         declared = target_argument(func)
         if not met and declared is not None:  # another loss of the same target, or a soft target

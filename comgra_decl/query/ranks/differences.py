@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from comgra_decl.records import SlotInfo, SlotKey
 
 _TOLERANCE = 1e-5
-"""Relative difference above which sums over equal tensors differ by more than rounding."""
+"""Relative difference between sums over identical tensors that rounding alone cannot cause."""
 
 
 class Difference(NamedTuple):
-    """A tensor that should be identical on all ranks, and the first step at which it differs.
+    """A tensor that should be identical on all ranks, and the first step at which it is not.
 
     `size` is the largest relative difference of any of its statistics.
     """
@@ -92,5 +92,5 @@ def differences_warning(differences: Sequence[Difference]) -> str:
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     return (
         f"{len(differences)} tensors that should be identical on all ranks differ, first "
-        f"at step {first.step}: {shown}; the first rank's data are shown"
+        f"at step {first.step}: {shown}; the data from the first rank is shown"
     )

@@ -24,8 +24,8 @@ from .readings import Lost, Reading
 def common_records(views: Sequence[View]) -> list[NDArray[np.int64]]:
     """Returns, for each rank, the records that exist on all ranks, in order.
 
-    Records match if they have the same step and mode; the k-th record of a step on one rank
-    corresponds to the k-th of that step on the others.
+    Records match if they have the same step and mode. The k-th record of a step on one rank
+    corresponds to the k-th record of that step on the other ranks.
     """
     if not views:
         return []
@@ -57,7 +57,7 @@ def _keys(view: View) -> pd.DataFrame:
 
 
 def join_scalars(views: Sequence[View]) -> tuple[NDArray[np.void], dict[str, list[str]]]:
-    """Returns the means of the scalars over the ranks, and the names of their codes."""
+    """Returns the means of the scalars over the ranks, and the names that their codes stand for."""
     tables = [_scalars(view) for view in views]
     joined = pd.concat([table.assign(rank=rank) for rank, table in enumerate(tables)])
     names: dict[str, list[str]] = {"scalar": [], "scalar_type": []}
@@ -122,7 +122,7 @@ def join_kpi(members: Sequence[tuple[View, NDArray[np.int64]]], code: int) -> ND
 
 
 def join_notes(notes: Sequence[list[Note]], ranks: Sequence[int]) -> list[Note]:
-    """Returns the first rank's notes, and notes of other ranks only, prefixed by the rank."""
+    """Returns the first rank's notes, and others' additional notes, prefixed by the rank."""
     joined = list(notes[0])
     known = {(note.step, note.text) for note in joined}
     for rank, written in zip(ranks[1:], notes[1:], strict=True):
@@ -153,9 +153,9 @@ def join_reports(
 def join_findings(
     documents: Sequence[dict[str, Any] | None], ranks: Sequence[int]
 ) -> dict[str, Any] | None:
-    """Returns the first rank's findings, and findings of other ranks only, prefixed by the rank.
+    """Returns the first rank's findings, and others' additional ones, prefixed by the rank.
 
-    During recording, the rules of each rank checked only its own part of the batch.
+    During recording, the rules on each rank checked only the rank's own part of the batch.
     """
     there = [(r, d) for r, d in zip(ranks, documents, strict=True) if d is not None]
     if not there:
@@ -184,7 +184,8 @@ def join_samples(
 ) -> NDArray[np.float32]:
     """Concatenates the samples of the ranks: [..., slots, ranks * samples, statistics].
 
-    A tensor that is copied on or split over all ranks has only sample 0, itself.
+    If a tensor is copied to all ranks or split over them, it has only sample 0, which is the tensor
+    itself.
 
     Args:
         tables: [ranks, ..., slots, samples, statistics].
@@ -237,7 +238,7 @@ def join_extra(parts: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
 def join_counts(
     tables: Reading, statistics: Reading, joints: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], Lost]:
-    """Adds histograms [..., slots, bins]; for copies, takes the first rank's that has any.
+    """Adds histograms [..., slots, bins]; for copies, takes those of the first rank that has any.
 
     Args:
         tables: counts [ranks, ..., slots, bins].
@@ -245,7 +246,8 @@ def join_counts(
         joints: how the slots are joined.
 
     Returns:
-        The counts, and a mask [..., slots] of those missing because a rank's data are lost.
+        The counts, and a mask [..., slots] of the counts that are missing because data from a rank
+        is lost.
     """
     counts = tables.data.astype(np.int64)
     low, high = (statistics.data[..., at].astype(np.float64) for at in (-2, -1))

@@ -1,24 +1,25 @@
-"""Formulas for the joint statistics of several ranks, over plain arrays.
+"""Formulas for the joint statistics of several ranks, for plain arrays.
 
 A tensor is related to the tensors of other ranks in one of three ways, depending on its slot
 (`how_joined`):
 
-- **samples**: each rank has its own samples of the global batch. With n_r samples on rank r, whose
-  statistic s has the mean m_r, deviation d_r and absolute maximum a_r over them:
+- **samples**: each rank has its own samples of the global batch. Rank r has n_r samples. Over
+  these samples, the statistic s has the mean m_r, the standard deviation d_r and the absolute
+  maximum a_r:
 
       n = sum(n_r);  mean = sum(n_r m_r) / n;  std = sqrt(sum(n_r (d_r^2 + (m_r - mean)^2)) / n)
       abs_max = max(a_r)
 
   (T. F. Chan, G. H. Golub and R. J. LeVeque, "Updating formulae and a pairwise algorithm for
-  computing sample variances", COMPSTAT 1982). A tensor without batch dim counts as one sample of
-  each rank.
-- **copies**: all ranks have the same tensor, such as a parameter under data parallelism. The first
-  rank's is used.
+  computing sample variances", COMPSTAT 1982). A tensor without a batch dimension counts as one
+  sample on each rank.
+- **copies**: all ranks have the same tensor, such as a parameter under data parallelism. The tensor
+  from the first rank is used.
 - **pieces**: each rank has a part of one tensor, with e_r elements, such as a sharded parameter.
-  Means and fractions are weighted by e_r; std is computed as above over elements instead of
-  samples; l2 = sqrt(sum(l2_r^2)); counts are added; min and max are taken over all parts. A
-  statistic that the parts do not determine (quantiles, singular values) is missing. Identical
-  parts are counted once.
+  Means and fractions are weighted by e_r. std is computed as above, over elements instead of
+  samples. l2 = sqrt(sum(l2_r^2)). Counts are added, and min and max are taken over all parts.
+  Statistics that cannot be computed from the parts, such as quantiles and singular values, are
+  missing. Identical parts are counted once.
 
 All computation is in float64 from the stored float32 numbers; the result is float32.
 """
@@ -37,7 +38,7 @@ from .readings import Lost
 
 Floats = NDArray[np.float64]
 Read = Callable[[str], Floats]
-"""Reads a column of all ranks, float64 [ranks, ..., slots]; NaN where a rank lacks the record."""
+"""Reads a column from all ranks, float64 [ranks, ..., slots]; NaN where a rank lacks the record."""
 
 
 class Joint(IntEnum):
@@ -51,8 +52,9 @@ class Joint(IntEnum):
 def how_joined(slot: SlotInfo) -> Joint:
     """Returns how a slot's tensors on different ranks are related.
 
-    A gradient before reduction (`grad:raw`, shares of backwards) belongs to its rank, as do buffers
-    of modules. Optimizer state (`weight.exp_avg`) is a copy, like its parameter.
+    A gradient before reduction (`grad:raw`, or the share of one backward pass) belongs to its rank,
+    as do buffers of modules. Optimizer state, such as `weight.exp_avg`, is a copy, like its
+    parameter.
     """
     if slot.piece is not None:
         return Joint.PIECES
@@ -84,7 +86,8 @@ class Ranks:
             name: name of the column.
             read: reads a column of the individual ranks; raises KeyError if none has it.
             lost: returns which of its elements are missing because they are damaged. A lost copy is
-                replaced by another rank's; any other loss makes the joint element missing.
+                replaced by the copy from another rank. If anything else is lost, the joint element
+                is missing.
 
         Returns:
             float32 [..., slots].
@@ -118,7 +121,7 @@ class Ranks:
 def _present(read: Read, lost: Callable[[str], Lost]) -> tuple[NDArray[np.bool_], Lost]:
     """Returns which ranks have a record of a slot, and for which ranks this is unknown.
 
-    "nonfinite.mean" and "rows" are numbers in every record that exists.
+    In every record that exists, "nonfinite.mean" and "rows" are numbers.
     """
     there, gone = ~np.isnan(read("nonfinite.mean")), lost("nonfinite.mean")
     if gone is None:
@@ -248,11 +251,11 @@ _FORMULAS: dict[Joint, Callable[[str, Read, NDArray[np.bool_], Floats], Floats]]
 
 
 def join_histograms(counts: NDArray[np.generic], low: Floats, high: Floats) -> NDArray[np.int64]:
-    """Adds histograms with equally many bins but different ranges.
+    """Adds histograms that have the same number of bins but different ranges.
 
     Each count is spread evenly over its bin and assigned to the bins of the joint range; the
-    cumulative counts below each edge are then rounded. The total is exact, and the count below an
-    edge is wrong by at most the counts of the bins that the edge cuts.
+    cumulative counts below each edge are then rounded. The total is exact. The count below an edge
+    is wrong by at most the counts of the bins that the edge cuts.
 
     Args:
         counts: [ranks, ..., bins].

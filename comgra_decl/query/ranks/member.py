@@ -1,4 +1,4 @@
-"""Reads one rank of a run, addressed by joint slots and records."""
+"""Reads one rank of a run. Slots and records are addressed by their joint numbers."""
 
 from __future__ import annotations
 

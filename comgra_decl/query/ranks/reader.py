@@ -1,7 +1,7 @@
 """Reads the databases of several ranks as one run.
 
-`JoinedReader` and `JoinedView` correspond to `Reader` and `View`. A record exists once all ranks
-have it.
+`JoinedReader` and `JoinedView` correspond to `Reader` and `View`. A record exists as soon as all
+ranks have it.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def ranks_of(reader: Reader) -> dict[str, Any] | None:
 
 
 def _refuse_strangers(readers: Mapping[int, Reader]) -> None:
-    """Rejects a database of another rank or another training job in a rank's folder.
+    """Rejects a database in a rank's folder that belongs to another rank or training job.
 
     Raises:
-        DamagedRunError: data of two training jobs would be joined.
+        DamagedRunError: data from two training jobs would be joined.
     """
     known: tuple[Any, Any] | None = None
     for rank, reader in readers.items() if len(readers) > 1 else ():
@@ -169,13 +169,13 @@ class JoinedReader:
 
     @property
     def meta(self) -> RunMeta:
-        """Metadata of the first rank, with the sample count of all ranks."""
+        """Metadata from the first rank, with the sample count of all ranks together."""
         meta = self.leader.meta
         return replace(meta, sample_count=meta.sample_count * len(self.readers))
 
     @property
     def head(self) -> Mapping[str, Any]:
-        """Head of the first rank, with the number of records that all ranks have."""
+        """Head from the first rank, with the number of records that all ranks have."""
         steps = self.view.train_steps
         errors = [
             f"rank {rank}: {reader.head['error']}"

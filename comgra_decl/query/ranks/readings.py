@@ -1,4 +1,4 @@
-"""Arrays read from the ranks of a run, with masks of damaged elements."""
+"""Arrays read from the ranks of a run, with masks of the damaged elements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Lost = NDArray[np.bool_] | None
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """An array with fill values (NaN; counts: 0) where data are lost."""
+    """An array with fill values where data is lost: NaN, or 0 for counts."""
 
     data: NDArray[Any]
     lost: Lost = None
@@ -26,7 +26,7 @@ class Reading:
 
 
 def stacked(readings: Sequence[Reading]) -> Reading:
-    """Stacks readings of equal shape from several ranks: [ranks, ...]."""
+    """Stacks readings with the same shape from several ranks: [ranks, ...]."""
     data = np.stack([reading.data for reading in readings])
     if all(reading.lost is None for reading in readings):
         return Reading(data)
@@ -35,7 +35,7 @@ def stacked(readings: Sequence[Reading]) -> Reading:
 
 
 class Columns:
-    """Columns of the statistics of all ranks, [ranks, ..., slots], each read once.
+    """Columns of the statistics from all ranks, [ranks, ..., slots]; each column is read once.
 
     Args:
         read: reads a column by its name; raises KeyError if the run lacks it.

@@ -94,7 +94,7 @@ class JoinedView:
 
     @property
     def records(self) -> NDArray[np.float64]:
-        """Numeric facts about the common records: the first rank's, with the batch sizes added."""
+        """Numeric facts about the common records, from the first rank; batch sizes are summed."""
         return self._records
 
     @cached_property
@@ -109,7 +109,7 @@ class JoinedView:
 
     @cached_property
     def superseded(self) -> NDArray[np.bool_]:
-        """All False: superseded records of the individual ranks were left out."""
+        """All False, because superseded records of the individual ranks were left out."""
         return np.zeros(self.n, bool)
 
     @cached_property
@@ -138,7 +138,7 @@ class JoinedView:
 
     @property
     def scalars(self) -> NDArray[np.void]:
-        """Scalars averaged over the ranks that log them, where all of these ranks did so."""
+        """Scalars averaged over the ranks that log them, for steps at which all of them did."""
         return self._joint_scalars[0]
 
     @cached_property
@@ -171,7 +171,7 @@ class JoinedView:
         return self._leader.structure(digest)
 
     def samples(self, record: int) -> list[int]:
-        """Returns indices in the global batch, in which the ranks' batches are concatenated.
+        """Returns indices in the global batch, which is the concatenation of the ranks' batches.
 
         If a rank has fewer samples than are recorded, the missing ones are -1.
         """
@@ -347,7 +347,8 @@ class JoinedView:
     ) -> NDArray[Any] | None:
         """Returns part of a slot's values: of the samples of all ranks, or of the assembled tensor.
 
-        Reads only that part if it is of one sample, or if all ranks have the same tensor.
+        If the part belongs to a single sample, or if all ranks have the same tensor, only that part
+        is read.
         """
         joint = joining.how_joined(self.slots[slot])
         if joint is joining.Joint.SAMPLES and sample is not None:
@@ -409,7 +410,7 @@ class JoinedView:
 
     @cached_property
     def differences(self) -> list[differences.Difference]:
-        """Tensors that should be identical on all ranks but differ in some checked records."""
+        """Tensors that should be identical on all ranks but differ in a checked record."""
         copies = [s for s in self.slots if joining.how_joined(s) is joining.Joint.COPIES]
         ids = [slot.id for slot in copies]
         if not copies or self.n == 0 or len(self._members) < 2:
