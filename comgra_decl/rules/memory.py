@@ -68,6 +68,7 @@ class Streak:
         self._began = np.zeros(0, np.int64)
         self._began_after = np.zeros(0, np.int64)
         self._newest = np.zeros(0, np.int64)
+        self._newest_clean = np.zeros(0, np.int64)
         self.first = np.zeros(0, np.int64)
         self.after = np.zeros(0, np.int64)
         self.last = np.zeros(0, np.int64)
@@ -95,8 +96,11 @@ class Streak:
         newest = self._newest[at]
         latest = np.where(present, steps[:, None], -1).max(0, initial=-1)
         self._newest[at] = np.maximum(newest, latest)
+        known_false = present & ~hit & ~np.isnan(evidence)
+        at_clean = np.where(known_false, steps[:, None], -1).max(0, initial=-1)
+        self._newest_clean[at] = np.maximum(self._newest_clean[at], at_clean)
         if (self.first[at] >= 0).any():
-            self.clean[at] += (present & ~hit & ~np.isnan(evidence)).sum(0)
+            self.clean[at] += known_false.sum(0)
         if not hit.any() and not self._count[at].any():
             return False
         running = self._running(hit, present, at)
@@ -108,8 +112,7 @@ class Streak:
         self._began[at], self._began_after[at] = began[-1], after[-1]
         if not on.any():
             return False
-        clean = present & ~hit & ~np.isnan(evidence)
-        self._mark(steps, at, on, began, after, evidence, clean)
+        self._mark(steps, at, on, began, after, evidence, known_false)
         return True
 
     def _running(self, hit: Bools, present: Bools, at: Slots) -> NDArray[np.int64]:
@@ -156,7 +159,8 @@ class Streak:
             return
         for name in ("_count", "records", "seen", "clean"):
             setattr(self, name, grown(getattr(self, name), count, 0))
-        for name in ("_began", "_began_after", "_newest", "first", "after", "last", "worst_step"):
+        steps = ("_began", "_began_after", "_newest", "_newest_clean")
+        for name in (*steps, "first", "after", "last", "worst_step"):
             setattr(self, name, grown(getattr(self, name), count, -1))
         self.worst = grown(self.worst, count, np.nan)
 
@@ -179,7 +183,7 @@ class Streak:
         at least `patience` records.
         """
         held = np.maximum(self.records + self._patience - 1, self._patience)
-        longer = self._newest - self.last > self.last - self.first
+        longer = self._newest_clean - self.last > self.last - self.first
         free = (self.clean >= held) | (longer & (self.clean >= self._patience))
         return np.flatnonzero((self.first >= 0) & ~free)
 
