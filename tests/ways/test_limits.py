@@ -46,7 +46,7 @@ def test_a_forward_that_is_called_directly_is_told_from_a_module_that_is_not_use
     (direct,) = [sentence for sentence in said if "have gradients" in sentence]
     assert ": direct (1 in all)" in direct
     assert "call module(x) to record" in direct
-    (unused,) = [sentence for sentence in said if "whose weights are used directly" in sentence]
+    (unused,) = [sentence for sentence in said if "its weights are used directly" in sentence]
     assert ": unused (1 in all)" in unused
     assert direct in caplog.text
     assert run.report["never_called"] == ["direct", "unused"]
@@ -112,7 +112,7 @@ def test_the_command_line_and_the_viewer_say_each_sentence_once(
     assert session.path is not None
     run = comgra.open_run(session.path)
     said = remarks(run.report)
-    for part in ("call module(x) to record", "whose weights are used directly", "callde"):
+    for part in ("call module(x) to record", "its weights are used directly", "callde"):
         assert sum(part in sentence for sentence in said) == 1, said
     assert about(RunView(run)).remarks == said
     with pytest.raises(SystemExit) as done:
