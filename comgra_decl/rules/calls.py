@@ -64,6 +64,13 @@ class Operand:
         return "float" in self.dtype
 
 
+_OPERATORS = frozenset(
+    f"{prefix}{name}"
+    for name in ("add", "sub", "mul", "div", "truediv", "pow", "matmul")
+    for prefix in ("", "r", "i")
+)
+
+
 @dataclass(frozen=True, slots=True)
 class LossCall:
     """A call that compares a prediction with a target.
@@ -87,6 +94,11 @@ class LossCall:
     def argument(self, name: str, default: Any = None) -> Any:
         """Returns an argument of the call by name, or `default` if the call lacks it."""
         return dict(self.arguments).get(name, default)
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether the function is an arithmetic operator, as in a loss written by hand."""
+        return self.function.strip("_") in _OPERATORS
 
     @property
     def classes(self) -> int:

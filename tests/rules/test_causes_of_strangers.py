@@ -443,6 +443,40 @@ def test_frozen_layers_whose_weights_were_not_loaded(loaded: bool, tmp_path: Pat
     assert ("random_frozen" in findings) is not loaded
 
 
+def test_layers_that_are_frozen_after_training_are_no_random_layers(tmp_path: Path) -> None:
+    body = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
+    model = nn.Sequential(body, nn.Linear(32, 1))
+
+    def training() -> None:
+        fit(model, sums)
+        body.requires_grad_(False)
+        fit(model, sums, optimizer=torch.optim.Adam(model[1].parameters(), 0.01))
+
+    findings = found(tmp_path, training)
+    assert not {"random_frozen", "small_update"} & set(findings)
+
+
+def test_an_averaged_copy_of_a_model_is_no_random_layer(tmp_path: Path) -> None:
+    def network() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 8))
+
+    online, target, predictor = network(), network().requires_grad_(False), nn.Linear(8, 8)
+    parameters = [*online.parameters(), *predictor.parameters()]
+    optimizer = torch.optim.Adam(parameters, 0.01)
+
+    def training() -> None:
+        for _ in range(60):
+            x = torch.randn(32, 5)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(predictor(online(x)), target(x)).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for copy, original in zip(target.parameters(), online.parameters(), strict=True):
+                    copy.lerp_(original, 0.05)
+
+    assert "random_frozen" not in found(tmp_path, training)
+
+
 @pytest.mark.parametrize("momentum", [0.1, 0.99])
 def test_the_momentum_of_a_batch_norm(momentum: float, tmp_path: Path) -> None:
     model = nn.Sequential(

@@ -247,3 +247,15 @@ def test_a_branch_that_is_cut_off_is_named(cut: bool) -> None:
     for _ in range(3):
         tape.record({i: np.ones(tape.slots[i].shape) for i in (w1, w2, a, b, gradient)})
     assert [str(found.place) for found in tape.findings(Detached())] == ["a"] * cut
+
+
+def test_a_term_of_a_loss_written_by_hand_is_no_target() -> None:
+    """A flow that starts as the identity has log determinants of zero."""
+    for function, alarms in (("add", 0), ("__sub__", 0), ("mse_loss", 1)):
+        tape = Tape()
+        density = tape.slot("flow", (32,))
+        term = tape.slot("target", (32,), kind="target", role="target")
+        tape.loss_call(function, density, term)
+        for step in range(30):
+            tape.record({density: np.linspace(0, step, 32), term: np.zeros(32)})
+        assert len(tape.findings(SingleClass())) == alarms

@@ -15,6 +15,7 @@ from comgra_decl.rules.api import (
     Field,
     Finding,
     Int,
+    LossCall,
     Mask,
     Measured,
     Patient,
@@ -26,6 +27,7 @@ from comgra_decl.rules.api import (
     Window,
     loss_calls,
     per_run,
+    target_of,
 )
 
 _NEEDS = "targets, recorded where a loss compares them with predictions"
@@ -39,7 +41,8 @@ class SingleClass(SlotRule):
     certainty = 0.8
     definition = (
         "For `patience` records in a row, all targets in a batch of at least "
-        f"{ClassCounts.fewest} samples have the same value."
+        f"{ClassCounts.fewest} samples have the same value. An operand in a loss written by hand "
+        "counts as a target only if it contains integers."
     )
     source = (
         "The labels 0, 0, 0, 0, 0 of the frozen ResNet in the book chapter 'Debugging: Visualizing "
@@ -58,11 +61,18 @@ class SingleClass(SlotRule):
     def measure(self, window: Window, at: Slots) -> Measured:
         """Returns where the standard deviation across samples is zero."""
         deviation = window.read("mean", at, "std")
-        return deviation == 0, np.asarray(deviation)
+        doubtful = {target_of(self.scene, c) for c in self.scene.calls if not _has_targets(c)}
+        known = np.array([slot not in doubtful for slot in at.tolist()], np.bool_)
+        return (deviation == 0) & known, np.asarray(deviation)
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return f"All samples of a batch have the same target ({scene.table.place(slot)})."
+
+
+def _has_targets(call: LossCall) -> bool:
+    """Returns whether the target of a call is one, and not just another term of a loss."""
+    return not call.is_operator or call.target.is_integer
 
 
 class OrderParameters(Patient):

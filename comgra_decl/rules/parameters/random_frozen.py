@@ -10,6 +10,7 @@ from comgra_decl.rules.api import (
     Count,
     Finding,
     First,
+    Previous,
     Rule,
     RuleParameters,
     Scene,
@@ -22,10 +23,10 @@ _FEW = 100  # elements; fewer do not show their distribution
 
 
 class RandomFrozenParameters(RuleParameters):
-    """The options of `random_frozen`."""
+    """Options of `random_frozen`."""
 
     least: Count = 2
-    """The number of frozen weights needed."""
+    """Number of frozen weights required."""
 
 
 class RandomFrozen(Rule):
@@ -38,7 +39,9 @@ class RandomFrozen(Rule):
         f"convolutional layers with at least {_FEW} elements, and all of them are distributed "
         "exactly as PyTorch initializes them: within ±1/sqrt(fan in), with a largest element close "
         "to this bound and a standard deviation within a tenth of that of a uniform distribution. "
-        "Trained weights leave these bounds. Frozen random layers are only features by chance."
+        "The weights must not change during the run, as the copies of a model and layers that are "
+        "frozen later do. Trained weights leave these bounds. Frozen random layers are useful "
+        "features only by chance."
     )
     source = (
         "PyTorch initializes nn.Linear and nn.Conv by kaiming_uniform_(a=sqrt(5)), which is "
@@ -47,18 +50,21 @@ class RandomFrozen(Rule):
     )
     advice = (
         "Look at what load_state_dict returns (missing_keys, unexpected_keys): names may differ by "
-        "a prefix such as 'module.'. If the layers are meant to be random, switch this rule off."
+        "a prefix such as 'module.'. If the layers are meant to be random, disable this rule."
     )
     Parameters = RandomFrozenParameters
 
     _first: dict[str, First] = per_run(lambda: {name: First() for name in _STATISTICS})
+    _latest: dict[str, Previous] = per_run(lambda: {name: Previous() for name in _STATISTICS})
 
     def look(self, window: Window) -> None:
-        """Notes the first statistics of weights."""
+        """Stores the first and the latest statistics of weights."""
         at = np.flatnonzero(window.table.weights)
         if len(at) and window.has(*_STATISTICS):
             for name, first in self._first.items():
-                first.look(at, window.read(name, at).astype(np.float64))
+                values = window.read(name, at).astype(np.float64)
+                first.look(at, values)
+                self._latest[name].look(at, values)
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first model with frozen random layers."""
@@ -85,6 +91,9 @@ class RandomFrozen(Rule):
     def _is_initial(self, scene: Scene, slot: int) -> bool:
         at = np.array([slot])
         mean, std, most = (float(self._first[name].known(at)[0]) for name in _STATISTICS)
+        latest = [float(self._latest[name].known(at)[0]) for name in _STATISTICS]
+        if [mean, std, most] != latest:
+            return False
         shape = scene.table.infos[slot].shape
         bound, count = 1 / sqrt(prod(shape[1:])), prod(shape)
         near = bound * (1 - 12 / count) <= most <= bound * (1 + 1e-5)

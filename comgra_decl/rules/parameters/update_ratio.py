@@ -126,10 +126,10 @@ class SmallUpdate(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` records in a row, the l2 norm of a weight's update is below `ratio` "
-        "times the norm of the weight. This must hold for at least half of all weights that have "
-        "gradients. If updates are not recorded, the rule instead computes the relative change "
-        "per step of the weight's l2 norm, smallest element and largest element, and uses the "
-        "largest of the three."
+        "times the norm of the weight, but not zero, as it is for a frozen weight. This must hold "
+        "for at least half of all weights that have gradients. If updates are not recorded, the "
+        "rule instead computes the relative change per step of the weight's l2 norm, smallest "
+        "element and largest element, and uses the largest of the three."
     )
     source = (
         "TheDeepChecker warns if the ratio of the means is below 1e-4; the relative precision of "
@@ -167,7 +167,7 @@ class SmallUpdate(SlotRule):
         updates = _updates(window.table, at)
         known = window.read("l2", np.maximum(updates, 0)) / window.read("l2", at)
         ratio = np.where(updates >= 0, known, self._changes(window, at))
-        small = ratio < self.parameters.ratio
+        small = (ratio < self.parameters.ratio) & (ratio > 0)
         return small & (small.mean(1, keepdims=True) >= 0.5), ratio
 
     def _changes(self, window: Window, at: Slots) -> NDArray[np.float64]:

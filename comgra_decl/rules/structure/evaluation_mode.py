@@ -56,7 +56,6 @@ class TrainingInEvaluationMode(Rule):
     )
     source = "Own definition; the usual cause is a missing call of model.train()."
     advice = "Call model.train() after every evaluation, before the next training step."
-    explained_by = ("nonfinite",)
     Parameters = EvaluationModeParameters
 
     _models: dict[str, _Model] = per_run(dict)
