@@ -24,7 +24,7 @@ SECTIONS = {
 """Sections of the page: key and label, in order; "views" only with custom views."""
 
 ORDERS = ("", "high", "low", "largest", "smallest")
-"""Orders of raw values: by position, value or magnitude."""
+"""Sort orders for raw values: by position, value or magnitude."""
 
 SELECTION = tuple(field.name for field in fields(Selection))
 """Names of the parameters that make up a `Selection`."""

@@ -215,7 +215,7 @@ def unpacked(value: bytes, key: str | None) -> Rows:
         raise ValueError("its length is wrong")
     count, rest = divmod(len(data), ROW.itemsize)
     if rest:
-        raise ValueError(f"{len(data)} bytes are not whole rows")
+        raise ValueError(f"{len(data)} bytes is not a whole number of rows")
     rows, at = np.empty(count, ROW), 0
     for name, code in _COLUMNS.items():
         dtype = np.dtype(code)

@@ -87,7 +87,7 @@ def overview_csv(view: RunView, at: Selection, pass_: str) -> bytes:
 
 
 def kpi_csv(view: RunView, title: str) -> bytes:
-    """Returns a line per logged number of a loss or KPI."""
+    """Returns one line for each logged value of a loss or KPI."""
     lines = (
         [line.label, str(step), _text(value, recorded=True)]
         for chart in charts(view, points=_ALL)

@@ -46,7 +46,7 @@ class HalfOverflow(SlotRule):
         f"infinite, or above `share` times the largest float16 number ({LARGEST:.0f})."
     )
     source = (
-        "IEEE 754; the section on mixed precision of the book chapter 'Debugging: Visualizing "
+        "IEEE 754; the mixed-precision section of the book chapter 'Debugging: Visualizing "
         "Activation Maps & Gradients'."
     )
     advice = (
