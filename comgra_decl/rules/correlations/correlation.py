@@ -14,8 +14,8 @@ Kind = Literal["moves", "happens", "samples", "differs"]
 - happens: one event coincides with another.
 - samples: within a record, samples with larger values of one quantity have larger (or smaller)
   values of the other.
-- differs: records with a given tag or type, or samples in a given category, have a larger (or smaller)
-  metric or loss than the others.
+- differs: records with a given tag or type, or samples in a given category, have a larger (or
+  smaller) metric or loss than the others.
 """
 
 
