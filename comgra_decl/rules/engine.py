@@ -10,9 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from comgra_decl.records import ATTENTIONS, BATCH_SOFTMAXES, OPTIMIZERS, SlotInfo, Structure
+from comgra_decl.records import (
+    ATTENTIONS,
+    BATCH_SOFTMAXES,
+    LOSS_CALLS,
+    OPTIMIZERS,
+    SlotInfo,
+    Structure,
+)
 from comgra_decl.rules.base import Rule, Scene, Seen, SlotRule
-from comgra_decl.rules.calls import loss_calls
+from comgra_decl.rules.calls import LossCall, loss_calls
 from comgra_decl.rules.causes import Causes, Unusual
 from comgra_decl.rules.finding import Finding, best_first
 from comgra_decl.rules.readings import Reading, Readings
@@ -49,6 +56,8 @@ class Engine:
         self._unusual = Unusual()
         self._readings: Readings | None = Readings()  # None after a failure
         self._structures: dict[str, Structure] = {}
+        self._raw_calls: object = None
+        self._seen: list[Seen] = []  # one for each loss call of the latest record
         for rule in self._rules:
             rule.scene = self.scene
 
@@ -124,20 +133,27 @@ class Engine:
 
     def _see_facts(self, window: Window) -> None:
         """Stores the arguments of losses and the settings of optimizers."""
-        known = self.scene.calls
         for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
-            for call in loss_calls(facts):
-                if call in known:
-                    known[call].last = step
-                    known[call].records += 1
-                elif len(known) < _MOST_CALLS:
-                    known[call] = Seen(step, step, 1)
+            raw = facts.get(LOSS_CALLS)
+            if raw != self._raw_calls:  # nearly all records have the same calls
+                self._raw_calls = raw
+                self._seen = [self._seen_of(call, step) for call in loss_calls(facts)]
+            for seen in self._seen:
+                seen.last = step
+                seen.records += 1
             self.scene.optimizers = list(facts.get(OPTIMIZERS) or self.scene.optimizers)
             self.scene.rates.add(step, facts.get(OPTIMIZERS) or ())
             if len(self.scene.attentions) < _MOST_CALLS:
                 self.scene.attentions += facts.get(ATTENTIONS) or ()
             softmaxes = {tuple(shape) for shape in facts.get(BATCH_SOFTMAXES) or ()}
             self.scene.batch_softmaxes += softmaxes - {*self.scene.batch_softmaxes}
+
+    def _seen_of(self, call: LossCall, step: int) -> Seen:
+        """Returns when a call was seen, as stored in the scene unless there are too many."""
+        known = self.scene.calls
+        if call not in known and len(known) >= _MOST_CALLS:
+            return Seen(step, step, 0)
+        return known.setdefault(call, Seen(step, step, 0))
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Processes the next values of one metric and type of execution."""
