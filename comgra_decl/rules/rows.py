@@ -23,7 +23,7 @@ MOST_COLUMNS = 1024
 
 
 def read_rows(window: Window) -> NDArray[np.int64]:
-    """Returns the records of a window whose values are read, however records are divided into windows."""
+    """Returns the records of a window whose values are read, for any division into windows."""
     number = window.first + np.arange(len(window))
     return np.flatnonzero((number < FIRST) | (number % THEN == 0))
 

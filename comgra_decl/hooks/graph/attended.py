@@ -26,7 +26,7 @@ class Attended:
     """Collects the facts of the attention calls of a step.
 
     Attributes:
-        tokens: the integer input [batch, positions] of the model, which is used to recognize padding.
+        tokens: the integer input [batch, positions] of the model, used to recognize padding.
     """
 
     def __init__(self) -> None:

@@ -108,8 +108,8 @@ class FutureVisible(Rule):
                         scene,
                         place=Place(str(module["node"])),
                         first_step=0,
-                        message="The model predicts the next token, but can see this token, because "
-                        f"{module['node']} ({module['class']}) is bidirectional.",
+                        message="The model predicts the next token, but can see this token, "
+                        f"because {module['node']} ({module['class']}) is bidirectional.",
                         advice="Use a unidirectional recurrent module (bidirectional=False).",
                         evidence={"positions": length},
                     )
@@ -170,8 +170,8 @@ class WrongPositions(Rule):
                     scene,
                     place=Place(str(inverted["function"])),
                     first_step=0,
-                    message="The padding mask is inverted: attention sees only positions with the same "
-                    f"token (padding), and ignores those with {inverted['tokens_unseen']} "
+                    message="The padding mask is inverted: attention sees only positions with the "
+                    f"same token (padding), and ignores those with {inverted['tokens_unseen']} "
                     "different tokens.",
                     evidence={"hidden tokens": int(inverted["tokens_unseen"])},
                 )
@@ -185,8 +185,8 @@ class WrongPositions(Rule):
                 scene,
                 place=Place(str(wrong["function"])),
                 first_step=0,
-                message=f"Attention has weights of shape {shape}, but the input has {shape[1]} positions: "
-                f"it runs over {shape[-1]} heads within each position, so no information "
+                message=f"Attention has weights of shape {shape}, but the input has {shape[1]} "
+                f"positions: it runs over {shape[-1]} heads within each position, so no information "
                 "is exchanged between positions.",
                 evidence={"weights": str(shape), "positions": int(shape[1])},
             )

@@ -114,8 +114,8 @@ class TargetAmongInputs(Rule):
                         place=place,
                         first_step=x.steps[0],
                         message=f"Element {column} of each sample of {place} determines the "
-                        f"target ({goal}): the two are identical up to scale and offset in all {x.count} "
-                        "recorded samples. The target has leaked into the input.",
+                        f"target ({goal}): the two are identical up to scale and offset in all "
+                        f"{x.count} recorded samples. The target has leaked into the input.",
                         evidence={"element": str(column), "samples": x.count},
                     )
                 ]

@@ -101,7 +101,7 @@ class PaddingInLoss(Rule):
                         last_step=seen.last,
                         message=f"About {100 * share:.0f}% of the targets are padding (token "
                         f"{token} at the end of sequences), and {call.function} includes them all: "
-                        "the network is mostly trained to predict padding.",
+                        "the model is mostly trained to predict padding.",
                         evidence={"percent": 100 * share, "token": token},
                     )
                 ]
@@ -115,7 +115,7 @@ class PaddingInLoss(Rule):
 def _as_sequences(
     y: NDArray[np.float64], shape: tuple[int, ...], source: tuple[int, ...]
 ) -> NDArray[np.float64] | None:
-    """Returns targets as [sequences, positions]; None if the shape of the input does not determine this."""
+    """Returns targets as [sequences, positions]; None if their length is unknown."""
     if y.ndim == 2 and len(shape) == 2:
         return y
     length = source[1] if len(source) == 2 else 0

@@ -84,8 +84,8 @@ class StrongDecay(Rule):
                 scene,
                 first_step=self._first,
                 message=f"Weight decay {decay:.3g} times learning rate {rate:.3g} removes "
-                f"{100 * share:.3g}% of each weight per step. Without gradients, weights are halved "
-                f"in {half:.0f} steps.",
+                f"{100 * share:.3g}% of each weight per step. Without gradients, weights are "
+                f"halved in {half:.0f} steps.",
                 evidence={"share": share, "decay": decay, "rate": rate},
             )
         ]

@@ -89,8 +89,8 @@ class LostUpdates(SlotRule):
         info = scene.table.infos[slot]
         return (
             f"{scene.table.place(slot)} is stored in {info.dtype}, and its updates are "
-            f"{self.streak.worst[slot]:.2g} of half the distance between neighbouring values: rounding "
-            "discards them."
+            f"{self.streak.worst[slot]:.2g} of half the distance between neighbouring values: "
+            "rounding discards them."
         )
 
 
