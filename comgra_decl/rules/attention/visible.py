@@ -186,8 +186,8 @@ class WrongPositions(Rule):
                 place=Place(str(wrong["function"])),
                 first_step=0,
                 message=f"Attention has weights of shape {shape}, but the input has {shape[1]} "
-                f"positions: it runs over {shape[-1]} heads within each position, so no information "
-                "is exchanged between positions.",
+                f"positions: it runs over {shape[-1]} heads within each position, so no "
+                "information is exchanged between positions.",
                 evidence={"weights": str(shape), "positions": int(shape[1])},
             )
         ]
