@@ -1,7 +1,7 @@
-"""The recorded samples of inputs and targets, gathered over the records of a run.
+"""The recorded samples of inputs and targets, collected over the records of a run.
 
-Eight samples per record are stored by default, so a run of a hundred records shows several hundred
-samples of its data: enough to compare columns, not enough to estimate a density.
+Eight samples per record are stored by default, so a run of a hundred records contains several
+hundred samples of its data. They suffice to compare columns, but not to estimate a density.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MOST_COLUMNS = 1024
 
 
 def read_rows(window: Window) -> NDArray[np.int64]:
-    """Returns the records of a window whose values are read, the same for any division."""
+    """Returns the records of a window whose values are read, for any division into windows."""
     number = window.first + np.arange(len(window))
     return np.flatnonzero((number < FIRST) | (number % THEN == 0))
 
 
 def input_slots(table: SlotTable) -> Slots:
-    """Returns the inputs of models that have a batch dimension, of the first call of a step."""
+    """Returns the inputs of models with a batch dimension, from the first call of a step."""
     return np.flatnonzero(
         table.where(
             lambda i: (
@@ -52,10 +52,10 @@ def target_slots(table: SlotTable) -> Slots:
 
 @dataclass
 class Rows:
-    """Samples of one tensor, gathered over records.
+    """Samples of one tensor, collected over records.
 
     Attributes:
-        steps: the step of each gathered record.
+        steps: the step of each collected record.
         parts: the samples of each record, [samples, columns].
     """
 
@@ -95,7 +95,7 @@ def values_of(window: Window, row: int, slot: int) -> NDArray[np.float64] | None
 
 @dataclass
 class Tokens:
-    """How many tokens of a target are those of an input at the same place, or at the next one."""
+    """Counts of target tokens that equal the input token at the same or the next position."""
 
     step: int
     records: int = 0

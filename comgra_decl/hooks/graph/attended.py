@@ -1,7 +1,7 @@
 """Facts about attention: which positions see which others, in the first records of a run.
 
-Attention weights of a whole network are large, and most attention never shows them. What a mask
-allows, or which weights are exactly zero, fits in a few numbers per call; see
+The attention weights of a whole model are large, and most implementations do not return them. What
+a mask allows, or which weights are exactly zero, can be stored in a few values per call. See
 `records.ATTENTIONS`.
 """
 
@@ -19,14 +19,14 @@ from comgra_decl.torch_private import is_functorch_wrapped
 _SAMPLES = 8
 _MOST_CALLS = 16
 _MOST_WEIGHTS = 1 << 22  # elements of what is read per call
-_BLOCKED = -1e4  # numbers added to scores that leave no weight
+_BLOCKED = -1e4  # values added to scores that leave no weight
 
 
 class Attended:
     """Collects the facts of the attention calls of a step.
 
     Attributes:
-        tokens: the integer input [batch, positions] of the model, by which padding is recognized.
+        tokens: the integer input [batch, positions] of the model, used to recognize padding.
     """
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class Attended:
         self._found: list[dict[str, Any]] = []
 
     def take(self) -> list[dict[str, Any]]:
-        """Returns the facts of the calls so far, and forgets them."""
+        """Returns the facts of the calls so far, and clears them."""
         found, self._found = self._found, []
         self.tokens = None
         return found
 
     def see(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Notes a call if it is an attention call; torch function modes must be off."""
+        """Stores the facts of an attention call. Torch function modes must be disabled."""
         read = _READ.get(name)
         if read is None or len(self._found) >= _MOST_CALLS:
             return
@@ -160,4 +160,4 @@ _READ: Mapping[str, Callable[[tuple[Any, ...], Mapping[str, Any], Any], Facts]] 
     "scaled_dot_product_attention": _of_fused,
     "multi_head_attention_forward": _of_module,
 }
-"""How to read each function, by its name."""
+"""Reader of each function, by the function's name."""

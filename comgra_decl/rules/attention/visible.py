@@ -1,4 +1,4 @@
-"""Which positions attention sees: later ones, none but its own, or only padding."""
+"""Attention that sees later positions, only its own position, or only padding."""
 
 from __future__ import annotations
 
@@ -26,31 +26,33 @@ _SEEN = 1e-4  # share of the weight on later positions that is not rounding
 
 
 class FutureParameters(RuleParameters):
-    """The options of `future_visible`."""
+    """Options of `future_visible`."""
 
     least: Count = 40
-    """The number of recorded tokens needed."""
+    """Number of recorded tokens required."""
 
 
 class FutureVisible(Rule):
-    """A network that predicts the next token and sees it."""
+    """Models that can see the next token, which they should predict."""
 
     name = "future_visible"
     severity = "error"
     certainty = 0.85
     definition = (
-        "Targets are the next tokens of the model's only integer input [batch, positions] (for at "
-        f"least {_NEXT:.0%} of at least `least` recorded tokens), and attention over these "
-        "positions gives weight to later positions: there is no causal mask, or it is reversed. Or "
-        "a recurrent module of the model is bidirectional. The network can copy its target."
+        f"At least {_NEXT:.0%} of at least `least` recorded targets are the next tokens of the "
+        "model's only integer input, of shape [batch, positions]. In addition, attention over "
+        "these positions gives weight to later positions, because there is no causal mask or the "
+        "mask is reversed, or a recurrent module of the model is bidirectional. The model can "
+        "then copy its target."
     )
     source = (
         "Vaswani et al., Attention Is All You Need (2017), section 3.2.3: masking prevents "
         "positions from attending to subsequent positions."
     )
     advice = (
-        "Pass a causal mask: `is_causal=True` to scaled_dot_product_attention, or "
-        "`nn.Transformer.generate_square_subsequent_mask(T)` as mask of nn.TransformerEncoder."
+        "Pass a causal mask: `is_causal=True` for scaled_dot_product_attention, or "
+        "`nn.Transformer.generate_square_subsequent_mask(T)` as the mask of "
+        "nn.TransformerEncoder."
     )
     Parameters = FutureParameters
 
@@ -94,8 +96,8 @@ class FutureVisible(Rule):
                         scene,
                         place=Place(str(call.get("function"))),
                         first_step=0,
-                        message="The network predicts the next token, and its attention "
-                        f"({call['function']}, weights {list(shape)}) sees it: {how}.",
+                        message="The model predicts the next token, but its attention "
+                        f"({call['function']}, weights {list(shape)}) can see this token: {how}.",
                         evidence={"future": future, "positions": length},
                     )
                 ]
@@ -106,9 +108,9 @@ class FutureVisible(Rule):
                         scene,
                         place=Place(str(module["node"])),
                         first_step=0,
-                        message="The network predicts the next token, and "
-                        f"{module['node']} ({module['class']}) is bidirectional, so it sees it.",
-                        advice="Use a recurrent network of one direction (bidirectional=False).",
+                        message="The model predicts the next token, but can see this token, "
+                        f"because {module['node']} ({module['class']}) is bidirectional.",
+                        advice="Use a unidirectional recurrent module (bidirectional=False).",
                         evidence={"positions": length},
                     )
                 ]
@@ -142,19 +144,21 @@ class WrongPositions(Rule):
     severity = "error"
     certainty = 0.8
     definition = (
-        "The model gets sequences [batch, positions] or [batch, positions, features], and an "
-        "attention call has weights [batch, positions, n, n], where n is not the number of "
-        "positions, while no other call has weights over all positions: attention runs over the "
-        "heads of each position. Or the positions that attention sees all hold the same token, and "
-        "those that it hides hold at least three different ones: the padding mask is inverted."
+        "The model receives sequences of shape [batch, positions] or [batch, positions, "
+        "features]. An attention call has weights of shape [batch, positions, n, n], where n is "
+        "not the number of positions, and no other call has weights over all positions. "
+        "Attention then runs over the heads of each position. The rule also reports an inverted "
+        "padding mask: all positions that attention sees hold the same token, and the hidden "
+        "ones hold at least three different tokens."
     )
     source = (
-        "PyTorch's documentation: `key_padding_mask` is True where a key is ignored, `attn_mask` "
-        "of scaled_dot_product_attention where it takes part. Own definition."
+        "PyTorch's documentation: `key_padding_mask` is True where a key is ignored, whereas "
+        "`attn_mask` of scaled_dot_product_attention is True where a key is used. Own "
+        "definition."
     )
     advice = (
         "Transpose queries, keys and values to [batch, heads, positions, features] before "
-        "attention; invert the mask (`key_padding_mask = tokens == pad`)."
+        "attention. If the mask is inverted, use `key_padding_mask = tokens == pad`."
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
@@ -166,9 +170,9 @@ class WrongPositions(Rule):
                     scene,
                     place=Place(str(inverted["function"])),
                     first_step=0,
-                    message="Attention sees only positions with one and the same token (padding), "
-                    f"and ignores those with {inverted['tokens_unseen']} different tokens: the "
-                    "padding mask is inverted.",
+                    message="The padding mask is inverted: attention sees only positions with the "
+                    f"same token (padding), and ignores those with {inverted['tokens_unseen']} "
+                    "different tokens.",
                     evidence={"hidden tokens": int(inverted["tokens_unseen"])},
                 )
             ]
@@ -181,9 +185,9 @@ class WrongPositions(Rule):
                 scene,
                 place=Place(str(wrong["function"])),
                 first_step=0,
-                message=f"Attention has weights {shape}, while the input has {shape[1]} positions: "
-                f"it runs over {shape[-1]} heads within each position, so that no information "
-                "moves between positions.",
+                message=f"Attention has weights of shape {shape}, but the input has {shape[1]} "
+                f"positions: it runs over {shape[-1]} heads within each position, so no "
+                "information is exchanged between positions.",
                 evidence={"weights": str(shape), "positions": int(shape[1])},
             )
         ]

@@ -1,4 +1,4 @@
-"""Single columns of inputs and targets: placeholders, and columns of another scale."""
+"""Single columns of inputs and targets: placeholders, and columns on a different scale."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def _is_table(info: SlotInfo) -> bool:
 
 
 class PlaceholderParameters(RuleParameters):
-    """The options of `placeholder_values`."""
+    """Options of `placeholder_values`."""
 
     least: Count = 60
-    """The number of recorded samples needed."""
+    """Number of recorded samples required."""
 
     far: Factor = 6.0
-    """How many standard deviations of the other values a placeholder lies from their mean."""
+    """Smallest distance of a placeholder from the mean of other values, in standard deviations."""
 
 
 class PlaceholderValues(Rule):
@@ -82,17 +82,17 @@ class PlaceholderValues(Rule):
     name = "placeholder_values"
     certainty = 0.75
     definition = (
-        "Among at least `least` recorded samples of a floating-point input or target with at most "
-        f"{_WIDEST} columns, one column has exactly the same value at least three times, in at "
-        f"most {_SHARE[1]:.0%} of the samples, and this value lies more than `far` standard "
-        "deviations of the other values from their mean, and no other value is half as far. "
-        "Samples that return in later epochs count once. The others must have "
-        f"at least {_VARIED} different values, so that categories and binary columns do not count."
+        "The rule checks at least `least` recorded samples of a floating-point input or target "
+        f"with at most {_WIDEST} columns. Samples that recur in later epochs count once. In one "
+        f"column, exactly the same value occurs at least three times, in at most {_SHARE[1]:.0%} "
+        "of the samples. It lies more than `far` standard deviations of the other values from "
+        "their mean, and no other value is within half that distance of it. The others must have "
+        f"at least {_VARIED} different values, which excludes categories and binary columns."
     )
-    source = "Own definition; -999, -1 or 1e9 for missing values."
+    source = "Own definition. Common codes for missing values are -999, -1 and 1e9."
     advice = (
-        "Leave these samples out, mask them in the loss, or replace the values (by the mean, with "
-        "a further column that marks them)."
+        "Exclude these samples, mask them in the loss, or replace the values by the mean and "
+        "mark them in an additional column."
     )
     explained_by = ("nonfinite",)
     Parameters = PlaceholderParameters
@@ -155,29 +155,29 @@ class PlaceholderValues(Rule):
 
 
 class ColumnParameters(RuleParameters):
-    """The options of `uneven_columns`."""
+    """Options of `uneven_columns`."""
 
     least: Count = 60
-    """The number of recorded samples needed."""
+    """Number of recorded samples required."""
 
     ratio: Factor = 100.0
-    """How many times as large as the median column a column may be."""
+    """Largest allowed size of a column, relative to the median column."""
 
 
 class UnevenColumns(Rule):
-    """Input columns of very different size."""
+    """Input columns of very different sizes."""
 
     name = "uneven_columns"
     certainty = 0.7
     definition = (
-        "Among at least `least` recorded samples of a floating-point input with 2 to "
-        f"{_WIDEST} columns, the root mean square of a column is above `ratio` and above `ratio` "
-        "times that of the median column. Inputs of a normalization layer do not count."
+        f"Among at least `least` recorded samples of a floating-point input with 2 to {_WIDEST} "
+        "columns, the root mean square of a column is above `ratio` and above `ratio` times that "
+        "of the median column. Inputs of a normalization layer are excluded."
     )
     source = "LeCun et al., Efficient BackProp (1998): scale all inputs to a similar variance."
     advice = (
-        "Subtract each column's mean and divide by its standard deviation over the training data, "
-        "or take its logarithm."
+        "Subtract each column's mean and divide by its standard deviation over the training "
+        "data, or use the logarithm of the column."
     )
     explained_by = ("nonfinite", "placeholder_values")
     Parameters = ColumnParameters
@@ -189,7 +189,7 @@ class UnevenColumns(Rule):
         self._columns.look(window, of_targets=False)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first input with a dominating column."""
+        """Returns a finding about the first input with a dominant column."""
         for slot, rows in self._columns.by_slot.items():
             table = rows.table
             if rows.count < self.parameters.least or table.shape[1] < 2 or _normed(scene, slot):
@@ -200,7 +200,7 @@ class UnevenColumns(Rule):
             if not size[most] > limit * max(usual, 1.0):
                 continue
             large = int((size > limit * max(usual, 1.0)).sum())
-            more = f" So are {large - 1} more." if large > 1 else ""
+            more = f" The same applies to {large - 1} more." if large > 1 else ""
             place = scene.table.place(slot)
             mean, std = float(table[:, most].mean()), float(table[:, most].std())
             return [
@@ -209,8 +209,8 @@ class UnevenColumns(Rule):
                     place=place,
                     first_step=rows.steps[0],
                     message=f"Column {most} of {place} is not normalized: {mean:.3g} ± {std:.2g}, "
-                    f"while the median column has a size of {usual:.3g}. It drowns the "
-                    f"others.{more}",
+                    f"while the median column has a size of {usual:.3g}. It dominates "
+                    f"the others.{more}",
                     evidence={"column": most, "size": float(size[most]), "median": usual},
                 )
             ]

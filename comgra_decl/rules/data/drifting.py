@@ -32,13 +32,13 @@ _STEADY = 0.9  # the rank correlation of the parts with their order
 
 
 class DriftParameters(RuleParameters):
-    """The options of `input_drift`."""
+    """Options of `input_drift`."""
 
     factor: Factor = 1.3
-    """How far the spread of the inputs must change."""
+    """Smallest factor by which the spread of the inputs must change."""
 
     least: Count = 24
-    """The number of records needed."""
+    """Number of records required."""
 
 
 class InputDrift(Rule):
@@ -47,16 +47,18 @@ class InputDrift(Rule):
     name = "input_drift"
     certainty = 0.65
     definition = (
-        f"The standard deviation of a floating-point input, averaged over each of {_PARTS} parts "
-        "of the run with equally many steps, rises or falls with them (rank correlation above "
-        f"{_STEADY}), and by more than `factor` from the first to the last, over at least `least` "
-        "records. The only loss compares predictions with targets, and the spread of these targets "
-        "changes by less than a quarter as much."
+        f"The standard deviation of a floating-point input is averaged over each of {_PARTS} "
+        "parts of the run with the same number of steps. Over at least `least` records, the "
+        f"averages rise or fall in order (rank correlation above {_STEADY}), and by more than "
+        "`factor` from the first part to the last. The only loss compares predictions with "
+        "targets, and the spread of these targets changes by less than a quarter as much."
     )
-    source = "Own definition; data that are changed in place, for example by adding noise to views."
+    source = (
+        "Own definition. An example is data that is changed in place, as by adding noise to views."
+    )
     advice = (
-        "Look for operations in place on the data set or on views of it (`x += noise`, `x[i:j]` of "
-        "an array): use `x = x + noise`, or copy first."
+        "Check for in-place operations on the data set or on views of it (`x += noise`, `x[i:j]` "
+        "of an array). Use `x = x + noise`, or copy first."
     )
     explained_by = ("nonfinite",)
     Parameters = DriftParameters
@@ -64,7 +66,7 @@ class InputDrift(Rule):
     _spread: dict[int, list[tuple[int, float]]] = per_run(dict)
 
     def look(self, window: Window) -> None:
-        """Notes the spread of inputs and targets."""
+        """Stores the spread of inputs and targets."""
         if not window.has("std", "mean"):
             return
         infos = window.table.infos
@@ -107,8 +109,8 @@ class InputDrift(Rule):
                     place=place,
                     first_step=known[0][0],
                     message=f"{place} {'grows' if up else 'shrinks'} throughout training: its "
-                    f"standard deviation goes from {parts[0]:.3g} to {parts[-1]:.3g}, while the "
-                    "targets stay as they are.",
+                    f"standard deviation changes from {parts[0]:.3g} to {parts[-1]:.3g}, while the "
+                    "targets do not change.",
                     evidence={"first": parts[0], "last": parts[-1]},
                 )
             ]

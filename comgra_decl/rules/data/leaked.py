@@ -28,10 +28,10 @@ _ALIKE = 0.995  # share of tokens
 
 
 class LeakParameters(RuleParameters):
-    """The options of `target_among_inputs`."""
+    """Options of `target_among_inputs`."""
 
     least: Count = 40
-    """The number of recorded samples, or tokens, needed."""
+    """Number of recorded samples, or tokens, required."""
 
 
 class TargetAmongInputs(Rule):
@@ -40,21 +40,21 @@ class TargetAmongInputs(Rule):
     name = "target_among_inputs"
     certainty = 0.8
     definition = (
-        "Over at least `least` recorded samples, a target with one number per sample is a linear "
-        f"function of a single input element (correlation above {_EQUAL}), where inputs have at "
-        "least two elements. The first step of a sequence is ignored, because a network may be "
-        "asked to remember it. Or, as an error, integer targets with one token per position equal "
-        f"the last integer input at the same positions (at least {_ALIKE:.1%} of at least `least` "
-        "tokens, in three records): the target was not shifted. Targets that are ignored (negative "
-        "numbers) do not count."
+        "Over at least `least` recorded samples, a target with one value per sample is a linear "
+        f"function of a single input element (correlation above {_EQUAL}). The input must have at "
+        "least two elements. The first step of a sequence is ignored, because a task may be to "
+        "remember it. The rule also reports, as an error, integer targets with one token per "
+        "position that are identical to the last integer input at the same positions (at least "
+        f"{_ALIKE:.1%} of at least `least` tokens, in three records). Such targets were not "
+        "shifted. Ignored targets (negative values) do not count."
     )
     source = (
-        "Kaufman et al., Leakage in Data Mining (2012): a feature that is the target itself. Own "
-        "definition."
+        "Kaufman et al., Leakage in Data Mining (2012), on features that are the target itself. "
+        "Own definition."
     )
     advice = (
-        "Remove this element from the inputs. In a sequence, check where windows end, and shift: "
-        "inputs x[:, :-1], targets x[:, 1:]."
+        "Remove this element from the inputs. For sequences, check where windows end, and shift "
+        "the targets: inputs x[:, :-1], targets x[:, 1:]."
     )
     Parameters = LeakParameters
 
@@ -114,8 +114,8 @@ class TargetAmongInputs(Rule):
                         place=place,
                         first_step=x.steps[0],
                         message=f"Element {column} of each sample of {place} determines the "
-                        f"target ({goal}): they are the same up to scale in all {x.count} "
-                        "recorded samples. The target has leaked into the input.",
+                        f"target ({goal}): the two are identical up to scale and offset in all "
+                        f"{x.count} recorded samples. The target has leaked into the input.",
                         evidence={"element": str(column), "samples": x.count},
                     )
                 ]
@@ -146,7 +146,7 @@ class TargetAmongInputs(Rule):
             first_step=known.step,
             severity="error",
             message=f"The target ({goal}) is the input itself ({place}): "
-            f"{100 * known.same / known.count:.4g}% of {known.count} tokens are the same at the "
+            f"{100 * known.same / known.count:.4g}% of {known.count} tokens are identical at the "
             "same position. Was it meant to be shifted by one?",
             evidence={"same": known.same, "tokens": known.count},
         )

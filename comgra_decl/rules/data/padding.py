@@ -1,4 +1,4 @@
-"""Padding that counts in the loss."""
+"""Padding that is included in the loss."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from comgra_decl.rules.api import (
 
 
 class PaddingParameters(RuleParameters):
-    """The options of `padding_in_loss`."""
+    """Options of `padding_in_loss`."""
 
     share: Fraction = 0.2
-    """The smallest share of padding among the targets that is reported."""
+    """Smallest reported share of padding among the targets."""
 
     least: Count = 20
-    """The number of recorded sequences needed."""
+    """Number of recorded sequences required."""
 
 
 @dataclass
 class Ends:
-    """The values at the end of sequences: which, how long, and of how many sequences."""
+    """Runs of the same token at the end of sequences: their tokens, lengths and number."""
 
     step: int
     sequences: int = 0
@@ -47,15 +47,16 @@ class Ends:
 
 
 class PaddingInLoss(Rule):
-    """Padding that counts in the loss."""
+    """Padding that is included in the loss."""
 
     name = "padding_in_loss"
     certainty = 0.7
     definition = (
-        "Targets of a cross-entropy with one token per position end, in at least half of at least "
-        "`least` recorded sequences, with runs of two or more of one and the same token, of "
-        "different lengths, which together make up more than `share` of all targets. The call is "
-        "the mean over all targets and ignores no such token (`ignore_index`), and has no weights."
+        "The targets of a cross-entropy have one token per position. At least half of at least "
+        "`least` recorded sequences end with two or more repetitions of the same token. These "
+        "runs differ in length, and together they make up more than `share` of all targets. The "
+        "loss is the mean over all targets, does not ignore this token (`ignore_index`), and has "
+        "no weights."
     )
     source = "Own definition; PyTorch's documentation of CrossEntropyLoss on `ignore_index`."
     advice = "Pass ignore_index=<the padding token>, or mask the loss at padded positions."
@@ -79,7 +80,7 @@ class PaddingInLoss(Rule):
                     _add(self._ends.setdefault(goal, Ends(int(window.steps[row]))), table)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first loss that counts padding."""
+        """Returns a finding about the first loss that includes padding."""
         for call, seen in scene.calls.items():
             slot = target_of(scene, call)
             known = None if slot is None else self._ends.get(slot)
@@ -99,8 +100,8 @@ class PaddingInLoss(Rule):
                         first_step=seen.first,
                         last_step=seen.last,
                         message=f"About {100 * share:.0f}% of the targets are padding (token "
-                        f"{token} at the end of sequences), and {call.function} counts them all: "
-                        "the network is mostly trained to predict padding.",
+                        f"{token} at the end of sequences), and {call.function} includes them all: "
+                        "the model is mostly trained to predict padding.",
                         evidence={"percent": 100 * share, "token": token},
                     )
                 ]
@@ -114,7 +115,7 @@ class PaddingInLoss(Rule):
 def _as_sequences(
     y: NDArray[np.float64], shape: tuple[int, ...], source: tuple[int, ...]
 ) -> NDArray[np.float64] | None:
-    """Returns targets as [sequences, positions]; None if the input does not tell how."""
+    """Returns targets as [sequences, positions]; None if their length is unknown."""
     if y.ndim == 2 and len(shape) == 2:
         return y
     length = source[1] if len(source) == 2 else 0

@@ -1,4 +1,4 @@
-"""Two inputs that should differ and are the same."""
+"""Pairs of inputs that should differ but are identical."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ _NAMES = ("mean", "std", "l2", "abs_mean", "min", "max")
 
 
 class IdenticalViews(Rule):
-    """Two calls of a network per step that get and return the same."""
+    """Models called twice per step with identical inputs and outputs."""
 
     name = "identical_views"
     certainty = 0.75
     definition = (
-        "In `patience` records in a row, a model is called twice in a step with gradients, the "
-        "inputs of both calls have exactly the same statistics, and so have its outputs, although "
-        "samples differ from each other. The gradient at both outputs is not zero. Two augmented "
-        "views, or the two sides of a pair, are then the same."
+        "In `patience` consecutive records, a model is called twice in a step with gradients. "
+        "The inputs of both calls have exactly the same statistics, and so do the outputs, "
+        "although the samples differ from each other. The gradient at both outputs is not zero. "
+        "The two augmented views, or the two sides of a pair, are then identical."
     )
-    source = "Own definition; an augmentation that is seeded in each call, or is not applied."
+    source = (
+        "Own definition. Examples are an augmentation that is seeded in each call and one that "
+        "is not applied."
+    )
     advice = (
-        "Draw the second view anew: do not seed inside the augmentation, and do not pass the same "
-        "tensor twice."
+        "Sample the second view independently: do not set a seed inside the augmentation, and do "
+        "not pass the same tensor twice."
     )
     Parameters = Patient
 
@@ -67,7 +70,7 @@ class IdenticalViews(Rule):
         return found & varied
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first model that gets the same twice."""
+        """Returns a finding about the first model that receives the same input twice."""
         for node, (count, first) in self._runs.items():
             if count >= self.parameters.patience:
                 slot = next(i.id for i in scene.table.infos if i.key.node == node)
@@ -76,9 +79,9 @@ class IdenticalViews(Rule):
                         scene,
                         place=scene.table.place(slot),
                         first_step=first,
-                        message=f"{node} is called twice per step and gets exactly the same input "
-                        "both times, so it returns the same: both views of each pair are "
-                        "identical.",
+                        message=f"{node} is called twice per step and receives exactly the same "
+                        "input both times, so its outputs are the same. Both views of each pair "
+                        "are identical.",
                         evidence={"records": count},
                     )
                 ]
@@ -107,9 +110,9 @@ def _pairs(scene: Scene, window: Window) -> Iterator[tuple[str, int, int, int, i
 
 
 def _entered(window: Window) -> list[tuple[int, int]]:
-    """Returns the slots of the first two inputs from outside in a step, for each argument.
+    """Returns the slots of the first two external inputs of a step, for each argument.
 
-    Calls are counted over all models, so that these inputs need not be consecutive.
+    Calls are counted over all models, so these inputs need not be consecutive.
     """
     found: dict[str, list[tuple[int, int]]] = {}
     for info in window.table.infos:

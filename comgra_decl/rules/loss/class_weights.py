@@ -1,4 +1,4 @@
-"""Class weights that favour the classes that are frequent already."""
+"""Class weights that favour classes that are already frequent."""
 
 from __future__ import annotations
 
@@ -21,30 +21,35 @@ from comgra_decl.rules.api import (
 
 
 class ClassWeightParameters(RuleParameters):
-    """The options of `inverted_weights`."""
+    """Options of `inverted_weights`."""
 
     least: Count = 100
-    """The number of recorded targets needed."""
+    """Number of recorded targets required."""
 
     ratio: Factor = 2.0
-    """How many times as frequent and as heavy a class must be as the rarest one."""
+    """Smallest ratio of frequencies, and of weights, between the most frequent and rarest class."""
 
 
 class InvertedWeights(Rule):
-    """Class weights that favour the classes that are frequent already."""
+    """Class weights that favour classes that are already frequent."""
 
     name = "inverted_weights"
     certainty = 0.8
     definition = (
-        "The weights passed to a cross-entropy rise with the frequency of the classes among at "
-        "least `least` recorded targets: the logarithms of both have a correlation above 0.7, and "
-        "the most frequent class is at least `ratio` times as frequent and has at least `ratio` "
-        "times the weight of the rarest. Classes with a weight of 0 are ignored."
+        "The weights passed to a cross-entropy rise with the class frequencies among at least "
+        "`least` recorded targets: the logarithms of weights and frequencies have a correlation "
+        "above 0.7. Compared with the rarest class, the most frequent one is at least `ratio` "
+        "times as frequent and has at least `ratio` times the weight. Classes with a weight of 0 "
+        "are ignored."
     )
     source = (
-        "Weights are meant to be inverse to frequencies (scikit-learn's class_weight='balanced')."
+        "Weights should be inversely proportional to class frequencies (scikit-learn's "
+        "class_weight='balanced')."
     )
-    advice = "Use weights inverse to the frequencies: total / (classes * counts)."
+    advice = (
+        "Use weights that are inversely proportional to the frequencies: total / (classes * "
+        "counts)."
+    )
     Parameters = ClassWeightParameters
 
     _counts = per_run(ClassCounts)

@@ -33,46 +33,47 @@ from comgra_decl.rules.api import (
 
 
 class ConstantParameters(RuleParameters):
-    """The options of `no_better_than_constant`."""
+    """Options of `no_better_than_constant`."""
 
     gain: Fraction = 0.03
-    """How far the loss must be below that of the best constant prediction, as a share of it."""
+    """Smallest share by which the loss must be below that of the best constant prediction."""
 
     learned: Fraction = 0.3
-    """The training loss must be below that of the best constant by this share of it to show
-    memorization."""
+    """Share by which the training loss must be below that of the best constant prediction to count
+    as memorization."""
 
     least: Annotated[Int, Field(ge=20)] = 100
-    """The number of losses needed."""
+    """Number of losses required."""
 
     patience: Count = 3
-    """The number of validation losses needed."""
+    """Number of validation losses required."""
 
 
 class NoBetterThanConstant(CurveRule):
-    """A network that is no better than always predicting the same."""
+    """Models that are no better than a constant prediction."""
 
     name = "no_better_than_constant"
     certainty = 0.65
     definition = (
-        "The only loss is `mse_loss` of one number per sample, whose best constant prediction "
-        "costs the variance of the targets, or a binary cross-entropy, whose best constant "
-        "prediction costs the entropy of the targets' mean, or a cross-entropy of targets that do "
-        "not come one per sample, such as the tokens of a sequence, whose best constant "
-        "prediction costs the entropy of their classes. The mean loss of the last quarter is not "
-        "below this cost by more than `gain` of it, not above it by more than a tenth, and has not "
-        "fallen by two standard errors since the previous quarter. Or the last tenth of the "
-        "training loss is below the cost by `learned` of it, but the lowest of at least `patience` "
-        "validation losses is not below it by more than `gain` of it."
+        "The only loss is one whose best constant prediction has a known cost. For `mse_loss` "
+        "with one value per sample, the cost is the variance of the targets. For a binary "
+        "cross-entropy, it is the entropy of the targets' mean. For a cross-entropy whose "
+        "targets are not one per sample, such as the tokens of a sequence, it is the entropy of "
+        "their classes. The mean loss of the last quarter is not below this cost by more than "
+        "the share `gain`, is not above it by more than a tenth, and has not fallen by two "
+        "standard errors since the previous quarter. The rule also reports memorization: the "
+        "last tenth of the training loss is below the cost by the share `learned`, but the "
+        "lowest of at least `patience` validation losses is not below it by more than the share "
+        "`gain`."
     )
     source = (
-        "The coefficient of determination, 1 - loss / variance, is then 0; the entropy of the "
+        "The coefficient of determination, 1 - loss / variance, is then 0. The entropy of the "
         "labels is the cost of the best constant prediction."
     )
     advice = (
-        "Look at some samples and their targets: are they shuffled independently, shifted, or "
-        "flattened in another order than the predictions? Does the input contain what the target "
-        "is about?"
+        "Inspect some samples and their targets. Are they shuffled independently, shifted, or "
+        "flattened in a different order than the predictions? Does the input contain information "
+        "about the target?"
     )
     explained_by = (
         "nonfinite",
@@ -104,7 +105,7 @@ class NoBetterThanConstant(CurveRule):
     _best: dict[str, tuple[int, int, float]] = per_run(dict)  # count, step and value of the least
 
     def look(self, window: Window) -> None:
-        """Adds up the targets."""
+        """Accumulates statistics of the targets."""
         table = window.table
         at = target_slots(table)
         numbers = [s for s in at.tolist() if "float" in table.infos[s].dtype]
@@ -144,7 +145,7 @@ class NoBetterThanConstant(CurveRule):
             self._best[name] = (count + 1, *((step, value) if value < best else (at, best)))
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares both losses with that of the best constant."""
+        """Compares both losses with that of the best constant prediction."""
         known = self._cost(scene)
         if known is None or self.several:
             return None
@@ -156,8 +157,8 @@ class NoBetterThanConstant(CurveRule):
             return self.finding(
                 scene,
                 first_step=curve.steps[0],
-                message=f"The loss stays at {last:.4g}, that of always predicting the same "
-                f"({what}: {cost:.4g}): the input tells the network nothing about the target.",
+                message=f"The loss remains at {last:.4g}, that of a constant prediction "
+                f"({what}: {cost:.4g}). The model learns nothing about the target from the input.",
                 evidence={"loss": last, "constant": cost},
             )
         end, _ = curve.mean(0.9, 1)
@@ -168,8 +169,8 @@ class NoBetterThanConstant(CurveRule):
                 return self.finding(
                     scene,
                     first_step=step,
-                    message=f"{name} never falls below {best:.4g} (always predicting the same "
-                    f"costs {cost:.4g}), while the training loss falls to {end:.4g}: the network "
+                    message=f"{name} never falls below {best:.4g} (a constant prediction "
+                    f"costs {cost:.4g}), while the training loss falls to {end:.4g}: the model "
                     "memorizes its training data.",
                     evidence={"validation": best, "constant": cost, "train": end},
                 )

@@ -1,4 +1,4 @@
-"""Logits that are scaled down so far that the softmax stays uniform."""
+"""Logits that are scaled down so far that the softmax remains uniform."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from comgra_decl.rules.api import (
 
 
 class FlatParameters(RuleParameters):
-    """The options of `flat_logits`."""
+    """Options of `flat_logits`."""
 
     least: Count = 20
-    """The number of records needed."""
+    """Number of records required."""
 
     steps: Count = 50
-    """The number of steps that the run must have."""
+    """Number of steps required."""
 
     range: Positive = 0.5
-    """The largest difference between the logits of a sample that counts as flat."""
+    """Largest difference between the logits of a sample that counts as flat."""
 
 
 class FlatLogits(Rule):
-    """Logits that are scaled down so far that the softmax stays uniform."""
+    """Logits that are scaled down so far that the softmax remains uniform."""
 
     name = "flat_logits"
     certainty = 0.75
     definition = (
         "The prediction passed to a cross-entropy is the result of a multiplication or division, "
-        "such as similarities times a temperature, and in all of at least `least` records of at "
-        "least `steps` steps, its largest minus its smallest element in the batch is below "
-        "`range`: no class can get a probability far from 1 / classes, so the loss stays "
-        "at ln(classes)."
+        "such as similarities times a temperature. In each of at least `least` records from a "
+        "run of at least `steps` steps, the largest element in the batch minus the smallest is "
+        "below `range`. No class can then get a probability far from 1 / classes, so the loss "
+        "remains at ln(classes)."
     )
     source = (
         "Chen et al., A Simple Framework for Contrastive Learning (2020): similarities are divided "
         "by a temperature of 0.05 to 0.5."
     )
-    advice = "Divide similarities by the temperature (x / 0.07), or multiply by its inverse."
+    advice = "Divide similarities by the temperature (x / 0.07), or multiply them by its inverse."
     Parameters = FlatParameters
 
     _most: dict[int, tuple[int, float]] = per_run(dict)  # records and largest range, by slot
 
     def look(self, window: Window) -> None:
-        """Notes the largest range of each prediction."""
+        """Stores the largest range of each prediction."""
         if not window.has("min", "max"):
             return
         slots = {prediction_of(self.scene, c) for c in self.scene.calls if _is_scaled(c)}
@@ -83,8 +83,8 @@ class FlatLogits(Rule):
                         first_step=seen.first,
                         last_step=seen.last,
                         message=f"The logits passed to {call.function} never differ by more than "
-                        f"{most:.2g}, because they are multiplied by a small number: the softmax "
-                        f"stays uniform, and the loss at about ln({call.classes}) = "
+                        f"{most:.2g}, because they are multiplied by a small number. The softmax "
+                        f"remains uniform, and the loss remains at about ln({call.classes}) = "
                         f"{log(call.classes):.3g}.",
                         evidence={"range": float(most), "classes": call.classes},
                     )
@@ -94,7 +94,7 @@ class FlatLogits(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
         if not self._most:
-            return "no cross-entropy gets a prediction that was scaled"
+            return "no cross-entropy receives a scaled prediction"
         count = max(n for n, _ in self._most.values())
         least = self.parameters.least
         return None if count >= least else f"it needs {least} records; the run has {count}"

@@ -1,4 +1,4 @@
-"""Parameters that two optimizers move for different losses."""
+"""Parameters that two optimizers update for different losses."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from comgra_decl.rules.api import Finding, Place, Rule, Scene
 
 
 class CompetingOptimizers(Rule):
-    """Two optimizers that both move the parameters of one model."""
+    """Two optimizers that both update the parameters of one model."""
 
     name = "competing_optimizers"
     certainty = 0.8
     definition = (
-        "All trainable parameters of a model are held by several optimizers, and one of these also "
-        "holds parameters that another one does not hold. An optimizer and its wrapper hold the "
-        "same parameters, so they do not count."
+        "Several optimizers hold all trainable parameters of a model, and one of them also holds "
+        "parameters that another one does not hold. An optimizer and its wrapper do not count, "
+        "because they hold the same parameters."
     )
-    source = "Own definition; a GAN whose discriminator's optimizer also holds the generator."
+    source = (
+        "Own definition. An example is a GAN whose discriminator optimizer also holds the "
+        "generator."
+    )
     advice = (
-        "Give each optimizer the parameters of its own model only, and detach what the other model "
+        "Pass only a model's own parameters to its optimizer, and detach what the other model "
         "returns (`fake.detach()`)."
     )
 
@@ -41,8 +44,8 @@ class CompetingOptimizers(Rule):
                     place=Place(name),
                     first_step=0,
                     message=f"{len(common)} optimizers hold the parameters of {name}, and one of "
-                    "them also trains another model: each of its steps moves "
-                    f"{name}, too, for a loss that may be opposed to its own.",
+                    "them also trains another model. Each step of that optimizer also updates "
+                    f"{name}, for a loss that may oppose its own.",
                     evidence={"optimizers": len(common), "parameters": len(sets)},
                 )
             ]

@@ -1,4 +1,4 @@
-"""Target networks that lag far behind the model of which they are copies."""
+"""Target networks that lag far behind the model that they copy."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _OFTEN = 10  # records in which the inputs of both models differ
 
 
 class LaggingParameters(RuleParameters):
-    """The options of `lagging_copy`."""
+    """Options of `lagging_copy`."""
 
     share: Fraction = 0.05
-    """How far a copy must have moved, relative to the trained model."""
+    """Smallest allowed change of a copy, relative to that of the trained model."""
 
     steps: Count = 100
-    """The number of steps that the run must have."""
+    """Number of steps required."""
 
 
 @dataclass
@@ -50,24 +50,25 @@ class Model:
 
 
 class LaggingCopy(Rule):
-    """A target network that hardly follows the trained model."""
+    """Target networks that hardly follow the trained model."""
 
     name = "lagging_copy"
     certainty = 0.7
     definition = (
-        "A model that no optimizer holds has the same class and parameters as a trained one, and "
-        "starts with the same values or with random ones. After at least `steps` steps, the l2 "
-        "norms of its parameters have changed by less than `share` of what those of the trained "
-        f"model have, which are at least {_MOVED:.0%}. It is called without gradients in training "
-        "steps with other inputs than the trained model, as a target network is."
+        "A model that no optimizer holds has the same class and parameters as a trained model, "
+        "and starts with the same values or with random ones. After at least `steps` steps, the "
+        f"l2 norms of the trained model's parameters have changed by at least {_MOVED:.0%}, and "
+        "those of the copy by less than `share` of this change. In training steps, the copy is "
+        "called without gradients and with different inputs than the trained model, as a target "
+        "network is."
     )
     source = (
-        "Mnih et al., Human-level control (2015), on target networks, which copy the trained "
-        "network every few thousand of millions of steps; own definition."
+        "Mnih et al., Human-level control (2015): in millions of steps, the trained network is "
+        "copied to the target network every few thousand steps. Own definition."
     )
     advice = (
-        "Copy the weights to it more often (several times in a run), or let it follow the trained "
-        "model in every step (`lerp_`)."
+        "Copy the weights to it more often (several times per run), or move it towards the "
+        "trained model in every step (`lerp_`)."
     )
     explained_by = ("nonfinite",)
     Parameters = LaggingParameters
@@ -80,7 +81,7 @@ class LaggingCopy(Rule):
     _other_inputs = 0
 
     def look(self, window: Window) -> None:
-        """Notes the parameters, and which models are called without gradients."""
+        """Stores the parameters, and which models are called without gradients."""
         self._take(window)
         table = window.table
         called = np.asarray(window.present.any(0))

@@ -1,4 +1,4 @@
-"""Weight decay and clipping that leave nothing of what the loss asks for."""
+"""Weight decay and gradient clipping that are strong enough to prevent learning."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from comgra_decl.rules.api import (
 )
 
 _DECOUPLED = ("AdamW", "SGD")
-"""Optimizers that take learning rate times weight decay of each weight off per step."""
+"""Optimizers that reduce each weight by learning rate times weight decay per step."""
 
 _ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Lion", "Adafactor", "Rprop", "LAMB")
 """Parts of the names of optimizers whose steps do not depend on the scale of gradients."""
 
 
 class DecayParameters(RuleParameters):
-    """The options of `strong_decay`."""
+    """Options of `strong_decay`."""
 
     share: Fraction = 5e-3
-    """The largest share of a weight that decay may remove per step."""
+    """Largest share of a weight that decay may remove per step."""
 
     least: Count = 10
-    """The number of records needed."""
+    """Number of records required."""
 
 
 class StrongDecay(Rule):
@@ -43,8 +43,8 @@ class StrongDecay(Rule):
     name = "strong_decay"
     certainty = 0.8
     definition = (
-        "In at least `least` records, and in most of them, the learning rate times the weight "
-        "decay of an optimizer of class AdamW or SGD is above `share`: decay alone halves the "
+        "An optimizer is of class AdamW or SGD. In at least `least` records and in most records, "
+        "its learning rate times its weight decay is above `share`. Decay alone then halves the "
         "weights in 140 steps or less."
     )
     source = (
@@ -84,8 +84,8 @@ class StrongDecay(Rule):
                 scene,
                 first_step=self._first,
                 message=f"Weight decay {decay:.3g} times learning rate {rate:.3g} removes "
-                f"{100 * share:.3g}% of each weight per step: without gradients, weights halve in "
-                f"{half:.0f} steps.",
+                f"{100 * share:.3g}% of each weight per step. Without gradients, weights are "
+                f"halved in {half:.0f} steps.",
                 evidence={"share": share, "decay": decay, "rate": rate},
             )
         ]
@@ -107,13 +107,13 @@ def _decays(facts: Mapping[str, Any]) -> Iterator[tuple[float, float, float]]:
 
 
 class ClippingParameters(RuleParameters):
-    """The options of `tiny_clipping`."""
+    """Options of `tiny_clipping`."""
 
     smallest: Positive = 0.02
-    """The smallest norm to which gradients may be clipped."""
+    """Smallest norm to which gradients may be clipped."""
 
     least: Count = 10
-    """The number of consecutive records that must have the same norm."""
+    """Number of consecutive records that must have the same norm."""
 
 
 class TinyClipping(Rule):
@@ -122,17 +122,18 @@ class TinyClipping(Rule):
     name = "tiny_clipping"
     certainty = 0.75
     definition = (
-        "In the last `least` records or more, and in most records, the total norm of the gradients "
-        "that the optimizer uses is the same number (to a thousandth) below `smallest`, although "
-        "the shares of individual parameters differ: gradients are clipped in every step. Only for "
-        "optimizers whose steps depend on the scale of gradients (SGD, not Adam)."
+        "The total norm of the gradients that the optimizer uses is the same (to a thousandth) "
+        "in at least the last `least` records and in most records. It is below `smallest`, "
+        "although the shares of individual parameters differ: gradients are clipped in every "
+        "step. The rule applies only to optimizers whose steps depend on the scale of gradients "
+        "(SGD, not Adam)."
     )
     source = (
-        "Own definition; usual limits are 0.1 to 10. Gradients that are clipped while they are "
-        "still scaled by GradScaler, and unscaled afterwards, become this small."
+        "Own definition. Usual limits are 0.1 to 10. Gradients become this small if they are "
+        "clipped while they are still scaled by GradScaler, and are unscaled afterwards."
     )
     advice = (
-        "Raise the limit of clipping to about 1. With mixed precision, call `scaler.unscale_` "
+        "Raise the clipping limit to about 1. With mixed precision, call `scaler.unscale_` "
         "before `clip_grad_norm_`."
     )
     explained_by = ("nonfinite",)
@@ -176,7 +177,7 @@ class TinyClipping(Rule):
                 scene,
                 first_step=self._first,
                 message=f"The gradients have a total norm of exactly {self._total:.3g} in every "
-                "step: they are clipped to it, so that every update is tiny.",
+                "step. They are clipped to this norm, so every update is tiny.",
                 evidence={"norm": self._total, "records": self._run},
             )
         ]

@@ -36,21 +36,22 @@ class RandomFrozen(Rule):
     certainty = 0.8
     definition = (
         "A model with trained parameters also has at least `least` frozen weights of linear or "
-        f"convolutional layers with at least {_FEW} elements, and all of them are distributed "
-        "exactly as PyTorch initializes them: within ±1/sqrt(fan in), with a largest element close "
-        "to this bound and a standard deviation within a tenth of that of a uniform distribution. "
-        "The weights must not change during the run, as the copies of a model and layers that are "
-        "frozen later do. Trained weights leave these bounds. Frozen random layers are useful "
-        "features only by chance."
+        f"convolutional layers with at least {_FEW} elements. All of these weights are "
+        "distributed exactly as PyTorch initializes them: within ±1/sqrt(fan in), with a largest "
+        "element close to this bound and a standard deviation within a tenth of that of a "
+        "uniform distribution. Trained weights leave these bounds. The weights must not change "
+        "during the run, which excludes copies of a model and layers that are frozen later. "
+        "Frozen random layers provide useful features only by chance."
     )
     source = (
         "PyTorch initializes nn.Linear and nn.Conv by kaiming_uniform_(a=sqrt(5)), which is "
-        "uniform in ±1/sqrt(fan in); load_state_dict(strict=False) silently loads nothing if names "
-        "do not match."
+        "uniform in ±1/sqrt(fan in). If names do not match, load_state_dict(strict=False) "
+        "silently loads nothing."
     )
     advice = (
-        "Look at what load_state_dict returns (missing_keys, unexpected_keys): names may differ by "
-        "a prefix such as 'module.'. If the layers are meant to be random, disable this rule."
+        "Check what load_state_dict returns (missing_keys, unexpected_keys), because names may "
+        "differ by a prefix such as 'module.'. If the layers are meant to be random, disable "
+        "this rule."
     )
     Parameters = RandomFrozenParameters
 

@@ -21,19 +21,19 @@ from comgra_decl.rules.api import (
 
 
 class ScheduleParameters(RuleParameters):
-    """The options of `learning_rate_schedule`."""
+    """Options of `learning_rate_schedule`."""
 
     least: Count = 20
-    """The number of steps needed."""
+    """Number of steps required."""
 
     tiny: Fraction = 1e-3
-    """The share of its largest value below which a learning rate does nothing more."""
+    """Share of its largest value below which a learning rate has no effect."""
 
     warm: Fraction = 0.2
-    """The share of the optimizer's learning rate that a warm-up must have reached at the end."""
+    """Share of the optimizer's learning rate that a warm-up must reach by the end of the run."""
 
     jump: Factor = 4.0
-    """How far a learning rate may rise from one record to the next, above its largest value."""
+    """Largest allowed rise between two records, as a multiple of the largest rate so far."""
 
 
 class LearningRateSchedule(Rule):
@@ -42,23 +42,22 @@ class LearningRateSchedule(Rule):
     name = "learning_rate_schedule"
     certainty = 0.75
     definition = (
-        "The largest learning rate of all parameter groups follows one of three courses. It falls "
-        "below `tiny` times its largest value, and stays there for longer than it was above, and "
-        "for at least `least` steps. Or, once the run has ended after at least `least` steps, it "
-        "has never reached `warm` times the rate with which the optimizer was created "
-        "(`initial_lr`, which schedulers store), and has only risen: the warm-up never ends. A "
-        "rate that never changes must be below a quarter of this. Or it rises, between two "
-        "records, by more than `jump` times above its largest value so far, after at least "
-        "`least` steps in which it has not risen."
+        "The largest learning rate of all parameter groups follows one of three courses. (1) It "
+        "falls below `tiny` times its largest value and remains there for at least `least` "
+        "steps, and for longer than it was above. (2) The run has ended after at least `least` "
+        "steps, and the rate has only risen, but has never reached `warm` times the rate with "
+        "which the optimizer was created (`initial_lr`, which schedulers store): the warm-up "
+        "never ends. For a rate that never changes, a quarter of this limit applies. (3) After "
+        "at least `least` steps without a rise, it rises between two records to more than `jump` "
+        "times its largest value so far."
     )
     source = (
-        "Own definition. A schedule made for epochs but stepped per batch decays at once; one made "
-        "for batches but stepped per epoch hardly leaves its warm-up."
+        "Own definition. A schedule that is meant for epochs but stepped per batch decays almost "
+        "at once. One that is meant for batches but stepped per epoch hardly leaves its warm-up."
     )
     advice = (
-        "Compare the unit of the schedule (epochs or steps) with where `scheduler.step()` is "
-        "called, and check `gamma` (below 1 to decay), the milestones and the number of warm-up "
-        "steps."
+        "Check that `scheduler.step()` is called once per unit of the schedule (epoch or step). "
+        "Also check `gamma` (below 1 to decay), the milestones and the number of warm-up steps."
     )
     explained_by = ("nonfinite",)
     Parameters = ScheduleParameters
@@ -107,7 +106,7 @@ class LearningRateSchedule(Rule):
         self._before = step, rate
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first of these courses that is found."""
+        """Returns a finding about the first of these courses that applies."""
         if self._first is None or self._before is None:
             return []
         found = self._jumps(scene) or self._vanishes(scene) or self._warms(scene)
@@ -138,7 +137,7 @@ class LearningRateSchedule(Rule):
             first_step=step,
             after_step=after,
             message=f"The learning rate falls from {self._most:.3g} to {rate:.3g} "
-            f"{since(step, after)} and stays that small for {below} steps: the schedule ends "
+            f"{since(step, after)} and remains this small for {below} steps: the schedule ends "
             f"after {100 * (above + 1) / (scene.last_step + 1):.0f}% of the training.",
             evidence={"rate": rate, "largest": self._most, "steps": below},
         )

@@ -20,10 +20,10 @@ from comgra_decl.rules.api import (
 )
 
 _HALF_STEP = {"bfloat16": 2.0**-8.5, "float16": 2.0**-11.5}
-"""Half the distance between neighbouring numbers, relative to the number (geometric mean)."""
+"""Half the distance between neighbouring values, relative to the value (geometric mean)."""
 
 _BY_RATE = ("Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adamax", "Lion")
-"""Optimizers whose elements move by about the learning rate per step."""
+"""Optimizers that change each element by about the learning rate per step."""
 
 
 class LostUpdates(SlotRule):
@@ -32,15 +32,16 @@ class LostUpdates(SlotRule):
     name = "lost_updates"
     certainty = 0.75
     definition = (
-        "For `patience` records in a row, a weight that an optimizer trains is stored in bfloat16 "
-        "or float16, and its usual update is smaller than half the distance between neighbouring "
-        "numbers of the weight's mean magnitude (2^-8.5 or 2^-11.5 of it), so that rounding "
-        "discards it. The usual update is the learning rate for optimizers such as Adam, and the "
-        "learning rate times the gradient's mean magnitude for SGD without momentum."
+        "For `patience` consecutive records, a weight that an optimizer trains is stored in "
+        "bfloat16 or float16, and rounding discards its usual update. This means that the update "
+        "is smaller than half the distance between neighbouring values at the weight's mean "
+        "magnitude (2^-8.5 or 2^-11.5 of it). The usual update is the learning rate for "
+        "optimizers such as Adam, and the learning rate times the gradient's mean magnitude for "
+        "SGD without momentum."
     )
     source = (
-        "IEEE 754; Zamirai et al., Revisiting BFloat16 Training (2020): nearest rounding of weight "
-        "updates cancels small ones."
+        "IEEE 754. Zamirai et al., Revisiting BFloat16 Training (2020): rounding weight updates "
+        "to the nearest value cancels small ones."
     )
     advice = (
         "Keep the weights in float32 and compute in half precision (torch.autocast), or raise the "
@@ -88,8 +89,8 @@ class LostUpdates(SlotRule):
         info = scene.table.infos[slot]
         return (
             f"{scene.table.place(slot)} is stored in {info.dtype}, and its updates are "
-            f"{self.streak.worst[slot]:.2g} of half the distance between its numbers: rounding "
-            "discards them."
+            f"{self.streak.worst[slot]:.2g} of half the distance between neighbouring values: "
+            "rounding discards them."
         )
 
 

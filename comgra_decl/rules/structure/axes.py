@@ -1,4 +1,4 @@
-"""Modules that take the batch for the time axis, which their settings and shapes show."""
+"""Modules that treat the batch as the time axis, detected from their settings and shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from comgra_decl.rules.api import Finding, Place, Rule, Scene, SlotInfo
 
 _SEQUENCES = ("LSTM", "GRU", "RNN", "MultiheadAttention")
-"""Classes of torch whose sequences have the shape [time, batch, ...] unless `batch_first` is set.
+"""torch classes whose sequences have the shape [time, batch, ...] unless `batch_first` is set.
 """
 
 
@@ -20,19 +20,20 @@ class BatchAsTime(Rule):
     certainty = 0.9
     definition = (
         "A recurrent or attention module without `batch_first=True` returns a tensor of shape "
-        "[a, b, features], although the loss compares one target per sample for a samples, and a "
-        "differs from b and b from 1. It runs over the batch instead of over time. Or, as a "
-        "warning, a buffer or parameter of shape [length, 1, features] (a table of positions) "
-        "belongs to a module that returns such a tensor, and no tensor of the model has the shape "
-        "[b, a, features]: it adds the sample's number in the batch instead of the position."
+        "[a, b, features], where a differs from b and b is not 1, and the loss compares one "
+        "target per sample for a samples. The module therefore treats the batch as time. The "
+        "rule also reports, as a warning, a module that returns such a tensor and has a buffer "
+        "or parameter of shape [length, 1, features], such as a table of positions, if no tensor "
+        "of the model has the shape [b, a, features]. Such a module adds the sample's index in "
+        "the batch instead of the position."
     )
     source = (
         "PyTorch's documentation of nn.LSTM and nn.MultiheadAttention: `batch_first` is False by "
         "default. Own definition."
     )
     advice = (
-        "Pass batch_first=True, or transpose the input to [time, batch, features]. "
-        "`comgra-decl batch-mixing` shows where samples meet."
+        "Pass batch_first=True, or transpose the input to [time, batch, features]. `comgra-decl "
+        "batch-mixing` shows where samples are mixed."
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
@@ -61,8 +62,8 @@ class BatchAsTime(Rule):
                         place=scene.table.place(info.id),
                         first_step=0,
                         message=f"{node} ({module['class']}) expects [time, batch, ...] because "
-                        f"batch_first is not set, but gets the batch of {samples} samples first: "
-                        f"its output has the shape {list(info.shape)}. It runs over the batch "
+                        f"batch_first is not set, but the batch of {samples} samples comes first: "
+                        f"its output has the shape {list(info.shape)}. It treats the batch as time "
                         "and mixes samples.",
                         evidence={"samples": samples, "shape": str(list(info.shape))},
                     )
@@ -87,8 +88,8 @@ class BatchAsTime(Rule):
                             certainty=0.7,
                             message=f"{name} of {node} has the shape {shape} ([position, 1, "
                             f"features]), but is combined with {list(info.shape)}, where the "
-                            f"batch of {samples} samples comes first: positions count samples "
-                            "instead of time.",
+                            f"batch of {samples} samples comes first. Positions therefore count "
+                            "samples instead of time steps.",
                             advice="Give the table the shape [1, positions, features] and slice "
                             "it by x.size(1), or use sequences of shape [time, batch, features].",
                             evidence={"samples": samples, "shape": str(list(info.shape))},
@@ -102,7 +103,7 @@ class BatchAsTime(Rule):
 
 
 def _samples(scene: Scene) -> int | None:
-    """Returns the size of the first batch, if its targets are one number per sample."""
+    """Returns the size of the first batch, if there is one target value per sample."""
     first = min(scene.calls.items(), key=lambda item: item[1].first, default=None)
     if first is None:
         return None

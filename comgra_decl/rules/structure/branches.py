@@ -32,7 +32,7 @@ _STARTS_SMALL = 10  # times `ratio`; a branch below this limit starts small on p
 
 
 class BranchParameters(Patient):
-    """The options of the rules about branches."""
+    """Options of the rules about branches."""
 
     patience: Count = 10
 

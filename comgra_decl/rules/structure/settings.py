@@ -8,24 +8,25 @@ _STATISTICS = "BatchNorm", "InstanceNorm"
 
 
 class MomentumParameters(RuleParameters):
-    """The options of `batch_norm_momentum`."""
+    """Options of `batch_norm_momentum`."""
 
     largest: Fraction = 0.5
-    """The largest momentum allowed."""
+    """Largest allowed momentum."""
 
 
 class BatchNormMomentum(Rule):
-    """Running statistics of a BatchNorm that follow the newest batch."""
+    """BatchNorm modules whose running statistics mostly reflect the newest batch."""
 
     name = "batch_norm_momentum"
     certainty = 0.8
     definition = (
-        "The `momentum` of a BatchNorm module that keeps running statistics is above `largest`. In "
-        "PyTorch, it is the weight of the newest batch, so that evaluation uses the statistics of "
-        "the last few batches. In TensorFlow, it is the weight of the past (usually 0.99)."
+        "The `momentum` of a BatchNorm module that keeps running statistics is above `largest`. "
+        "In PyTorch, `momentum` is the weight of the newest batch, so a large value makes "
+        "evaluation use the statistics of the last few batches only. In TensorFlow, it is the "
+        "weight of the past, usually 0.99."
     )
-    source = "PyTorch's documentation of BatchNorm (0.1 by default) and Keras' (0.99)."
-    advice = "Use the default of 0.1; a momentum m of TensorFlow is 1 - m in PyTorch."
+    source = "The BatchNorm documentation of PyTorch (default 0.1) and of Keras (default 0.99)."
+    advice = "Use the default of 0.1. A TensorFlow momentum of m corresponds to 1 - m in PyTorch."
     Parameters = MomentumParameters
 
     def findings(self, scene: Scene) -> list[Finding]:
@@ -47,8 +48,8 @@ class BatchNormMomentum(Rule):
                 scene,
                 place=Place(node),
                 first_step=0,
-                message=f"The momentum of {node} is {momentum:.3g}: its running statistics, which "
-                f"evaluation uses, are {100 * momentum:.3g}% those of the last batch.",
+                message=f"The momentum of {node} is {momentum:.3g}. The last batch determines "
+                f"{100 * momentum:.3g}% of the running statistics that are used in evaluation.",
                 evidence={"momentum": momentum},
                 also=len(found) - 1,
                 others=tuple(Place(name) for name, _ in found[1:9]),
