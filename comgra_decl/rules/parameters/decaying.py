@@ -150,7 +150,8 @@ class TinyClipping(Rule):
         at = np.flatnonzero(window.table.parameter_gradients)
         if not len(at) or not window.has("l2"):
             return
-        sizes = np.nan_to_num(window.read("l2", at).astype(np.float64))
+        # infinities stay, since replacing them with the largest float would overflow below
+        sizes = np.nan_to_num(window.read("l2", at).astype(np.float64), posinf=np.inf)
         totals = np.sqrt((sizes**2).sum(1))
         for step, row, total in zip(window.steps.tolist(), sizes, totals.tolist(), strict=True):
             if not 0 < total < math.inf:
