@@ -192,10 +192,11 @@ def test_losses_and_passes_are_read_by_their_names(tmp_path: Path) -> None:
 
 def test_the_page_about_capturing_is_complete_and_valid() -> None:
     page = (Path(__file__).parents[1] / "docs" / "capturing.md").read_text()
-    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    assert set(comgra.load_spec(yaml.safe_load(example)).nodes) == set(
-        re.findall(r"^  (\w+):", example, re.MULTILINE)
-    )
+    examples = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    for example in examples:
+        assert set(comgra.load_spec(yaml.safe_load(example)).nodes) == set(
+            re.findall(r"^  (\w+):", example, re.MULTILINE)
+        )
     assert {f"`{name}`" for name in get_args(CaptureName)} <= set(re.findall("`[a-z_]+`", page))
 
 

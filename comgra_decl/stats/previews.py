@@ -144,7 +144,8 @@ class Previews:
         stream = module.current_stream(taken.device)
         event = module.Event()
         event.record(stream)
-        self._devices.setdefault(taken.device, {})[stream] = event
+        events = self._devices.setdefault(taken.device, {})
+        events[stream] = event
         return host
 
     def finish(self) -> tuple[dict[int, StoredPreview], Callable[[], None] | None]:

@@ -147,7 +147,7 @@ def test_the_tutorials_bug_is_found_without_being_told_where(train: Train) -> No
     assert (bug.rule, str(bug.place), bug.first_step) == ("rectified_answer", "out", 0)
     left = bug.evidence["share of negative values that is left"]
     assert left == pytest.approx(0.01, rel=1e-4)
-    assert "Between out.last and out an activation function keeps 1%" in bug.message
+    assert "Between out.last and out, an activation function keeps 1%" in bug.message
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def test_whole_numbers_and_another_dimension_are_asked_as_well() -> None:
             "no output has the batch dimension",
         ),
         (Does(lambda x: x + torch.randn(1, generator=OWN)), X, "its output differs"),
-        (nn.Linear(8, 3).eval(), X, "no network"),
+        (nn.Linear(8, 3).eval(), X, "no model with parameters"),
     ],
 )
 def test_what_cannot_be_told_is_said(net: nn.Module, given: Tensor, said: str) -> None:

@@ -158,7 +158,7 @@ def test_a_huge_tree_is_not_looked_through_to_its_end(
     for i in range(5):
         (tmp_path / "data" / str(i) / "a" / "b" / "c").mkdir(parents=True)
     write(tmp_path / "data" / "0" / "a" / "b" / "c" / "run", started=1.0)
-    with pytest.raises(RunNotFoundError, match=r"more than 4 levels .* was searched\. Pass a fold"):
+    with pytest.raises(RunNotFoundError, match=r"stopped 4 levels below it, .*\. Pass a folder"):
         open_run(tmp_path)
     assert list_runs(tmp_path) == []
     assert caplog.text.count("there may be more runs in") == 1, "the viewer looks every second"

@@ -81,7 +81,7 @@ def test_a_step_that_finds_too_little_is_not_recorded(
         raise OSError(12, f"no {size}")
 
     monkeypatch.setattr("comgra_decl.record.memory_guard.mmap.mmap", refuse)
-    with pytest.raises(NoMemoryError, match="refuses 512 MiB"):
+    with pytest.raises(NoMemoryError, match="refuses to allocate 512 MiB"):
         held.for_a_step()
-    with pytest.raises(NoMemoryError, match="refuses 1024 MiB"):
+    with pytest.raises(NoMemoryError, match="refuses to allocate 1024 MiB"):
         Room()

@@ -952,7 +952,7 @@ def test_observed_steps_are_compiled_without_the_cuda_graphs_of_all_others(
     assert ("", "gradient") in shown
     assert {*reached} == {(False, True), (True, False)}
     (said,) = traced.report["warnings"]
-    assert "Recorded steps run without them" in said
+    assert "Recorded steps run without CUDA graphs" in said
 
 
 @pytest.mark.slow

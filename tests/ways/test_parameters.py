@@ -285,8 +285,8 @@ def test_parts_of_a_model_frozen_before_tracing_keep_its_names_or_are_reported(
     warned = [line for line in run.report["warnings"] if "gc.freeze()" in line]
     assert len(warned) == hidden
     if hidden:
-        assert "if Linear is part of a larger module, the names of its nodes lack" in warned[0]
-        assert "start tracing before gc.freeze()" in warned[0]
+        assert "if Linear is part of a larger module, its node names lack" in warned[0]
+        assert "Start tracing before gc.freeze()" in warned[0]
 
 
 @pytest.mark.parametrize("built", ["constructed", "copied"])

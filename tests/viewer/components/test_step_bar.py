@@ -128,7 +128,7 @@ def test_marks_are_flags_that_can_be_clicked(show: Show, page: Any) -> None:
 
 def test_moving_away_from_the_newest_step_ends_following(show: Show, page: Any) -> None:
     shown = show(lambda: bar(index=109))
-    follow = page.get_by_role("button", name="newest step")
+    follow = page.get_by_role("button", name="newest recorded step")
     expect(follow).to_have_attribute("aria-pressed", "false")
     follow.click()
     expect(follow).to_have_attribute("aria-pressed", "true")
