@@ -102,7 +102,7 @@ CHECKLIST = (
     Question("code", "Do shapes match without broadcasting?", ("silent_broadcasting",),
              reading="shapes"),
     Question("code", "Are the right parameters trained?", ("untrained_parameter", "detached"),
-             ("frozen_parameter_moves",), reading="trained"),
+             ("frozen_parameter_moves", "zero_learning_rate"), reading="trained"),
     Question("code", "Are gradients cleared?", ("accumulated_gradient",), reading="cleared"),
     Question("code", "Is half precision sufficient?", ("half_overflow", "half_underflow"),
              ("gradient_scale",), ("precision",), reading="half"),

@@ -272,19 +272,21 @@ class Readings:
     def _update_size(self, scene: Scene) -> Reading | None:
         text = self._updates.range(scene.table)
         if text:
-            return self._unless_wild(f"per step {text} of the weight")
-        at = np.flatnonzero(scene.table.weights)
+            still = not self._updates.largest
+            text = f"per step {text} of the weight"
+            return self._unless_wild(text, "poor" if still else "fine")
+        at = _trainable(scene)
         before, after = (self._of(scene, "l2", r, at) for r in (self._first, self._last))
         if before is None or after is None or not len(before):
             return None
         with np.errstate(all="ignore"):
             moved = np.abs(after[: len(before)] - before) / before
         text = _range(scene.table, at[: len(before)], moved)
-        return (
-            self._unless_wild(f"norms changed by {text} of their initial value over the run")
-            if text
-            else None
-        )
+        if not text:
+            return self._unless_wild("no size of an update is known", "unknown")
+        still = scene.records > 1 and not np.nanmax(moved, initial=0)
+        text = f"norms changed by {text} of their initial value over the run"
+        return self._unless_wild(text, "poor" if still else "fine")
 
     # -- activations
 
@@ -379,6 +381,15 @@ def _last(calls: Mapping[LossCall, Any]) -> LossCall:
 
 def _inputs(table: SlotTable) -> Slots:
     return np.flatnonzero(table.floating & table.where(lambda info: info.kind == "input"))
+
+
+def _trainable(scene: Scene) -> Slots:
+    """Returns the weights that are not known to be frozen."""
+    facts = scene.parameters
+    weights = np.flatnonzero(scene.table.weights)
+    keys = [scene.table.infos[slot].key for slot in weights.tolist()]
+    kept = [facts.get((key.node, key.role), {}).get("trainable", True) for key in keys]
+    return weights[np.array(kept, np.bool_)]
 
 
 def _halves(table: SlotTable) -> Slots:

@@ -94,6 +94,7 @@ class NoBetterThanConstant(CurveRule):
         "rectified_answer",
         "batch_as_time",
         "learning_rate_schedule",
+        "zero_learning_rate",
         "tiny_clipping",
         "strong_decay",
         "lost_updates",

@@ -78,6 +78,7 @@ class LossNotFalling(CurveRule):
         "batch_as_time",
         "wrong_positions",
         "learning_rate_schedule",
+        "zero_learning_rate",
         "lost_updates",
         "flat_logits",
         "inverted_weights",

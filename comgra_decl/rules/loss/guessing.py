@@ -92,6 +92,7 @@ class NoBetterThanGuessing(CurveRule):
         "batch_as_time",
         "wrong_positions",
         "learning_rate_schedule",
+        "zero_learning_rate",
         "tiny_clipping",
         "lost_updates",
         "flat_logits",
