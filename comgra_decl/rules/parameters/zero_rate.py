@@ -6,6 +6,7 @@ import numpy as np
 
 from comgra_decl.rules.api import (
     OPTIMIZERS,
+    Bools,
     Count,
     Finding,
     Fraction,
@@ -54,10 +55,10 @@ class ZeroLearningRate(Rule):
     def look(self, window: Window) -> None:
         """Checks whether weights change although all learning rates are 0."""
         at = np.flatnonzero(window.table.weights)
-        change = np.zeros(len(window), np.bool_)
+        change: Bools = np.zeros(len(window), np.bool_)
         if len(at) and window.has("l2"):
             norm = window.read("l2", at).astype(np.float64)
-            change = (np.abs(norm - self._before.look(at, norm)) > 0).any(1)
+            change = np.asarray((np.abs(norm - self._before.look(at, norm)) > 0).any(1))
         for row, (step, facts) in enumerate(zip(window.steps.tolist(), window.facts, strict=False)):
             self._start = step if self._start is None else self._start
             rates = _rates(facts.get(OPTIMIZERS))
