@@ -87,6 +87,7 @@ _SIGNS = {
     "green": ("\u2713", "bold green"),
     "partly": ("\u25d0", "cyan"),
     "unchecked": ("?", "dim"),
+    "absent": ("\u2013", "dim"),
 }
 _STYLES = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
 
@@ -164,7 +165,7 @@ def _health(diagnosis: Diagnosis) -> Group:
             part = check.question.part
             table.add_row("", Text(part.upper(), style="bold"), "")
         sign, style = _SIGNS[check.colour]
-        dim = "dim" if check.colour == "unchecked" else ""
+        dim = "dim" if check.colour in ("unchecked", "absent") else ""
         table.add_row(
             Text(sign, style=style), Text(check.question.text, style=dim), Text(_numbers(check))
         )
@@ -174,7 +175,7 @@ def _health(diagnosis: Diagnosis) -> Group:
 
 def _numbers(check: Check) -> str:
     """Return the text next to an answer: its values, and the share of rules that were checked."""
-    parts = [check.state] if check.colour in ("partly", "unchecked") else []
+    parts = [check.state] if check.colour in ("partly", "unchecked", "absent") else []
     return "; ".join([*parts, *([check.numbers] if check.numbers else [])])
 
 

@@ -2,9 +2,9 @@
 
 The questions follow the usual order of debugging: code, data, initialization, dynamics,
 activations, architecture. Each question lists the rules that answer it, and states which of them
-are decisive. A question is ticked only if all decisive rules could check the run and the recorded
-values do not contradict them. Rules that no question lists (new rules, or the user's own) answer
-the last question of their family.
+are decisive. A question is ticked only if all decisive rules could check the run, and there are
+recorded values that do not contradict them. Rules that no question lists (new rules, or the user's
+own) answer the last question of their family.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from comgra_decl.rules.diagnosis import Diagnosis
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.readings import Reading
 
-Colour = Literal["red", "amber", "green", "partly", "unchecked"]
+Colour = Literal["red", "amber", "green", "partly", "unchecked", "absent"]
 """The answer to a question:
 
 - red: there is an error, or a finding that explains an error.
 - amber: there is a warning or a hint, there are only findings that another finding explains, or the
   values answer the question with no.
-- green: all decisive rules checked the run without findings, and no value contradicts them.
+- green: all decisive rules checked the run without findings, there are values, and no value
+  contradicts the rules.
 - partly: only some of the decisive rules could check the run.
 - unchecked: no decisive rule could check the run, or the required values are missing.
+- absent: the question does not apply, because the run has no tensors of this kind.
 """
 
 
@@ -90,6 +92,7 @@ class Check:
         words = {
             "unchecked": "not checked",
             "partly": f"partly checked ({self.looked} of {self.deciding})",
+            "absent": "does not apply",
         }
         return words.get(self.colour, self.colour)
 
@@ -132,7 +135,7 @@ CHECKLIST = (
              ("growing_weight",), ("parameters",), reading="updates"),
     Question("activations", "Are units alive?", ("dead_units", "all_zero"),
              ("dormant_units", "unchanged_output"), reading="alive"),
-    Question("activations", "Are units unsaturated?", ("saturated",)),
+    Question("activations", "Are units unsaturated?", ("saturated",), reading="unsaturated"),
     Question("activations", "Do activations keep spread and rank?",
              ("activation_drift", "rank_collapse"), families=("activations", "values"),
              reading="spread"),
@@ -140,9 +143,10 @@ CHECKLIST = (
              ("probabilities_as_logits", "logits_as_log_probabilities", "sigmoid_twice"),
              reading="last_layer"),
     Question("architecture", "Does every branch contribute?",
-             ("branch_ignored", "gradient_imbalance"), families=("structure",)),
+             ("branch_ignored", "gradient_imbalance"), families=("structure",),
+             reading="branches"),
     Question("architecture", "Is attention spread out?", ("attention_collapse",),
-             ("attention_sink", "attention_diagonal"), ("attention",)),
+             ("attention_sink", "attention_diagonal"), ("attention",), reading="attention"),
     Question("architecture", "Do your own rules pass?", families=("",)),
 )  # fmt: skip
 """All questions, in their order."""
@@ -206,7 +210,10 @@ def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> C
         )
     )
     colour, evidence = _judged(
-        against, reading, some=bool(decided), complete=len(decided) == len(deciding)
+        against,
+        reading,
+        some=bool(decided) and (bool(reading.text) or not question.reading),
+        complete=len(decided) == len(deciding),
     )
     if evidence is None:
         missing = [rule for rule in deciding if rule not in decided]
@@ -215,7 +222,7 @@ def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> C
             _nothing(looked, diagnosis) if colour != "unchecked" else "",
             *_reasons(missing, diagnosis, by_rule=colour == "partly"),
         ]
-        evidence = "; ".join(part for part in parts if part)
+        evidence = "; ".join(part for part in parts if part) or "no value was recorded for it"
     return Check(question, colour, evidence, against, reading.text, len(decided), len(deciding))
 
 
@@ -227,7 +234,8 @@ def _judged(
     Args:
         against: the findings that answer the question with no.
         reading: the recorded values.
-        some: whether any decisive rule could check the run.
+        some: whether any decisive rule could check the run, and there are values if the question
+            asks for them.
         complete: whether all decisive rules could check the run.
     """
     number = _NUMBERS.get(reading.verdict)
@@ -235,6 +243,8 @@ def _judged(
         return ("red" if number == "red" else _worst(against)), against[0].message
     if number is not None:
         return number, reading.text
+    if reading.verdict == "absent":
+        return "absent", reading.text
     if not some or reading.verdict == "unknown":
         return "unchecked", None
     return ("green" if complete else "partly"), None

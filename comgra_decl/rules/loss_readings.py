@@ -90,6 +90,14 @@ class LossReadings:
         """Type of execution with the most losses."""
         return max(self._losses, key=lambda name: self._losses[name], default=None)
 
+    @property
+    def broken(self) -> str:
+        """How many losses are not finite; "" if all of them are."""
+        type_ = self._type
+        if type_ is None or not self._wild[type_]:
+            return ""
+        return f"{self._wild[type_]} of {self._losses[type_]} losses are NaN or infinite"
+
     def ends(self) -> Ends | None:
         """Returns the losses at the start and the end; None if no finite loss was logged."""
         type_ = self._type
@@ -116,8 +124,7 @@ class LossReadings:
         if type_ is None:
             return None
         if ends is None or self._wild[type_]:
-            count = f"{self._wild[type_]} of {self._losses[type_]} losses are NaN or infinite"
-            return count, "bad"
+            return self.broken, "bad"
         text = f"loss {ends.first:.3g} \u2192 {ends.last:.3g} in {ends.count} steps"
         row, since = self._zeros[type_]
         if row >= _ZEROS:
@@ -152,10 +159,14 @@ class LossReadings:
     def steady(self) -> Judged | None:
         """Rates the highest loss relative to the first, that of the untrained model."""
         ends, type_ = self.ends(), self._type
-        if ends is None or type_ is None:
+        if type_ is None:
             return None
+        if ends is None:
+            return self.broken, "poor"
         top, step = self._top[type_]
         text = f"first {ends.first:.3g}, highest {top:.3g} at step {step}, last {ends.last:.3g}"
+        if self.broken:
+            return f"{text}; {self.broken}", "poor"
         jumps = ends.first > 0 and top > 2 * max(ends.first, ends.early)
         return text, "poor" if jumps else "fine"
 
@@ -166,8 +177,11 @@ class LossReadings:
             return None
         values = [value for _, value in self._validation[name]]
         text = f"{name} {values[0]:.3g} \u2192 {values[-1]:.3g}, lowest {min(values):.3g}"
+        wild = sum(not np.isfinite(value) for value in values)
+        if wild:
+            return f"{text}; {wild} of {len(values)} are NaN or infinite", "poor"
         ends = self.ends()
-        if ends is None:
+        if ends is None or self.broken:
             return text, "unknown"
         worse = 0 < GAP * ends.last < values[-1]
         return f"{text}; training loss {ends.last:.3g}", "poor" if worse else "fine"

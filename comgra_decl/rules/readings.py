@@ -6,30 +6,36 @@ can prevent a tick, because an answer that the values contradict is never green.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
-from math import log
+from math import log, prod
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.rules import kind_readings
 from comgra_decl.rules.base import Scene
 from comgra_decl.rules.calls import BINARY_LOGITS, CLASSIFICATION, LossCall
-from comgra_decl.rules.graph import classes_of, predictions
+from comgra_decl.rules.graph import classes_of, predictions, sources_of
+from comgra_decl.rules.kind_readings import Attention, between
 from comgra_decl.rules.loss_readings import LossReadings
 from comgra_decl.rules.memory import Slots, grown
-from comgra_decl.rules.table import RECTIFIERS, SlotTable, elements_of
+from comgra_decl.rules.table import SlotTable, elements_of, samples_of
 from comgra_decl.rules.window import VARYING, Numbers, Window
 
-Verdict = Literal["fine", "unknown", "poor", "bad"]
+Verdict = Literal["fine", "unknown", "absent", "poor", "bad"]
 """The effect of the values on the answer:
 
 - fine: the values do not contradict a tick.
 - unknown: the values do not allow a tick.
+- absent: the question does not apply, because the run has no tensors of this kind.
 - poor, bad: the values answer the question with no, regardless of the rules.
 """
+
+
+_SAME = 1e-6  # relative variation of predictions below which samples are not told apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class _Means:
     def range(self, table: SlotTable) -> str:
         """Returns the smallest and largest means with their tensors; "" if there are none."""
         at = np.flatnonzero(self._counts)
-        return _range(table, at, self._sums[at] / self._counts[at])
+        return between(table, at, self._sums[at] / self._counts[at])
 
 
 class Readings:
@@ -90,6 +96,7 @@ class Readings:
 
     def __init__(self) -> None:
         self.losses = LossReadings()
+        self._attention = Attention()
         self._seen = np.zeros(0, np.bool_)
         self._wild: dict[str, tuple[int, int]] = {}  # number of records, and the first step
         self._first: NDArray[np.float32] = np.zeros((0, 0, 0), np.float32)
@@ -107,6 +114,7 @@ class Readings:
             if not len(self._first):
                 self._first = np.array(window.aggregates[0])
             self._last = np.array(window.aggregates[-1])
+            self._attention.look(window)
             table = window.table
             if window.has("abs_mean"):
                 at = np.flatnonzero(table.layer_gradients)
@@ -163,8 +171,11 @@ class Readings:
             "gradients": self._gradient_scale,
             "updates": self._update_size,
             "alive": self._alive,
+            "unsaturated": self._unsaturated,
             "spread": self._spread,
             "last_layer": _last_layer,
+            "branches": lambda scene: _reading(kind_readings.branches(scene, self._last)),
+            "attention": lambda scene: _reading(self._attention.reading(scene)),
         }
         found = {name: make(scene) for name, make in made.items()}
         return {name: reading for name, reading in found.items() if reading is not None}
@@ -184,13 +195,13 @@ class Readings:
     def _cleared(self, scene: Scene) -> Reading | None:
         first, last = (_norm(scene, record) for record in (self._first, self._last))
         if first is None or last is None:
-            return None
-        return Reading(f"norm of all gradients {first:.3g} \u2192 {last:.3g}")
+            wild = "backward" in self._wild
+            return Reading("no finite gradient in the last record", "unknown") if wild else None
+        text = f"norm of all gradients {first:.3g} \u2192 {last:.3g}"
+        return Reading(text, "fine" if np.isfinite((first, last)).all() else "unknown")
 
     def _half(self, scene: Scene) -> Reading | None:
-        if not self._largest.get("half"):
-            return None
-        return Reading(f"largest number in half precision {self._largest['half']:.3g}")
+        return _reading(kind_readings.half(scene, self._largest.get("half")))
 
     # -- data
 
@@ -200,19 +211,25 @@ class Readings:
         if mean is None or not np.isfinite(mean).any():
             return None
         top = f"largest magnitude {self._largest.get('inputs', 0):.3g}"
-        return Reading(f"{top}; mean in the last record {_range(scene.table, at, mean)}")
+        return Reading(f"{top}; mean in the last record {between(scene.table, at, mean)}")
 
     def _predictable(self, scene: Scene) -> Reading | None:
         classes, ends = classes_of(scene), self.losses.ends()
         if classes < 2 or ends is None:
             return None
-        return Reading(f"loss {ends.last:.3g}, guessing ln({classes}) = {log(classes):.3g}")
+        text = f"loss {ends.last:.3g}, guessing ln({classes}) = {log(classes):.3g}"
+        broken = self.losses.broken
+        return Reading(f"{text}; {broken}", "unknown") if broken else Reading(text)
 
     def _dependent(self, scene: Scene) -> Reading | None:
-        at = np.array(sorted(predictions(scene)), np.int64)
+        chosen = predictions(scene)
+        if not chosen:
+            return None
+        at = _batched(scene.table, chosen)
+        at = at if len(at) else _batched(scene.table, _unflattened(scene, chosen))
         at = at[at < len(self._last)]
         if not len(at):
-            return None
+            return Reading("no prediction with a batch dimension is recorded", "unknown")
         most = np.full(len(at), np.nan)
         for name in (name for name in VARYING if name in scene.statistics):
             values = self._last[at, scene.statistics.index(name)]
@@ -221,12 +238,13 @@ class Readings:
             most = np.fmax(most, varied)
         known = most[np.isfinite(most)]
         if not len(known):
-            return None
-        return Reading(f"predictions of a batch vary by {known.min():.2g} of the largest value")
+            return Reading("no finite prediction in the last record", "unknown")
+        text = f"predictions of a batch vary by {known.min():.2g} of the largest value"
+        # the statistics of samples can be equal although their elements differ
+        return Reading(text, "fine" if known.min() > _SAME else "unknown")
 
     def _evaluation(self, scene: Scene) -> Reading | None:
-        judged = self.losses.validation()
-        return None if judged is None else Reading(*judged)
+        return _reading(self.losses.validation())
 
     # -- initialization
 
@@ -238,23 +256,22 @@ class Readings:
         if classes < 2:
             text = f"first loss {ends.first:.3g}; without classes, the cost of guessing is unknown"
             return Reading(text, "unknown")
-        return Reading(f"first loss {ends.first:.3g}, ln({classes}) = {log(classes):.3g}")
+        text = f"first loss {ends.first:.3g}, ln({classes}) = {log(classes):.3g}"
+        return Reading(text, "fine" if ends.first > 0 else "unknown")
 
     def _scales(self, scene: Scene) -> Reading | None:
         at = _spreading(scene.table)
         std = self._of(scene, "std", self._first, at)
-        text = "" if std is None else _range(scene.table, at[: len(std)], std)
+        text = "" if std is None else between(scene.table, at[: len(std)], std)
         return Reading(f"std of the first record: {text}") if text else None
 
     # -- dynamics
 
     def _falling(self, scene: Scene) -> Reading | None:
-        judged = self.losses.falling()
-        return None if judged is None else Reading(*judged)
+        return _reading(self.losses.falling())
 
     def _steady(self, scene: Scene) -> Reading | None:
-        judged = self.losses.steady()
-        return None if judged is None else Reading(*judged)
+        return _reading(self.losses.steady())
 
     def _gradient_scale(self, scene: Scene) -> Reading | None:
         text = self._gradients.range(scene.table)
@@ -281,7 +298,7 @@ class Readings:
             return None
         with np.errstate(all="ignore"):
             moved = np.abs(after[: len(before)] - before) / before
-        text = _range(scene.table, at[: len(before)], moved)
+        text = between(scene.table, at[: len(before)], moved)
         if not text:
             return self._unless_wild("no size of an update is known", "unknown")
         still = scene.records > 1 and not np.nanmax(moved, initial=0)
@@ -291,17 +308,10 @@ class Readings:
     # -- activations
 
     def _alive(self, scene: Scene) -> Reading | None:
-        at = np.flatnonzero(scene.table.outputs)
-        zero = self._of(scene, "zero_fraction", self._last, at)
-        if zero is None or not np.isfinite(zero).any():
-            return None
-        rectified = [i for i in range(len(zero)) if _is_rectifier(scene, int(at[i]))]
-        chosen = [i for i in rectified or range(len(zero)) if np.isfinite(zero[i])]
-        if not chosen:
-            return None
-        most = max(chosen, key=lambda i: float(zero[i]))
-        where = scene.table.place(int(at[most]))
-        return Reading(f"at most {zero[most]:.0%} zeros ({where}) in the last record")
+        return _reading(kind_readings.alive(scene, self._last))
+
+    def _unsaturated(self, scene: Scene) -> Reading | None:
+        return _reading(kind_readings.unsaturated(scene, self._last))
 
     def _spread(self, scene: Scene) -> Reading | None:
         at = _spreading(scene.table)
@@ -310,7 +320,7 @@ class Readings:
             return None
         with np.errstate(all="ignore"):
             ratio = last[: len(first)] / first
-        text = _range(scene.table, at[: len(first)], ratio)
+        text = between(scene.table, at[: len(first)], ratio)
         return Reading(f"std, last record / first: {text}") if text else None
 
     def _of(
@@ -322,6 +332,10 @@ class Readings:
         known = at[at < len(record)]
         found: NDArray[np.float32] = record[known, scene.statistics.index(statistic), 0]
         return found
+
+
+def _reading(judged: tuple[str, Verdict] | None) -> Reading | None:
+    return None if judged is None else Reading(*judged)
 
 
 def _shapes(scene: Scene) -> Reading | None:
@@ -399,13 +413,25 @@ def _halves(table: SlotTable) -> Slots:
 _EXTREMES = {"inputs": _inputs, "half": _halves}
 
 
+def _batched(table: SlotTable, slots: Iterable[int]) -> Slots:
+    """Returns the slots that contain several samples."""
+    return np.array([i for i in sorted(slots) if samples_of(table.infos[i]) > 1], np.int64)
+
+
+def _unflattened(scene: Scene, slots: Iterable[int]) -> set[int]:
+    """Returns the tensors from which predictions [batch * positions, ...] are reshaped."""
+    infos, sources = scene.table.infos, sources_of(scene)
+    return {
+        source
+        for slot in slots
+        for source in sources.get(slot, [])
+        if infos[source].kind == "computed" and prod(infos[source].shape) == prod(infos[slot].shape)
+    }
+
+
 def _spreading(table: SlotTable) -> Slots:
     """Returns the outputs with several values per sample, for which a spread is defined."""
     return np.flatnonzero(table.outputs & table.where(lambda info: elements_of(info) > 1))
-
-
-def _is_rectifier(scene: Scene, slot: int) -> bool:
-    return scene.table.infos[slot].module_class in RECTIFIERS
 
 
 def _updated(table: SlotTable) -> tuple[Slots, Slots]:
@@ -427,13 +453,3 @@ def _norm(scene: Scene, record: NDArray[np.float32]) -> float | None:
         return None
     sizes = record[at, scene.statistics.index("l2"), 0].astype(np.float64)
     return float(np.sqrt(np.nansum(sizes**2))) if np.isfinite(sizes).any() else None
-
-
-def _range(table: SlotTable, at: Slots, values: NDArray[Any]) -> str:
-    """Returns the smallest and largest values with their tensors; "" if there are none."""
-    known = np.flatnonzero(np.isfinite(values))
-    if not len(known):
-        return ""
-    ends = known[values[known].argmin()], known[values[known].argmax()]
-    texts = [f"{values[i]:.2g} ({table.place(int(at[i]))})" for i in ends]
-    return texts[0] if ends[0] == ends[1] else " to ".join(texts)

@@ -27,6 +27,7 @@ from comgra_decl.rules.readings import Verdict
 from tests.support.fake_run import FakeRun
 
 CLEAN = Diagnosis([], [], sorted(known()), 100)
+FALLS = {"falling": Reading("loss 2.27 \u2192 1.6 in 100 steps")}
 FLAT = Finding(
     rule="loss_not_falling",
     severity="error",
@@ -81,7 +82,8 @@ def test_green_says_who_looked_at_how_much_and_what_the_numbers_are() -> None:
 def test_a_tick_needs_all_deciding_rules() -> None:
     why = "it needs 60 losses; the run has 50"
     names = [name for name in CLEAN.checked if name != "loss_not_falling"]
-    partly = replace(CLEAN, checked=names, unchecked=[Unchecked("loss_not_falling", why)])
+    missing = [Unchecked("loss_not_falling", why)]
+    partly = replace(CLEAN, checked=names, unchecked=missing, readings=FALLS)
     check = asked(partly, "loss fall")
     assert (check.colour, check.state) == ("partly", "partly checked (1 of 2)")
     assert f"loss_not_falling not checked: {why}" in check.evidence
@@ -89,9 +91,10 @@ def test_a_tick_needs_all_deciding_rules() -> None:
 
 
 def test_a_rule_that_does_not_decide_ticks_nothing() -> None:
-    only = replace(CLEAN, checked=["negative_loss"])
+    only = replace(CLEAN, checked=["negative_loss"], readings=FALLS)
     assert asked(only, "loss fall").colour == "unchecked"
-    without = replace(CLEAN, checked=[n for n in CLEAN.checked if n != "negative_loss"])
+    names = [name for name in CLEAN.checked if name != "negative_loss"]
+    without = replace(CLEAN, checked=names, readings=FALLS)
     assert asked(without, "loss fall").colour == "green"
 
 
@@ -107,6 +110,22 @@ def test_numbers_that_are_missing_are_no_tick() -> None:
     reading = Reading("first loss 0.9; without classes, the cost of guessing is unknown", "unknown")
     check = asked(replace(CLEAN, readings={"first_loss": reading}), "guessing level")
     assert (check.colour, check.numbers) == ("unchecked", reading.text)
+
+
+def test_a_question_without_numbers_is_not_ticked() -> None:
+    answers = [c for c in health(CLEAN) if c.question.reading or c.question.experiment]
+    assert {check.colour for check in answers} == {"unchecked"}
+    assert asked(CLEAN, "attention").evidence == "no value was recorded for it"
+
+
+def test_a_question_about_tensors_that_the_run_lacks_does_not_apply() -> None:
+    why = "no attention in the model"
+    for checked in CLEAN.checked, []:
+        readings = {"attention": Reading(why, "absent")}
+        check = asked(replace(CLEAN, checked=checked, readings=readings), "attention")
+        assert (check.colour, check.state, check.evidence) == ("absent", "does not apply", why)
+    found = replace(CLEAN, findings=[replace(FLAT, rule="attention_sink")], readings=readings)
+    assert asked(found, "attention").colour == "red"
 
 
 def test_a_reading_adds_the_rules_that_its_kind_of_run_needs() -> None:

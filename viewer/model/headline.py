@@ -72,7 +72,8 @@ def headline_of(known: Found, *, live: bool, last: int) -> Headline:
 def _without_findings(diagnosis: Diagnosis, live: bool, numbers: str) -> Headline:
     """Returns the verdict of a run without findings; "good" only if every check was made."""
     lead = "No findings so far" if live else "No findings"
-    checks = [c for c in health(diagnosis) if not c.question.experiment or c.colour != "unchecked"]
+    asked = [c for c in health(diagnosis) if c.colour != "absent"]
+    checks = [c for c in asked if not c.question.experiment or c.colour != "unchecked"]
     against = [check for check in checks if check.colour in ("red", "amber")]
     if against:
         text = f"but the numbers say no: {against[0].question.text} {against[0].numbers}"

@@ -133,7 +133,7 @@ def _health(checks: Iterable[Check]) -> str:
 
 def _check(check: Check) -> str:
     title = f"{check.state}: {check.evidence}"
-    said = check.state if check.colour == "partly" else ""
+    said = check.state if check.colour in ("partly", "absent") else ""
     shown = "; ".join(part for part in (said, check.numbers) if part)
     inside = (
         f'<span class="dot {check.colour}" aria-hidden="true"></span>{_e(check.question.text)}'

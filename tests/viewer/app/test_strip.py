@@ -40,9 +40,10 @@ def said(diagnosis: Diagnosis | None, *, live: bool = False, **fields: Any) -> H
 
 def everything_checked() -> Diagnosis:
     """Returns a diagnosis whose every question is answered with yes."""
-    names = [name for question in (c.question for c in health(Diagnosis([], [], [], 9)))
-             for name in question.named]  # fmt: skip
-    return Diagnosis([], [], names, 9)
+    questions = [check.question for check in health(Diagnosis([], [], [], 9))]
+    names = [name for question in questions for name in question.named]
+    readings = {q.reading: Reading("loss 2 \u2192 1") for q in questions if q.reading}
+    return Diagnosis([], [], names, 9, readings=readings)
 
 
 @pytest.fixture
@@ -94,9 +95,18 @@ def test_it_is_green_only_if_every_check_was_made() -> None:
     assert said(replace(whole, damage=("record 3",))).tone == "neutral"
 
 
+def test_questions_that_do_not_apply_are_not_missing() -> None:
+    whole = everything_checked()
+    absent = Reading("no attention in the model", "absent")
+    line = said(replace(whole, readings={**whole.readings, "attention": absent}))
+    assert line.tone == "good"
+    assert int(said(whole).text.split()[1]) - int(line.text.split()[1]) == 1
+
+
 def test_numbers_that_say_no_are_not_green() -> None:
     grows = Reading("loss 2.27 \u2192 3.60", "poor")
-    line = said(replace(everything_checked(), readings={"falling": grows}))
+    whole = everything_checked()
+    line = said(replace(whole, readings={**whole.readings, "falling": grows}))
     assert line.tone == "warning"
     assert "Does the loss fall? loss 2.27 \u2192 3.60" in line.text
 
