@@ -109,3 +109,12 @@ def test_a_validation_loss_that_rises_alone_is_overfitting() -> None:
     assert (found.first_step, found.evidence["best"]) == (2, 0.8)
     tape.losses([0.7], name="val_loss", type_="eval")
     assert not tape.findings(Overfitting())
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_small_jump_that_is_back_at_once_is_no_spike(lasts: bool) -> None:
+    """The first ten losses have a median of about 0.4; a quarter of the first loss is 0.28."""
+    fall = [1.11 * 0.8**i for i in range(10)]
+    low = [1e-4 * (1 + i % 2) for i in range(70)]
+    values = [*fall, *low, 0.137, *([0.13] if lasts else []), *low]
+    assert len(told(values).findings(LossSpike())) == lasts

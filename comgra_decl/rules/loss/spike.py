@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -20,6 +21,8 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
+_PART = 0.25  # share of the first losses by which a spike must exceed the mean
+
 
 class SpikeParameters(RuleParameters):
     """Options of `loss_spike`."""
@@ -34,19 +37,37 @@ class SpikeParameters(RuleParameters):
     """Number of previous losses to compare with; at least half of them are required."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Jump:
+    """A loss that jumped, and the limit for the loss after it."""
+
+    step: int
+    value: float
+    limit: float
+    counted: bool
+
+
 class _Past:
     """Latest losses, first losses, and spikes so far."""
 
     def __init__(self, window: int) -> None:
         self.values: deque[float] = deque(maxlen=window)
         self.first: list[float] = []
-        self.limit: float | None = None  # limit for the loss after a spike
+        self.jump: _Jump | None = None  # the previous loss, if it jumped
         self.spikes = 0
         self.lasting = 0  # number of spikes after which the next loss exceeded the limit
         self.first_spike = -1
         self.last_spike = -1
         self.worst = 0.0
         self.worst_step = -1
+
+    def count(self, step: int, value: float) -> None:
+        """Counts a spike."""
+        self.spikes += 1
+        self.first_spike = step if self.first_spike < 0 else self.first_spike
+        self.last_spike = step
+        if value > self.worst:
+            self.worst, self.worst_step = value, step
 
 
 class LossSpike(LossRule):
@@ -57,7 +78,9 @@ class LossSpike(LossRule):
     definition = (
         "A loss exceeds the mean of the previous `window` losses by `sigmas` standard "
         "deviations, and is more than `times` that mean. It must also exceed the mean by a "
-        "quarter of the median of the first ten losses. This last condition excludes single "
+        "quarter of the median of the first ten losses. If the next loss is less than half as "
+        "many standard deviations above the mean, it must also exceed the mean by a quarter of "
+        "the first loss. These conditions exclude single "
         "unusual batches late in training, when losses are very small. The finding is only a "
         "hint if every spike is followed by a loss that is less than half as many standard "
         "deviations above the mean. Such a spike is caused by a batch, for example a small last "
@@ -87,20 +110,23 @@ class LossSpike(LossRule):
 
     def _compare(self, past: _Past, step: int, value: float) -> None:
         known = past.values
-        past.lasting += past.limit is not None and value > past.limit
-        past.limit = None
+        jump, past.jump = past.jump, None
+        if jump is not None and value > jump.limit:
+            past.lasting += 1
+            if not jump.counted:
+                past.count(jump.step, jump.value)
         if len(known) >= self.parameters.window // 2 and value > 1.5 * known[-1]:
             latest = np.array(known)
             mean, deviation = latest.mean(), latest.std(ddof=1)
             rise = value - mean
             enough = rise > self.parameters.sigmas * deviation and value > mean * self._times
-            if enough and rise > 0.25 * abs(float(np.median(past.first))):
-                past.spikes += 1
-                past.limit = float(mean + 0.5 * self.parameters.sigmas * deviation)
-                past.first_spike = step if past.first_spike < 0 else past.first_spike
-                past.last_spike = step
-                if value > past.worst:
-                    past.worst, past.worst_step = value, step
+            usual = abs(float(np.median(past.first)))
+            if enough and rise > _PART * usual:
+                counted = bool(rise > _PART * max(usual, abs(past.first[0])))
+                if counted:
+                    past.count(step, value)
+                limit = float(mean + 0.5 * self.parameters.sigmas * deviation)
+                past.jump = _Jump(step, value, limit, counted)
         if len(past.first) < 10:
             past.first.append(value)
         known.append(value)
