@@ -12,8 +12,11 @@ import pytest
 from comgra_decl.records import Note
 from comgra_decl.rules import Finding
 from comgra_decl.rules.actions import Actions
+from comgra_decl.rules.activations.dead import DeadUnits
 from comgra_decl.rules.api import Rule, Scene
 from comgra_decl.rules.finding import best_first, consequences_of, roots_of
+from comgra_decl.rules.loss.diverging import LossDiverges, NegativeLoss
+from comgra_decl.rules.precision.nonfinite import Nonfinite
 from comgra_decl.spec.rules import FindingSpec
 from tests.rules.tape import Tape
 
@@ -139,3 +142,31 @@ def test_shrinking_weights_explain_what_fades_with_them() -> None:
         "warning",
         "error",
     )
+
+
+def test_a_negative_loss_explains_that_it_diverges_and_becomes_infinite_later() -> None:
+    tape = Tape()
+    weight = tape.slot("layer", (3, 3), role="weight", kind="parameter")
+    answer = tape.slot("answer", (8, 3))
+    target = tape.slot("target", (8,), role="target", kind="target", dtype="int64")
+    tape.loss_call("cross_entropy", answer, target)
+    losses = [-(1.5**step) for step in range(40)] + [np.nan] * 20
+    for loss in losses:
+        tape.record(
+            {
+                weight: np.full((3, 3), loss),
+                answer: np.arange(24.0).reshape(8, 3),
+                target: np.arange(8) % 3,
+            }
+        )
+    tape.losses(losses)
+    rules = NegativeLoss(), LossDiverges(), Nonfinite()
+    found = {f.rule: f for f in tape.play(*rules).findings()}
+    assert next(iter(found)) == "negative_loss"
+    assert found["nonfinite"].because == "negative_loss"
+    assert found["loss_diverges"].because in ("negative_loss", "nonfinite")
+
+
+def test_columns_of_very_different_sizes_explain_dead_units() -> None:
+    dead = finding("dead_units", "warning")
+    assert DeadUnits().follows(dead, finding("uneven_columns", "warning"))

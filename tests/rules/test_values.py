@@ -141,6 +141,13 @@ def spread(sizes: Sequence[Sequence[float]]) -> Tape:
     return tape
 
 
+def test_a_layer_that_grows_after_the_first_record_is_not_poorly_initialised() -> None:
+    lines: list[list[float]] = [[1, 1, 1, 1, 1], *[[1, 1, 10.0**n, 1, 1] for n in range(3, 8)]]
+    assert not spread(lines).findings(PoorInitialisation())
+    (found,) = spread([[1, 1, 100, 1, 1], *lines[1:]]).findings(PoorInitialisation())
+    assert found.evidence["times too large"] == pytest.approx(100, rel=0.05)
+
+
 def test_a_layer_that_begins_far_too_large_is_poorly_initialised() -> None:
     (found,) = spread([[1, 1, 100, 1, 1]] * 4).findings(PoorInitialisation())
     assert found.place is not None

@@ -50,7 +50,13 @@ class DeadUnits(SlotRule):
         "Lower the learning rate, use He initialization with zero biases, normalize before the "
         "activation, or use LeakyReLU or GELU. Check whether the inputs have a mean far from zero."
     )
-    explained_by = ("nonfinite", "large_update", "loss_diverges", "collapsing_output")
+    explained_by = (
+        "nonfinite",
+        "large_update",
+        "loss_diverges",
+        "collapsing_output",
+        "uneven_columns",
+    )
     Parameters = DeadParameters
     of_state = True
     statistics = ("zero_fraction",)

@@ -9,6 +9,7 @@ from comgra_decl.rules.api import (
     Count,
     Early,
     Factor,
+    First,
     Mask,
     Measured,
     Patient,
@@ -50,11 +51,11 @@ class PoorInitialisation(SlotRule):
     certainty = 0.65
     definition = (
         "In the first `within` records, at least one of the following conditions holds for "
-        "`patience` records in a row. (1) The standard deviation of the output of a layer with "
-        "weights is above `ratio` times the median over the model's layers, or below 1 / "
-        "`ratio`^2 times that median. (2) The standard deviation is above `ratio`, and also "
-        "above a third of `ratio` times the smallest standard deviation among the preceding "
-        "layers. (3) The median is below `small`."
+        "`patience` records in a row, and also for the first record. (1) The standard deviation of "
+        "the output of a layer with weights is above `ratio` times the median over the model's "
+        "layers, or below 1 / `ratio`^2 times that median. (2) The standard deviation is above "
+        "`ratio`, and also above a third of `ratio` times the smallest standard deviation among "
+        "the preceding layers. (3) The median is below `small`."
     )
     source = (
         "SageMaker Debugger, which reports a ratio of more than 10 between the largest and "
@@ -71,6 +72,8 @@ class PoorInitialisation(SlotRule):
     evidence = "times too large"
     needs = "outputs of layers with weights, {select: '**', capture: [output]}"
     of_graph = True
+
+    _excess = per_run(First)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs of modules whose weights have at least two dimensions.
@@ -100,7 +103,9 @@ class PoorInitialisation(SlotRule):
         small = np.where(middle < self.parameters.small, self.parameters.small / middle, 0.0)
         excess = np.fmax(np.fmax(large, small), middle / (spread * limit**2))
         early = window.first + np.arange(len(window)) < self.parameters.within
-        return (excess > 1) & early[:, None], excess * limit
+        self._excess.look(at, excess)
+        first = self._excess.known(at)  # later ones may be due to training
+        return (excess > 1) & (first > 1) & early[:, None], np.tile(first * limit, (len(window), 1))
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""

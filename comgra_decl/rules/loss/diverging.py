@@ -75,6 +75,7 @@ class LossDiverges(CurveRule):
         "from the first step, check the sign of the loss."
     )
     explained_by = ("nonfinite", "exploding_gradient", "accumulated_gradient")
+    explained_by_earlier = ("negative_loss",)
     Parameters = DivergingParameters
 
     _nonfinite: dict[str, int] = per_run(dict)
