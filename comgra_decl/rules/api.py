@@ -48,6 +48,7 @@ from comgra_decl.rules.calls import (
     LossCall,
     loss_calls,
 )
+from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity, began, since
 from comgra_decl.rules.graph import (
     classes_of,
@@ -64,7 +65,7 @@ from comgra_decl.rules.graph import (
     target_of,
     target_pairs,
 )
-from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, CurveRule, LossRule, is_validation
+from comgra_decl.rules.loss_curve import EVALUATION_TYPES, CurveRule, LossRule, is_validation
 from comgra_decl.rules.memory import (
     NO_SLOTS,
     Bools,

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from comgra_decl.records import SlotInfo, Structure
 from comgra_decl.rules.calls import LossCall
+from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Severity
 from comgra_decl.rules.memory import NO_SLOTS, Bools, Slots, Streak
 from comgra_decl.rules.settings import Clipping, LearningRates
@@ -116,6 +117,7 @@ class Scene:
         batch_softmaxes: shapes [batch, ...] of the tensors to which a softmax over the batch was
             applied.
         attentions: the attention calls of the first records (see `records.ATTENTIONS`).
+        curves: the metric `loss` over the whole run, by type of execution.
         records: number of training records so far.
         evaluations: number of evaluation records so far.
         last_step: step of the newest record or metric value; -1 before the first.
@@ -135,6 +137,7 @@ class Scene:
     clipping: Clipping = field(default_factory=Clipping)
     batch_softmaxes: list[tuple[int, ...]] = field(default_factory=list)
     attentions: list[dict[str, Any]] = field(default_factory=list)
+    curves: dict[str, Curve] = field(default_factory=dict)
     records: int = 0
     evaluations: int = 0
     last_step: int = -1

@@ -21,6 +21,7 @@ from comgra_decl.records import (
 from comgra_decl.rules.base import Rule, Scene, Seen, SlotRule
 from comgra_decl.rules.calls import LossCall, loss_calls
 from comgra_decl.rules.causes import Causes, Unusual
+from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import Finding, best_first
 from comgra_decl.rules.readings import Reading, Readings
 from comgra_decl.rules.window import Numbers, Window
@@ -54,7 +55,7 @@ class Engine:
         self._rules = list(rules)
         self._failed: dict[str, str] = {}
         self._unusual = Unusual()
-        self._readings: Readings | None = Readings()  # None after a failure
+        self._readings: Readings | None = Readings(self.scene.curves)  # None after a failure
         self._structures: dict[str, Structure] = {}
         self._raw_calls: object = None
         self._seen: list[Seen] = []  # one for each loss call of the latest record
@@ -159,6 +160,9 @@ class Engine:
         """Processes the next values of one metric and type of execution."""
         if len(numbers.steps):
             self.scene.last_step = max(self.scene.last_step, int(numbers.steps.max()))
+            if numbers.name == "loss":
+                curve = self.scene.curves.setdefault(numbers.type, Curve())
+                curve.add(numbers.steps, numbers.values)
             self._each("look_at_numbers", numbers, self._rules)
             self._read("look_at_numbers", numbers)
 
