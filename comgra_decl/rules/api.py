@@ -46,7 +46,6 @@ from comgra_decl.rules.calls import (
     LOGITS_OF_CLASSES,
     PROBABILITIES,
     LossCall,
-    loss_calls,
 )
 from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity, began, since
@@ -166,7 +165,6 @@ __all__ = [
     "input_slots",
     "is_gradient",
     "is_validation",
-    "loss_calls",
     "lower_decay",
     "lower_rate",
     "normalises",

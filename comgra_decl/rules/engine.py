@@ -13,13 +13,12 @@ import numpy as np
 from comgra_decl.records import (
     ATTENTIONS,
     BATCH_SOFTMAXES,
-    LOSS_CALLS,
     OPTIMIZERS,
     SlotInfo,
     Structure,
 )
 from comgra_decl.rules.base import Rule, Scene, Seen, SlotRule
-from comgra_decl.rules.calls import LossCall, loss_calls
+from comgra_decl.rules.calls import LossCall
 from comgra_decl.rules.causes import Causes, Unusual
 from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import Finding, best_first
@@ -57,7 +56,7 @@ class Engine:
         self._unusual = Unusual()
         self._readings: Readings | None = Readings(self.scene.curves)  # None after a failure
         self._structures: dict[str, Structure] = {}
-        self._raw_calls: object = None
+        self._calls: list[LossCall] = []
         self._seen: list[Seen] = []  # one for each loss call of the latest record
         for rule in self._rules:
             rule.scene = self.scene
@@ -135,10 +134,10 @@ class Engine:
     def _see_facts(self, window: Window) -> None:
         """Stores the arguments of losses and the settings of optimizers."""
         for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
-            raw = facts.get(LOSS_CALLS)
-            if raw != self._raw_calls:  # nearly all records have the same calls
-                self._raw_calls = raw
-                self._seen = [self._seen_of(call, step) for call in loss_calls(facts)]
+            calls = self.scene.calls_of(facts)
+            if calls is not self._calls:
+                self._calls = calls
+                self._seen = [self._seen_of(call, step) for call in calls]
             for seen in self._seen:
                 seen.last = step
                 seen.records += 1

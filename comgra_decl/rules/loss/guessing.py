@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from math import log
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
 from comgra_decl.rules.api import (
-    ClassCounts,
     Count,
     Curve,
     CurveRule,
@@ -99,14 +98,13 @@ class NoBetterThanGuessing(CurveRule):
     )
     Parameters = GuessingParameters
 
-    _counts = per_run(ClassCounts)
     _best: dict[str, tuple[int, int, float]] = per_run(
         dict
     )  # count, and step and value of the lowest loss
 
     def look(self, window: Window) -> None:
         """Counts the classes in the targets."""
-        self._counts.look(window)
+        self.scene.count_classes(window)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Adds training and validation losses."""
@@ -161,24 +159,24 @@ class NoBetterThanGuessing(CurveRule):
 
     def _entropy(self, scene: Scene) -> tuple[float, int]:
         """Returns the entropy of the labels (0 if unknown) and the number of classes."""
-        classes, known = classes_of(scene), self._known()
+        classes, known = classes_of(scene), self._known(scene)
         total = sum(known.values())
         if classes < 2 or len(known) < 2 or total < 2 * self.least:
             return 0.0, classes
         shares = np.array([*known.values()]) / total
         return float(-(shares * np.log(shares)).sum()), classes
 
-    def _known(self) -> dict[int, int]:
-        counted: Any = self._counts.by_slot.values()
+    def _known(self, scene: Scene) -> dict[int, int]:
+        counted = scene.classes.by_slot.values()
         return max(counted, key=lambda known: sum(known.values()), default={})
 
     def missing(self, scene: Scene) -> str | None:
         """Returns the reason why the run could not be checked, or None."""
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
-        if self._counts.most < 2 * self.least:
+        if scene.classes.most < 2 * self.least:
             return (
                 f"it needs {2 * self.least} class targets, one per sample; "
-                f"the run has {self._counts.most}"
+                f"the run has {scene.classes.most}"
             )
         return super().missing(scene)
