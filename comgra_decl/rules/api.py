@@ -88,10 +88,13 @@ from comgra_decl.rules.rows import (
     values_of,
 )
 from comgra_decl.rules.settings import (
+    DECOUPLED,
+    Clipping,
     decays,
     lower_decay,
     lower_rate,
     normalises,
+    parameter_groups,
     raise_rate,
 )
 from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable, is_gradient, usual_norm
@@ -101,6 +104,7 @@ from comgra_decl.spec.base import Int, Number
 __all__ = [
     "BINARY_LOGITS",
     "CLASSIFICATION",
+    "DECOUPLED",
     "EARLIER_STEP",
     "ELEMENTWISE",
     "EVALUATION_TYPES",
@@ -116,6 +120,7 @@ __all__ = [
     "VARYING",
     "Bools",
     "ClassCounts",
+    "Clipping",
     "Count",
     "Curve",
     "CurveRule",
@@ -168,6 +173,7 @@ __all__ = [
     "lower_decay",
     "lower_rate",
     "normalises",
+    "parameter_groups",
     "per_run",
     "place_of",
     "prediction_of",

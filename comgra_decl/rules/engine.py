@@ -123,7 +123,7 @@ class Engine:
             self._see_facts(part)
             if part.has("l2"):
                 gradients = np.flatnonzero(part.table.parameter_gradients)
-                self.scene.clipping.look(part.read("l2", gradients))
+                self.scene.clipping.look(part.steps, part.read("l2", gradients))
             self._each("look", part, [rule for rule in self._rules if not _sees_evaluations(rule)])
             self._unusual.look(part)
             self._read("look", part)
