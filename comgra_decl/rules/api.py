@@ -64,7 +64,13 @@ from comgra_decl.rules.graph import (
     target_of,
     target_pairs,
 )
-from comgra_decl.rules.loss_curve import EVALUATION_TYPES, CurveRule, LossRule, is_validation
+from comgra_decl.rules.loss_curve import (
+    EVALUATION_TYPES,
+    CurveRule,
+    LossRule,
+    Validations,
+    is_validation,
+)
 from comgra_decl.rules.memory import (
     NO_SLOTS,
     Bools,
@@ -159,6 +165,7 @@ __all__ = [
     "Streak",
     "Structure",
     "Tokens",
+    "Validations",
     "Window",
     "began",
     "classes_of",

@@ -86,6 +86,31 @@ class CurveRule(LossRule):
         """Does nothing, because the engine adds the losses to the curves."""
 
 
+class Validations:
+    """Lowest value of each validation loss."""
+
+    def __init__(self) -> None:
+        self._best: dict[str, tuple[int, int, float]] = {}  # count, step and value of the lowest
+
+    def look(self, numbers: Numbers) -> None:
+        """Processes the next values of a validation loss."""
+        name = f"{numbers.name} ({numbers.type})"
+        for step, value in zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True):
+            count, at, best = self._best.get(name, (0, step, float("inf")))
+            self._best[name] = (count + 1, *((step, value) if value < best else (at, best)))
+
+    def always_above(self, limit: float, *, least: int) -> tuple[str, int, float] | None:
+        """Returns the first loss, of at least `least` values, that was never below a limit.
+
+        Returns:
+            Its name, and the step and value of its minimum; None if there is no such loss.
+        """
+        for name, (count, step, best) in self._best.items():
+            if count >= least and best > limit:
+                return name, step, best
+        return None
+
+
 def is_validation(numbers: Numbers) -> bool:
     """Returns whether the values are validation losses, by metric name or type of execution."""
     name = numbers.name.lower()

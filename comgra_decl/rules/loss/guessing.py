@@ -18,6 +18,7 @@ from comgra_decl.rules.api import (
     Numbers,
     RuleParameters,
     Scene,
+    Validations,
     Window,
     classes_of,
     is_validation,
@@ -98,9 +99,7 @@ class NoBetterThanGuessing(CurveRule):
     )
     Parameters = GuessingParameters
 
-    _best: dict[str, tuple[int, int, float]] = per_run(
-        dict
-    )  # count, and step and value of the lowest loss
+    _validations = per_run(Validations)
 
     def look(self, window: Window) -> None:
         """Counts the classes in the targets."""
@@ -109,15 +108,9 @@ class NoBetterThanGuessing(CurveRule):
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Adds training and validation losses."""
         if is_validation(numbers):
-            self._take_validation(f"{numbers.name} ({numbers.type})", numbers)
+            self._validations.look(numbers)
         else:
             super().look_at_numbers(numbers)
-
-    def _take_validation(self, name: str, numbers: Numbers) -> None:
-        for step, value in zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True):
-            count, at, best = self._best.get(name, (0, step, float("inf")))
-            at, best = (step, value) if value < best else (at, best)
-            self._best[name] = count + 1, at, best
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Compares the training and validation losses with the entropy of the labels."""
@@ -145,17 +138,20 @@ class NoBetterThanGuessing(CurveRule):
         last, _ = curve.mean(0.9, 1)
         if not last < (1 - self.parameters.learned) * entropy:
             return None
-        for name, (count, step, best) in self._best.items():
-            if count >= self.parameters.patience and best > (1 - self.parameters.gain) * entropy:
-                return self.finding(
-                    scene,
-                    first_step=step,
-                    message=f"{name} never falls below {best:.4g} (guessing by class frequency "
-                    f"costs {entropy:.4g}), while the training loss falls to {last:.4g}: the "
-                    "model memorizes its training data.",
-                    evidence={"validation": best, "guessing": entropy, "train": last},
-                )
-        return None
+        above = self._validations.always_above(
+            (1 - self.parameters.gain) * entropy, least=self.parameters.patience
+        )
+        if above is None:
+            return None
+        name, step, best = above
+        return self.finding(
+            scene,
+            first_step=step,
+            message=f"{name} never falls below {best:.4g} (guessing by class frequency "
+            f"costs {entropy:.4g}), while the training loss falls to {last:.4g}: the "
+            "model memorizes its training data.",
+            evidence={"validation": best, "guessing": entropy, "train": last},
+        )
 
     def _entropy(self, scene: Scene) -> tuple[float, int]:
         """Returns the entropy of the labels (0 if unknown) and the number of classes."""
