@@ -15,15 +15,15 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.nets import Scenario
-from benchmarks.report import facts_line, table
+from benchmarks.report import facts_line, table, write
 from benchmarks.results import Ratio
+from benchmarks.run import refusal
 from benchmarks.timing import Plan, plan_for
 from benchmarks.tools import Tool
 
@@ -129,8 +129,9 @@ def compare(
     with _checkouts(path) as checkouts:
         found = []
         for scenario in scenarios:
-            names = [tool for tool in tools if not tool.refuses(scenario.build())]
-            plans = {tool.name: _plan(checkouts[1], scenario, tool) for tool in names}
+            training = scenario.build()
+            running = [tool for tool in tools if refusal(tool, training) is None]
+            plans = {tool.name: _plan(checkouts[1], scenario, tool) for tool in running}
             blocks = _blocks(checkouts, scenario.name, plans, rounds=rounds)
             found += [compared(scenario.name, name, blocks[name]) for name in plans]
     return found
@@ -172,17 +173,12 @@ def compared(
     net: str, tool: str, blocks: Sequence[tuple[dict[str, Any], dict[str, Any]]]
 ) -> Comparison:
     """Returns the ratios of pairs of blocks: in the older checkout, in this one."""
-    step, cpu = (
-        np.array([[older[name], this[name]] for older, this in blocks]) for name in ("step", "cpu")
+    (older, this), (older_cpu, this_cpu) = (
+        [[block[name] for block in side] for side in zip(*blocks, strict=True)]
+        for name in ("step", "cpu")
     )
-    older, this = np.median(step, axis=0).tolist()
-    return Comparison(net, tool, (older, this), _ratio(step), _ratio(cpu))
-
-
-def _ratio(pairs: Any) -> Ratio:
-    older, this = np.median(pairs, axis=0)
-    low, high = np.percentile(pairs[:, 1] / pairs[:, 0], [25, 75])
-    return Ratio(float(this / older), float(low), float(high))
+    steps = float(np.median(older)), float(np.median(this))
+    return Comparison(net, tool, steps, Ratio.of(this, older), Ratio.of(this_cpu, older_cpu))
 
 
 def to_markdown(comparisons: Sequence[Comparison], *, rounds: int) -> str:
@@ -213,22 +209,15 @@ def save(
     machine: Mapping[str, Any],
 ) -> Path:
     """Writes `against-DATE.json` and `.md` into `folder`; returns the path of the latter."""
-    day = date.today().isoformat()
     document = {
-        "date": day,
         "older": _commit(older),
         "rounds": rounds,
         "machine": dict(machine),
         "comparisons": [asdict(comparison) for comparison in comparisons],
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"against-{day}.md"
-    path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
-    path.write_text(
-        f"# Tracing in an older checkout and in this one\n\n{facts_line(machine)}\n\n"
-        + to_markdown(comparisons, rounds=rounds)
-    )
-    return path
+    page = f"# Tracing in an older checkout and in this one\n\n{facts_line(machine)}\n\n"
+    page += to_markdown(comparisons, rounds=rounds)
+    return write(folder, document, page, prefix="against-")
 
 
 def _commit(checkout: Path) -> str:

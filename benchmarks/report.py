@@ -59,16 +59,21 @@ def save(
     machine: Mapping[str, Any],
 ) -> Path:
     """Write `<date>.json` and `<date>.md` into `folder`; return the path of the latter."""
-    folder.mkdir(parents=True, exist_ok=True)
     document = {
-        "date": date.today().isoformat(),
         "machine": dict(machine),
         "scenarios": [asdict(result) for result in results],
         "targets": [asdict(verdict) for verdict in verdicts],
     }
-    path = folder / f"{document['date']}.md"
-    path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
-    path.write_text(to_markdown(results, verdicts, machine=machine))
+    return write(folder, document, to_markdown(results, verdicts, machine=machine))
+
+
+def write(folder: Path, document: Mapping[str, Any], page: str, *, prefix: str = "") -> Path:
+    """Writes `page` as `<prefix><date>.md` and `document` as `.json`; returns the former's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    day = date.today().isoformat()
+    path = folder / f"{prefix}{day}.md"
+    path.with_suffix(".json").write_text(json.dumps({"date": day, **document}, indent=1) + "\n")
+    path.write_text(page)
     return path
 
 

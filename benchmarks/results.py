@@ -22,6 +22,13 @@ class Ratio:
     low: float
     high: float
 
+    @classmethod
+    def of(cls, mine: Sequence[float], base: Sequence[float]) -> Ratio:
+        """Return the ratio of two measurements, paired by round."""
+        one, other = np.asarray(mine, float), np.asarray(base, float)
+        low, high = np.percentile(one / other, [25, 75])
+        return cls(float(np.median(one) / np.median(other)), float(low), float(high))
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -72,9 +79,7 @@ def _values(blocks: Sequence[Block], name: str) -> list[float]:
 
 
 def _ratio(blocks: Sequence[Block], baseline: Sequence[Block], *, name: str) -> Ratio:
-    tool, plain = np.array(_values(blocks, name)), np.array(_values(baseline, name))
-    low, high = np.percentile(tool / plain, [25, 75])
-    return Ratio(float(np.median(tool) / np.median(plain)), float(low), float(high))
+    return Ratio.of(_values(blocks, name), _values(baseline, name))
 
 
 def _same_start(a: Block, b: Block) -> bool:

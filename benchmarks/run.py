@@ -39,7 +39,7 @@ def measure(
 ) -> ScenarioResult:
     """Measure `tools` on `scenario`; runs are created below `root` and removed again."""
     training = scenario.build()
-    left_out = {t.name: why for t in tools if (why := _refusal(t, training)) is not None}
+    left_out = {t.name: why for t in tools if (why := refusal(t, training)) is not None}
     running = [tool for tool in tools if tool.name not in left_out]
     meter = Meter(training, root)
     sizes = {tool.name: _probe(scenario, tool, meter) for tool in running}
@@ -61,7 +61,8 @@ def measure(
     )
 
 
-def _refusal(tool: Tool, training: Training) -> str | None:
+def refusal(tool: Tool, training: Training) -> str | None:
+    """Return why `tool` cannot run on `training`; None if it can."""
     missing = [name for name in tool.requires if importlib.util.find_spec(name) is None]
     if missing:
         return f"{missing[0]} is not installed"

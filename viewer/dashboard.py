@@ -18,8 +18,7 @@ from comgra_decl.viewer.model import likely_reads as likely
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.compare import DIFFERENCE
 from comgra_decl.viewer.model.comparison_target import Other, other_of
-from comgra_decl.viewer.model.findings import painted_rule
-from comgra_decl.viewer.model.opening import opening
+from comgra_decl.viewer.model.findings import opening, painted_rule
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.states import head_of, notice_for

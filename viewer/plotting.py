@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_mean, shown
 from comgra_decl.query import Group, Run
 from comgra_decl.query.slot import Slot
+from comgra_decl.viewer.model.distribution import cumulative, quantile
 from comgra_decl.viewer.palette import BLUE, LINES, SCALE
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -79,7 +80,8 @@ class RunPlots:
         Cells without a record are transparent.
         """
         table = self._run.heat(statistic, of=of, over_batch=over_batch, type=type)
-        names = _names(table.columns)
+        columns: Any = table.columns
+        names = [_name(node, role, iteration) for node, role, iteration, _ in columns]
         rows = np.arange(len(names))
         steps = np.asarray(table.index, np.int64)
         if len(steps) == 1:  # a mesh needs two positions for the width of its cells
@@ -203,8 +205,11 @@ class SlotPlots:
         The quantiles are estimated from the histograms by linear interpolation within a bin.
         """
         steps, counts, ranges = self._slot.histograms(type=type)
-        found = np.array([_quantiles(c, r) for c, r in zip(counts, ranges, strict=True)])
-        found = found.reshape(-1, len(QUANTILES))
+        shares = cumulative(counts)
+        known = np.isfinite(ranges).all(axis=1) & ~np.isnan(shares[:, -1])
+        found = np.full((len(steps), len(QUANTILES)), np.nan)
+        for column, q in enumerate(QUANTILES):
+            found[known, column] = quantile(shares[known], ranges[known], q)
         table = pd.DataFrame(found, columns=["p5", "p25", "p50", "p75", "p95"])
         table.insert(0, "step", steps)
         bands = [
@@ -386,23 +391,18 @@ def _lines(curve: hv.Curve) -> hv.Curve:
 
 
 def _label(slot: Slot) -> str:
-    parts = [slot.node]
-    if slot.role != "output":
-        parts.append(slot.role)
-    if slot.iteration:
-        parts.append(f"iteration {slot.iteration}")
-    if slot.pass_name != "forward":
-        parts.append(slot.pass_name)
-    return ", ".join(parts)
+    return _name(slot.node, slot.role, slot.iteration, slot.pass_name)
 
 
-def _names(columns: pd.MultiIndex | pd.Index[Any]) -> list[str]:
-    """Returns a short name of each column of `Run.heat`."""
-    found = []
-    for node, role, iteration, _ in columns:
-        parts = [str(node)] + ([str(role)] if role != "output" else [])
-        found.append(", ".join(parts + ([f"iteration {iteration}"] if iteration else [])))
-    return found
+def _name(node: str, role: str, iteration: int, pass_: str = "forward") -> str:
+    """Returns the name of a tensor, without what is usual."""
+    parts = [
+        node,
+        role if role != "output" else "",
+        f"iteration {iteration}" if iteration else "",
+        pass_ if pass_ != "forward" else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _edges(positions: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -412,12 +412,3 @@ def _edges(positions: NDArray[np.int64]) -> NDArray[np.float64]:
     middle = (positions[1:] + positions[:-1]) / 2
     first, last = 2 * positions[0] - middle[0], 2 * positions[-1] - middle[-1]
     return np.concatenate([[first], middle, [last]])
-
-
-def _quantiles(counts: NDArray[np.int64], span: NDArray[np.float64]) -> NDArray[np.float64]:
-    total = counts.sum()
-    if not total or not np.isfinite(span).all():
-        return np.full(len(QUANTILES), np.nan)
-    edges = np.linspace(span[0], span[1], len(counts) + 1)
-    below = np.concatenate([[0.0], np.cumsum(counts) / total])
-    return np.interp(QUANTILES, below, edges)

@@ -35,7 +35,7 @@
     return element;
   }
 
-  let open = null; // the tour on the page
+  let open = false; // whether the tour is on the page
 
   function start() {
     if (open) return;
@@ -78,7 +78,7 @@
       removeEventListener("resize", show);
       document.removeEventListener("keydown", key, true);
       root.remove();
-      open = null;
+      open = false;
       before?.focus?.();
     }
     function step(by) {
@@ -102,7 +102,7 @@
     root.addEventListener("click", (event) => { if (event.target === root) close(); });
     addEventListener("resize", show);
     document.addEventListener("keydown", key, true);
-    open = { close };
+    open = true;
     show();
     next.focus();
   }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 import threading
@@ -12,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -40,7 +38,7 @@ from benchmarks.device.recording import (
 )
 from benchmarks.device.timing import Deadline, OutOfTimeError, interleaved, within_one
 from benchmarks.nets import Training
-from benchmarks.report import table, verdict_row
+from benchmarks.report import table, verdict_row, write
 from benchmarks.results import Ratio
 from benchmarks.targets import Verdict
 from comgra_decl.hooks.compiled.variant import unsupported
@@ -122,20 +120,14 @@ class Report:
 
     def save(self, folder: Path) -> Path:
         """Write `device-DATE.md` and `.json`; return the path of the former."""
-        folder.mkdir(parents=True, exist_ok=True)
-        day = date.today().isoformat()
         document = {
-            "date": day,
             "machine": self.facts,
             "store": self.store,
             "targets": [asdict(verdict) for verdict in self.verdicts.values()],
             "figures": self.figures,
             "notes": self.notes,
         }
-        path = folder / f"device-{day}.md"
-        path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
-        path.write_text(self.markdown)
-        return path
+        return write(folder, document, self.markdown, prefix="device-")
 
 
 # -- measurements ----------------------------------------------------------------------------

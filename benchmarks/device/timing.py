@@ -35,9 +35,7 @@ class Times:
 
     def ratio(self, name: str, to: str = "plain") -> Ratio:
         """Return the ratio of two medians, with the quartiles of the per-round ratios."""
-        mine, plain = (np.asarray(self.seconds[which]) for which in (name, to))
-        low, high = np.percentile(mine / plain, [25, 75])
-        return Ratio(float(np.median(mine) / np.median(plain)), float(low), float(high))
+        return Ratio.of(self.seconds[name], self.seconds[to])
 
 
 class OutOfTimeError(RuntimeError):

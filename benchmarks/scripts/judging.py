@@ -19,9 +19,6 @@ from comgra_decl.rules import diagnose
 
 _TOLERANCE = 2e-4  # relative: float32 sums depend on the order
 _FIRST, _BACKOFF = 10, 1.1  # of the preset `debug`, as in its file
-_TAKEN = ("NonDynamicallyQuantizableLinear",)
-"""Modules that are never called, since their parent uses their weights (torch's attention)."""
-
 _MOST_ITERATIONS = 256  # schedule.max_iterations
 
 _CALLS = ("forward", "no_grad")

@@ -132,9 +132,10 @@ def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
     text = Text(f"{run.group}/{run.name}", style="bold")
     text.append(f"  {diagnosis.records} records of training steps checked, ", style="not bold")
     if not count:
-        text.append("nothing found", style="bold green" if not _denied(diagnosis) else "bold")
-        if _denied(diagnosis):
-            text.append(f", but {_denied(diagnosis)} of the checks below failed")
+        failed = _denied(diagnosis)
+        text.append("nothing found", style="bold" if failed else "bold green")
+        if failed:
+            text.append(f", but {failed} of the checks below failed")
         return text
     text.append(f"{count} finding{'s' * (count != 1)}", style="bold red")
     if explained:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from comgra_decl.records import AGGREGATES
 from comgra_decl.stats.device import ASYNCHRONOUS
 from comgra_decl.stats.measures import Measure
-from comgra_decl.stats.quiet import buffer, quiet
+from comgra_decl.stats.quiet import copied_to_host, quiet
 from comgra_decl.stats.spectral import Finish
 from comgra_decl.stats.statistics import FORMULAS
 from comgra_decl.stats.support import plain, with_memory
@@ -69,7 +68,7 @@ class Extras:
             packed, finish = found
             event = None
             if packed.device.type != "cpu":
-                packed, event = _to_host(packed)
+                packed, event = copied_to_host(packed)
         # a measure computes several names; only some may be selected
         columns = [self._columns.get(name, -1) for name in measure.names]
         self._pieces.append(_Piece(index, columns, packed, finish, event))
@@ -142,13 +141,3 @@ class _Settle:
             found = self._aggregates[tensor] = np.concatenate((found, blank))
         with np.errstate(all="ignore"):
             found[len(FORMULAS) + column] = values.mean(), values.std(), np.abs(values).max()
-
-
-def _to_host(packed: Tensor) -> tuple[Tensor, Any]:
-    """Starts the copy to pinned memory; returns the copy and the event that completes it."""
-    host = buffer(*packed.shape, dtype=packed.dtype, device=torch.device("cpu"), pinned=True)
-    host.copy_(packed, non_blocking=True)
-    module: Any = getattr(torch, packed.device.type)
-    event = module.Event()
-    event.record(module.current_stream(packed.device))
-    return host, event

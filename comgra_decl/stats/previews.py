@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from comgra_decl.records import POOLED, PREVIEW_BYTES, SAMPLE, Axis, StoredPreview
 from comgra_decl.stats.device import ASYNCHRONOUS
-from comgra_decl.stats.quiet import buffer, quiet
+from comgra_decl.stats.quiet import copied_to_host, quiet
 from comgra_decl.stats.support import as_numpy, plain, real, with_memory
 
 _STAGES = ((SAMPLE, 1), ("entries", 16), ("space", 10), ("entries", 4), ("space", 1),
@@ -102,11 +102,11 @@ class Previews:
         self._samples = max(samples, 1)
         self._plans: dict[Any, _Plan] = {}
         self._taken: dict[int, tuple[_Plan, Tensor]] = {}
-        self._devices: dict[torch.device, Any] = {}
+        self._events: list[Any] = []  # those that complete the copies to the host
 
     def clear(self) -> None:
         """Starts another step."""
-        self._taken, self._devices = {}, {}
+        self._taken, self._events = {}, []
 
     def add(
         self, index: int, tensor: Tensor, batch_dim: int | None, names: tuple[str, ...]
@@ -131,22 +131,11 @@ class Previews:
                 plan = self._plans[key] = _Plan(x.shape, names, x.dtype, self._samples)
             taken = plan.take(x)
             if taken.device.type in ASYNCHRONOUS:
-                taken = self._to_host(taken)
+                taken, event = copied_to_host(taken)
+                self._events.append(event)
             elif taken.device.type != "cpu":
                 taken = taken.cpu()
         self._taken[index] = plan, taken
-
-    def _to_host(self, taken: Tensor) -> Tensor:
-        """Starts the copy to pinned memory, which is complete after the device's event."""
-        host = buffer(*taken.shape, dtype=taken.dtype, device=torch.device("cpu"), pinned=True)
-        host.copy_(taken, non_blocking=True)
-        module: Any = getattr(torch, taken.device.type)
-        stream = module.current_stream(taken.device)
-        event = module.Event()
-        event.record(stream)
-        events = self._devices.setdefault(taken.device, {})
-        events[stream] = event
-        return host
 
     def finish(self) -> tuple[dict[int, StoredPreview], Callable[[], None] | None]:
         """Ends the step; returns the previews by number, valid after calling the function."""
@@ -154,7 +143,7 @@ class Previews:
             index: StoredPreview(plan.axes, as_numpy(taken))
             for index, (plan, taken) in self._taken.items()
         }
-        events = [event for streams in self._devices.values() for event in streams.values()]
+        events = self._events
         self.clear()
 
         def wait() -> None:

@@ -64,6 +64,16 @@ def quiet() -> Iterator[None]:
         yield
 
 
+def copied_to_host(tensor: Tensor) -> tuple[Tensor, Any]:
+    """Starts the copy to pinned memory; returns the copy and the event that completes it."""
+    host = buffer(*tensor.shape, dtype=tensor.dtype, device=torch.device("cpu"), pinned=True)
+    host.copy_(tensor, non_blocking=True)
+    module: Any = getattr(torch, tensor.device.type)
+    event = module.Event()
+    event.record(module.current_stream(tensor.device))
+    return host, event
+
+
 def buffer(*shape: int, dtype: torch.dtype, device: torch.device, pinned: bool = False) -> Tensor:
     """Returns an uninitialised tensor that remains writable outside inference mode."""
     with quiet(), inference_mode(False):

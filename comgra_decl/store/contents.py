@@ -97,7 +97,7 @@ class Contents:
         values = [by_slot for batch in batches for by_slot in batch.values]
         infos = [info for batch in batches for info in batch.steps]
         self._write_values(commit, first, _with_previews(values, infos))
-        self._write_facts(commit, first, batches, values)
+        self._write_facts(commit, first, infos, values)
         families = self._families(first, batches)
         for name, at, data in blocks.pieces(first, families):
             form = self._forms[name]
@@ -213,9 +213,8 @@ class Contents:
             commit.write(array, piece.form, first + piece.offset, piece.data, piece.lane)
 
     def _write_facts(
-        self, commit: Commit, first: int, batches: Sequence[StepBatch], values: Values
+        self, commit: Commit, first: int, infos: Sequence[StepInfo], values: Values
     ) -> None:
-        infos = [info for batch in batches for info in batch.steps]
         facts = {
             "samples": runs_of([info.samples for info in infos]),
             "extra": runs_of([info.extra for info in infos]),

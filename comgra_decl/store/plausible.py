@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.records import SlotInfo
+from comgra_decl.records import AXIS_NAME, SlotInfo
 
 from .layout import (
     LOGS,
@@ -23,7 +23,6 @@ from .layout import (
     RecordColumn,
     standard_forms,
 )
-from .previews import check_previews
 from .surviving import LOST
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ _BINS = 4096
 _ELEMENTS = 1 << 48  # of a tensor; more would not fit into any memory
 _MOST_DIMS = 64  # torch's limit
 _NAMES = 4096  # of a tied parameter
+_MOST_AXES = 32  # of a preview
+_HOW = ("all", "first", "mean")  # see `records.Axis`
 _EARLIEST, _LATEST = 0.0, 1e11  # in Unix seconds; the range that calendars support
 _DEEPEST = 100  # nesting of user JSON; recursive printing uses the stack
 _TABLES = ("versions", "git", "host", "ranks")
@@ -221,8 +222,35 @@ def check_facts(facts: Any) -> dict[str, Any]:
             raise TypeError("slots with raw values are not a list")
     for offset, index in facts.get("previews", ()):  # older runs have none
         _whole(offset, "offset", 1 << 40)
-        check_previews(index)
+        _check_previews(index)
     return dict(facts)
+
+
+def _check_previews(index: Any) -> None:
+    """Rejects an index of previews that this package cannot have written."""
+    if not isinstance(index, dict):
+        raise TypeError(f"previews of a record are {type(index).__name__}")
+    for name, groups in index.items():
+        extents = name.rpartition("/")[2].split("x")
+        for axes, slots in groups:
+            if not isinstance(slots, list):
+                raise TypeError("slots with previews are not a list")
+            for slot in slots:
+                _whole(slot, "slot", _ELEMENTS)
+            if len(axes) > _MOST_AXES:
+                raise ValueError("a preview has too many axes")
+            for axis, extent in zip(axes, extents, strict=True):
+                _check_axis(axis, int(extent))
+
+
+def _check_axis(axis: Any, kept: int) -> None:
+    """Rejects an impossible axis of a preview that keeps `kept` entries along it."""
+    name, how, size = axis
+    if not isinstance(name, str) or not AXIS_NAME.fullmatch(name) or how not in _HOW:
+        raise ValueError("an axis of a preview is invalid")
+    _whole(size, "size of an axis", _ELEMENTS)
+    if size < kept or (how == "all" and size != kept):
+        raise ValueError("an axis of a preview has an impossible size")
 
 
 def check_edges(edges: Sequence[tuple[int, int, bool]], *, nodes: int) -> None:

@@ -7,10 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from comgra_decl.records import AXIS_NAME, Axis, StoredPreview
-
-_HOW = ("all", "first", "mean")
-_MOST_AXES = 32
+from comgra_decl.records import Axis, StoredPreview
 
 Index = dict[str, list[list[Any]]]
 """By array: [[axes, slots], ...], where axes are [[name, how, size], ...]."""
@@ -37,35 +34,3 @@ def find_preview(index: Index, slot: int) -> tuple[str, tuple[Axis, ...]] | None
             if slot in slots:
                 return name, tuple(Axis(*axis) for axis in axes)
     return None
-
-
-def check_previews(index: Any) -> None:
-    """Rejects an index that this package cannot have written.
-
-    Raises:
-        TypeError, ValueError: it is malformed.
-    """
-    if not isinstance(index, dict):
-        raise TypeError(f"previews of a record are {type(index).__name__}")
-    for name, groups in index.items():
-        extents = name.rpartition("/")[2].split("x")
-        for axes, slots in groups:
-            if not (isinstance(slots, list) and all(_is_whole(slot) for slot in slots)):
-                raise TypeError("slots with previews are not a list of numbers")
-            if len(axes) > _MOST_AXES:
-                raise ValueError("a preview has too many axes")
-            for axis, extent in zip(axes, extents, strict=True):
-                check_axis(axis, int(extent))
-
-
-def check_axis(axis: Any, kept: int) -> None:
-    """Rejects an impossible axis of a preview that keeps `kept` entries along it."""
-    name, how, size = axis
-    if not isinstance(name, str) or not AXIS_NAME.fullmatch(name) or how not in _HOW:
-        raise ValueError("an axis of a preview is invalid")
-    if not _is_whole(size) or size < kept or (how == "all" and size != kept):
-        raise ValueError("an axis of a preview has an impossible size")
-
-
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 62

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,14 +61,12 @@ def picture(
     steps: Steps, counts: NDArray[np.uint32], ranges: Floats, *, within: Window | None = None
 ) -> Distribution:
     """Returns the image of histograms `counts` [k, bins] with edges `ranges` [k, 2]."""
-    shares = np.cumsum(counts, axis=1, dtype=float)
-    total = shares[:, -1:]
-    shares = np.divide(shares, total, out=np.full_like(shares, np.nan), where=total > 0)
+    shares = cumulative(counts)
     y0, y1 = robust_range(shares, ranges)
     x0, x1, chosen = columns(steps, within, most=COLUMNS)
     edges = np.linspace(y0, y1, ROWS + 1)
     image = np.full((ROWS, len(chosen)), np.nan)
-    filled = total[chosen, 0] > 0
+    filled = ~np.isnan(shares[chosen, -1])
     records, place = np.unique(chosen[filled], return_inverse=True)
     image[:, filled] = _densities(edges, shares[records], ranges[records])[place].T
     return Distribution(image, x0, x1, y0, y1)
@@ -81,7 +80,7 @@ def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
     determine the range.
     """
     known = ~np.isnan(shares[:, 0])
-    lows, highs = (_quantile(shares[known], ranges[known], q) for q in (_TAIL, 1 - _TAIL))
+    lows, highs = (quantile(shares[known], ranges[known], q) for q in (_TAIL, 1 - _TAIL))
     low, high = float(np.quantile(lows, _ODD)), float(np.quantile(highs, 1 - _ODD))
     if not high > low:
         air = abs(low) * 0.1 or 1.0
@@ -89,8 +88,16 @@ def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
     return low, high
 
 
-def _quantile(shares: Floats, ranges: Floats, q: float) -> Floats:
-    """Returns each record's `q` quantile, [k]."""
+def cumulative(counts: NDArray[np.integer[Any]]) -> Floats:
+    """Returns the share of values up to the end of each bin, [k, bins]; NaN without values."""
+    sums = np.cumsum(counts, axis=1, dtype=float)
+    total = sums[:, -1:]
+    shares: Floats = np.divide(sums, total, out=np.full_like(sums, np.nan), where=total > 0)
+    return shares
+
+
+def quantile(shares: Floats, ranges: Floats, q: float) -> Floats:
+    """Returns each record's `q` quantile, [k], interpolated linearly within a bin."""
     at = np.pad(shares, ((0, 0), (1, 0)))
     bin_ = np.minimum((at <= q).sum(axis=1), shares.shape[1]) - 1
     below, above = (np.take_along_axis(at, (bin_ + i)[:, None], axis=1)[:, 0] for i in (0, 1))

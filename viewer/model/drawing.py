@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any
 
@@ -188,17 +188,11 @@ def _tiles(
     maps = maps[:fits]
     zero = (maps == 0).all(axis=(1, 2)) if zero is None else zero[: len(maps)]
     boxes = boxes_of(maps.shape, across)
-    height = max(box.top + box.height for box in boxes)
-    width = max(box.left + box.width for box in boxes)
-    image = np.full((height, width), np.nan)
-    gaps = np.ones((height, width), bool)
-    for box, each in zip(boxes, maps, strict=True):
-        where = np.s_[box.top : box.top + box.height, box.left : box.left + box.width]
-        image[where], gaps[where] = each, False
-    tiles = tuple(
-        Tile(box.number, box.left, box.top, box.width, box.height, bool(none))
-        for box, none in zip(boxes, zero, strict=True)
-    )
+    gaps, windows = _sheet(boxes)
+    image = np.full(gaps.shape, np.nan)
+    for where, each in zip(windows, maps, strict=True):
+        image[where] = each
+    tiles = tuple(replace(box, zero=bool(none)) for box, none in zip(boxes, zero, strict=True))
     if across is not None:
         what = f"{part.names[0]} \u00d7 {part.names[1]} {kept // across}\u00d7{across}"
         whole = part.axes[0].size, part.axes[1].size
@@ -223,6 +217,16 @@ def boxes_of(maps: tuple[int, ...], across: int | None = None) -> list[Tile]:
     return [Tile(i, i % columns * (w + 1), i // columns * (h + 1), w, h) for i in range(n)]
 
 
+def _sheet(boxes: Sequence[Tile]) -> tuple[NDArray[np.bool_], list[tuple[slice, slice]]]:
+    """Returns the gaps [rows, columns] between boxes, and the cells of each box."""
+    windows = [np.s_[b.top : b.top + b.height, b.left : b.left + b.width] for b in boxes]
+    size = max(down.stop for down, _ in windows), max(across.stop for _, across in windows)
+    gaps = np.ones(size, bool)
+    for where in windows:
+        gaps[where] = False
+    return gaps, windows
+
+
 def labels_of(drawing: Drawing) -> tuple[Tile, ...]:
     """Returns the tiles to number; none if there are too many, or only one."""
     return drawing.tiles if 1 < len(drawing.tiles) <= _LABELLED else ()
@@ -235,17 +239,14 @@ def _colours(images: Floats, part: _Part) -> Drawing:
     if low >= 0 and high <= 255:
         low, high = 0.0, 1.0 if high <= 1 else 255.0
     boxes = boxes_of((len(images), *images.shape[2:]))
-    height = max(box.top + box.height for box in boxes)
-    width = max(box.left + box.width for box in boxes)
-    sheet = np.zeros((height, width, 4), np.uint8)
-    gaps = np.ones((height, width), bool)
-    grey = np.full((height, width), np.nan)
-    for box, each in zip(boxes, images, strict=True):
-        where = np.s_[box.top : box.top + box.height, box.left : box.left + box.width]
+    gaps, windows = _sheet(boxes)
+    sheet = np.zeros((*gaps.shape, 4), np.uint8)
+    grey = np.full(gaps.shape, np.nan)
+    for where, each in zip(windows, images, strict=True):
         scaled = (np.nan_to_num(each, nan=low, posinf=high, neginf=low) - low) / (high - low or 1.0)
         sheet[where][..., :3] = np.rint(np.clip(scaled, 0, 1) * 255).transpose(1, 2, 0)
         sheet[where][..., 3] = 255
-        gaps[where], grey[where] = False, each.mean(0)
+        grey[where] = each.mean(0)
     what = f"{count(len(images))} image{'s' if len(images) > 1 else ''}"
     facts = f"{what}{_of(shape(images.shape[2:]), part.axes[-2:])}"
     rgba = np.ascontiguousarray(sheet).view(np.uint32)[..., 0]

@@ -1,4 +1,4 @@
-"""Findings for display: link targets, flags on the step bar, node colours."""
+"""Findings for display: what a page opens at, link targets, flags on the step bar, node colours."""
 
 from __future__ import annotations
 
@@ -147,6 +147,28 @@ def _paint(inside: list[tuple[str, str]]) -> dict[str, Any]:
         return {"fill": _CALM, "text": "", "hatched": False}
     severity, _ = max(inside, key=lambda found_: _RANK[found_[0]])
     return {"fill": COLOURS[severity], "text": severity, "hatched": False}
+
+
+def opening(view: RunView, *, step: int | None = None) -> dict[str, Any]:
+    """Returns the selection of a page whose URL names none, by parameter of `ViewState`.
+
+    It is the tensor of the most important finding about a tensor, at the step where it begins; in a
+    run without findings, the loss at the last step; empty if the run has neither.
+
+    Args:
+        view: The run.
+        step: A step that is already chosen; None lets the finding choose.
+    """
+    for finding in findings_of(view):
+        place = finding.place
+        if place is not None and place.role in view.roles(place.node):
+            begin = nearest(view.steps(""), finding.first_step)
+            at = {"node": place.node, "role": place.role, "iteration": place.iteration}
+            return {**at, "step": begin if step is None else step}
+    for slot in view.slots.values():
+        if slot.kind == "loss" and slot.pass_ == "forward":
+            return {"node": slot.node, "role": slot.role, "iteration": slot.iteration}
+    return {}
 
 
 def link(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError
+from comgra_decl.viewer.model.drawing import limit_of, numbers
 from comgra_decl.viewer.model.numbers import count, shape
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection
@@ -135,7 +136,7 @@ def slot_of(view: RunView, at: Selection, pass_: str) -> Slot | None:
 def facts_of(tensor: Tensor) -> str:
     """Returns the values' shape, dtype, size and number of non-finite values as text."""
     values = tensor.chosen
-    bad = int((~np.isfinite(real(values))).sum())
+    bad = int((~np.isfinite(numbers(values))).sum())
     parts = [shape(values.shape), str(values.dtype), f"{count(values.size)} values"]
     return " \u00b7 ".join([*parts, *([f"{count(bad)} not finite"] if bad else [])])
 
@@ -163,7 +164,7 @@ def listing_of(tensor: Tensor, order: str, wanted: str, *, whole: bool = False) 
         whole: Whether to list all values.
     """
     values = tensor.chosen
-    flat = real(values).ravel()
+    flat = numbers(values).ravel()
     places = _ordered(flat, order)
     first = max(min(corner(wanted)[0], len(flat) - LISTED), 0)
     page = places if whole else places[first : first + LISTED]
@@ -176,11 +177,11 @@ def listing_of(tensor: Tensor, order: str, wanted: str, *, whole: bool = False) 
 def picture_of(tensor: Tensor, slicing: Slicing) -> Picture:
     """Returns the slice as an image small enough for a browser."""
     if COLOUR in slicing.places:
-        return _photo(real(taken(tensor.values, slicing)))
-    cells = real(taken(tensor.values, slicing))
+        return _photo(numbers(taken(tensor.values, slicing)))
+    cells = numbers(taken(tensor.values, slicing))
     block = _block(cells.shape)
     marks = ~np.isfinite(cells)
-    limit = _limit(cells[~marks])
+    limit = limit_of(cells)
     image = _blocks(np.where(marks, 0.0, cells), block)
     return Picture(image, _blocks(marks, block), limit, block)
 
@@ -203,12 +204,6 @@ def corner(text: str) -> tuple[int, int]:
         int(p) if p.isascii() and p.isdecimal() and len(p) < 12 else 0 for p in text.split(",")
     ]
     return parts[0], parts[1] if len(parts) > 1 else 0
-
-
-def real(values: Cells) -> Floats:
-    """Returns values as float64; magnitudes if complex."""
-    numbers: Floats = np.abs(values) if np.iscomplexobj(values) else values
-    return numbers.astype(np.float64)
 
 
 def _ordered(flat: Floats, order: str) -> NDArray[np.int64]:
@@ -258,11 +253,3 @@ def _photo(cells: Floats) -> Picture:
     marks = np.asarray(~finite.all(-1))
     image = np.zeros(cells.shape[:2])
     return Picture(image, marks, 1.0, (stride, stride), rgba.view(np.uint32)[..., 0])
-
-
-def _limit(finite: Floats) -> float:
-    """Returns a magnitude that only half a percent of the values exceed."""
-    if not len(finite):
-        return 1.0
-    sizes = np.abs(finite)
-    return float(np.quantile(sizes, 0.995)) or float(sizes.max()) or 1.0

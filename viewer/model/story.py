@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
-
 import numpy as np
 
+from comgra_decl import __version__
 from comgra_decl.rules import Finding
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.findings import rule_label
@@ -18,7 +16,7 @@ from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import Curve, curve
-from comgra_decl.viewer.model.walk import Stop
+from comgra_decl.viewer.model.walk import ADVICE, Stop, slot_at
 
 _WIDTH, _HEIGHT, _LEFT, _BELOW = 680, 150, 74, 20  # of a drawing, in CSS pixels
 _POINTS = 400
@@ -66,23 +64,16 @@ def story_of(
         f"<title>{_e(title)}</title><style>{_CSS}</style></head><body><main>"
         f'<p class="soft">{_e(run)} \u00b7 {count(len(view.run.records))} records{numbers}</p>'
         f"<h1>{_e(finding.severity)}: {_e(title)}</h1>"
-        f"<ol>{lines}</ol></main><footer>Written by comgra_decl {_version()}. "
+        f"<ol>{lines}</ol></main><footer>Written by comgra_decl {__version__}. "
         f"Verdict of the run: {_e(said.lead)}.</footer></body></html>"
     )
     return page.encode()
 
 
-def _version() -> str:
-    try:
-        return version("comgra-decl")
-    except PackageNotFoundError:  # run from a checkout
-        return ""
-
-
 def _stop(view: RunView, stop: Stop, finding: Finding) -> str:
     first, second = map(_e, stop.sentences)
     tone = f' class="{finding.severity}"' if stop.place == finding.place else ""
-    drawing = "" if stop.title == "What to do" else _drawing(view, stop)
+    drawing = "" if stop.title == ADVICE else _drawing(view, stop)
     return f"<li{tone}><h2>{_e(stop.title)}</h2><p>{first}</p><p>{second}</p>{drawing}</li>"
 
 
@@ -92,7 +83,7 @@ def _drawing(view: RunView, stop: Stop) -> str:
         line, caption = _loss(view)
     else:
         place = stop.place
-        slot = view.passes(place.node, place.role, place.iteration).get(place.pass_)
+        slot = slot_at(view, place)
         fit = fitting(view, slot)
         at = Selection(node=place.node, role=place.role, iteration=place.iteration,
                        batch=fit.batch, statistic=fit.statistic)  # fmt: skip
@@ -114,10 +105,8 @@ def _loss(view: RunView) -> tuple[Curve, str]:
         return Curve(missing="no loss"), ""
     chart = known[0]
     line = chart.lines[0]
-    empty = Curve()
-    return replace(empty, steps=line.steps, values=line.values, bounds=chart.bounds), (
-        f"{chart.title}, {line.label}"
-    )
+    shown = Curve(line.steps, line.values, bounds=chart.bounds)
+    return shown, f"{chart.title}, {line.label}"
 
 
 def svg_of(line: Curve, step: int, *, label: str) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.viewer.model.drawing import numbers
 from comgra_decl.viewer.model.selection import Selection
-from comgra_decl.viewer.model.sheet import Tensor, Window, listing_of, real
+from comgra_decl.viewer.model.sheet import Tensor, Window, listing_of
 from comgra_decl.viewer.model.slicing import Slicing, taken
 
 
@@ -42,7 +43,7 @@ def npy_of(tensor: Tensor) -> bytes:
     values = tensor.chosen
     own = values.dtype.kind in "biufc"
     file = io.BytesIO()
-    np.save(file, values if own else real(values).astype(np.float32), allow_pickle=False)
+    np.save(file, values if own else numbers(values).astype(np.float32), allow_pickle=False)
     return file.getvalue()
 
 

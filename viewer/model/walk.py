@@ -16,6 +16,9 @@ from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, nearest
 
+ADVICE = "What to do"
+"""Title of the last stop."""
+
 _MOST_LINKS, _MOST_FEEDING = 6, 2
 _NOTABLE = 3.0  # factor between two extremes that a sentence names
 _LOSS_SECTION = "kpis"
@@ -158,7 +161,7 @@ def _advice(finding: Finding) -> Stop:
     measured = f"Measured: {', '.join(evidence)}." if evidence else "The rule measured no number."
     sentences = finding.advice, measured
     send = _send(finding.place, finding.first_step)
-    return Stop("What to do", sentences, send, finding.place, finding.first_step)
+    return Stop(ADVICE, sentences, send, finding.place, finding.first_step)
 
 
 def _written(value: float) -> str:
@@ -181,8 +184,8 @@ def _send(place: Place | None, step: int, sample: int | None = None) -> str:
 def _compared(view: RunView, before: Place, after: Place, step: int) -> str:
     """Returns one sentence that compares the extremes of two tensors at a step."""
     at = nearest(view.steps(""), step)
-    lines = [_numbers(view, place, at) for place in (before, after)]
-    text = _extremes(lines[1])
+    lines = [_numbers(view, slot_at(view, place), at) for place in (before, after)]
+    text = _extremes(lines[1], one=True)
     if not text:
         return _seen(view, after, step)
     changes = []
@@ -192,21 +195,24 @@ def _compared(view: RunView, before: Place, after: Place, step: int) -> str:
             where = "closer to 0" if a > b else "further from 0"
             changes.append(f"its {name} is {number(max(a / b, b / a), digits=3)} times {where}")
     change = f"; {' and '.join(changes)}" if changes else ""
-    return f"There, {after} {text.replace('reach', 'reaches').replace('are', 'is')}{change}."
+    return f"There, {after} {text}{change}."
 
 
-def _numbers(view: RunView, place: Place, step: int | None) -> dict[str, float]:
-    slot = view.passes(place.node, place.role, place.iteration).get(place.pass_)
+def slot_at(view: RunView, place: Place) -> Slot | None:
+    """Returns the slot of a place; None if it is not recorded."""
+    return view.passes(place.node, place.role, place.iteration).get(place.pass_)
+
+
+def _numbers(view: RunView, slot: Slot | None, step: int | None) -> dict[str, float]:
     return {} if slot is None or step is None else view.row(step, "", "mean").line(slot.id)
 
 
 def _seen(view: RunView, place: Place, step: int) -> str:
     """Returns one sentence with the tensor's numbers at a step."""
-    slot = view.passes(place.node, place.role, place.iteration).get(place.pass_)
-    at = nearest(view.steps(""), step)
+    slot, at = slot_at(view, place), nearest(view.steps(""), step)
     if slot is None or at is None:
         return f"{place} is not recorded."
-    line = view.row(at, "", "mean").line(slot.id)
+    line = _numbers(view, slot, at)
     parts = _extremes(line) or _single(view, slot, line)
     bad = line.get("nonfinite", math.nan)
     if not parts and bad > 0:
@@ -219,13 +225,14 @@ def _seen(view: RunView, place: Place, step: int) -> str:
     return f"At step {count(at)}, samples of {place} {parts} on average{odd}."
 
 
-def _extremes(line: dict[str, float]) -> str:
+def _extremes(line: dict[str, float], *, one: bool = False) -> str:
+    """Returns what follows "values of x", or "x" if `one`; "" if the extremes are unknown."""
     low, high = line.get("min", math.nan), line.get("max", math.nan)
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""
     if low == high:
-        return f"are {number(low)}"
-    return f"reach from {number(low)} to {number(high)}"
+        return f"{'is' if one else 'are'} {number(low)}"
+    return f"{'reaches' if one else 'reach'} from {number(low)} to {number(high)}"
 
 
 def _single(view: RunView, slot: Slot, line: dict[str, float]) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, ClassVar
 
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.about import About, Entry, Facts, about
+from comgra_decl.viewer.model.headline import counted
 from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.verdicts import found
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
@@ -61,9 +61,7 @@ def _found(shown: Shown) -> str:
     diagnosis = found(shown.view).diagnosis
     if diagnosis is None:
         return "This run has not been checked yet."
-    counts = Counter(finding.severity for finding in diagnosis.findings)
-    parts = [f"{number} {severity}{'s' * (number > 1)}" for severity, number in counts.items()]
-    return f"Findings: {', '.join(parts) or 'none'}."
+    return f"Findings: {counted(diagnosis.findings) or 'none'}."
 
 
 def _page(facts: About) -> str:

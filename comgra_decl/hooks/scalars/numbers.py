@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from comgra_decl.stats.quiet import HIDDEN_KEYS, buffer, quiet
+from comgra_decl.stats.quiet import HIDDEN_KEYS, copied_to_host, quiet
 from comgra_decl.torch_private import (
     dispatch_modes,
     function_modes,
@@ -86,10 +86,10 @@ class LateNumbers:
         for number, copy in enumerate(self._copies):
             groups.setdefault((copy.device, copy.dtype), []).append(number)
         with quiet():
-            for (device, _), members in groups.items():
+            for members in groups.values():
                 together = torch.stack([self._copies[i].reshape(()) for i in members])
                 where = [self._where[i] for i in members]
-                self._landed.append((where, *_transfer(together, device)))
+                self._landed.append((where, *_transfer(together)))
         self._copies = []
 
     def settle(self, values: NDArray[np.float64]) -> None:
@@ -101,13 +101,6 @@ class LateNumbers:
         self._landed = []
 
 
-def _transfer(tensor: Tensor, device: torch.device) -> tuple[Tensor, Any]:
+def _transfer(tensor: Tensor) -> tuple[Tensor, Any]:
     """Returns the destination tensor and the event to wait for; None if reading it waits."""
-    if device.type not in _ASYNCHRONOUS:
-        return tensor, None
-    module = getattr(torch, device.type)
-    host = buffer(len(tensor), dtype=tensor.dtype, device=torch.device("cpu"), pinned=True)
-    host.copy_(tensor, non_blocking=True)
-    event = module.Event()
-    event.record(module.current_stream(device))
-    return host, event
+    return copied_to_host(tensor) if tensor.device.type in _ASYNCHRONOUS else (tensor, None)
