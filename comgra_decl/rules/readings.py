@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from comgra_decl.rules import kind_readings
 from comgra_decl.rules.base import Scene
 from comgra_decl.rules.calls import BINARY_LOGITS, CLASSIFICATION, LossCall
+from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.graph import classes_of, predictions, sources_of
 from comgra_decl.rules.kind_readings import Attention, between
 from comgra_decl.rules.loss_readings import LossReadings
@@ -92,10 +93,14 @@ class _Means:
 
 
 class Readings:
-    """Collects the readings of a run; the results do not depend on windows."""
+    """Collects the readings of a run; the results do not depend on windows.
 
-    def __init__(self) -> None:
-        self.losses = LossReadings()
+    Args:
+        curves: see `Scene.curves`.
+    """
+
+    def __init__(self, curves: Mapping[str, Curve]) -> None:
+        self.losses = LossReadings(curves)
         self._attention = Attention()
         self._seen = np.zeros(0, np.bool_)
         self._wild: dict[str, tuple[int, int]] = {}  # number of records, and the first step

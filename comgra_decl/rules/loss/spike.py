@@ -80,11 +80,10 @@ class LossSpike(LossRule):
         "deviations, and is more than `times` that mean. It must also exceed the mean by a "
         "quarter of the median of the first ten losses. If the next loss is less than half as "
         "many standard deviations above the mean, it must also exceed the mean by a quarter of "
-        "the first loss. These conditions exclude single "
-        "unusual batches late in training, when losses are very small. The finding is only a "
-        "hint if every spike is followed by a loss that is less than half as many standard "
-        "deviations above the mean. Such a spike is caused by a batch, for example a small last "
-        "batch, and not by the model."
+        "the first loss. These conditions exclude single unusual batches late in training, when "
+        "losses are very small. The finding is only a hint if every spike is followed by a loss "
+        "that is less than half as many standard deviations above the mean. Such a spike is "
+        "caused by a batch, for example a small last batch, and not by the model."
     )
     source = (
         "OLMo-core's SkipStepOptimizer (6 standard deviations over 128 steps) and Lightning's "
