@@ -137,7 +137,8 @@ def _damage(run: Run, diagnosis: Diagnosis) -> Group:
 
 def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
     text = Text(f"{run.group}/{run.name}", style="bold")
-    text.append(f"  {diagnosis.records} records of training steps checked, ", style="not bold")
+    records = f"{diagnosis.records} record{'s' * (diagnosis.records != 1)}"
+    text.append(f"  {records} of training steps checked, ", style="not bold")
     if not count:
         failed = _denied(diagnosis)
         plain = failed or diagnosis.damage

@@ -15,7 +15,7 @@ from comgra_decl.query.report import remarks, verify_command
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.about import schedule
 from comgra_decl.viewer.model.catalogue import Catalogue
-from comgra_decl.viewer.model.numbers import count
+from comgra_decl.viewer.model.numbers import count, many
 from comgra_decl.viewer.model.ranks import spoken
 from comgra_decl.viewer.model.runview import RunView
 
@@ -89,7 +89,7 @@ def head_of(view: RunView, name: str) -> str:
     """Returns the run's name and state as HTML for the page header."""
     state = view.run.state
     text = "stopped unexpectedly" if state == "stopped" else state
-    text = f"{text} \u00b7 {count(len(view.run.records))} records"
+    text = f"{text} \u00b7 {many(len(view.run.records), 'record')}"
     return (
         f'{BRAND}<span class="name" title="{_e(view.run.path)}">'
         f'{_e(spoken(name))}</span><span class="state {state}" '
