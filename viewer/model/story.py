@@ -85,10 +85,12 @@ def _drawing(view: RunView, stop: Stop) -> str:
         place = stop.place
         slot = slot_at(view, place)
         fit = fitting(view, slot)
+        statistic = stop.statistic or fit.statistic
+        batch = "mean" if stop.statistic else fit.batch
         at = Selection(node=place.node, role=place.role, iteration=place.iteration,
-                       batch=fit.batch, statistic=fit.statistic)  # fmt: skip
+                       batch=batch, statistic=statistic)  # fmt: skip
         line = curve(view, slot, at, points=_POINTS)
-        how = order_of_operations(fit.statistic, fit.batch)
+        how = order_of_operations(statistic, batch)
         caption = f"{place}, {pass_label(place.pass_)}: {how}"
     if line.missing or not len(line.steps):
         return ""

@@ -64,7 +64,7 @@ class Nonfinite(SlotRule):
     )
     Parameters = NonfiniteParameters
     statistics = ("nonfinite",)
-    evidence = "elements"
+    evidence = "NaN or infinite elements"
     needs = "any tensor"
 
     _samples: dict[int, int] = per_run(dict)
