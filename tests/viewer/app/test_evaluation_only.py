@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def test_a_check_is_made_and_its_result_is_shown(page: Dashboard, tmp_path: Path
     assert "Not checked" not in strip.view.html
     page.change(section="findings")
     page.poll()
-    findings = page.screen.sections["findings"].panes[0]
+    findings: Any = page.screen.sections["findings"].panes[0]
     assert "there are no training records" in findings.view.html
 
 
@@ -59,5 +60,5 @@ def test_nothing_speaks_of_training(page: Dashboard) -> None:
     groups = page.screen.selectors.view.groups
     (types,) = [f for group in groups for f in group["fields"] if f["name"] == "type"]
     assert "training" not in types["options"][0]["label"]
-    kpis = page.screen.sections["kpis"].panes[0]
+    kpis: Any = page.screen.sections["kpis"].panes[0]
     assert "had no backward pass" in kpis._empty.html
