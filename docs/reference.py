@@ -35,6 +35,11 @@ FORMULAS = (
 CLASSES = (
     "comgra_decl.query.Run",
     "comgra_decl.query.Slot",
+    "comgra_decl.query.preview.Preview",
+    "comgra_decl.records.Axis",
+    "comgra_decl.viewer.plotting.RunPlots",
+    "comgra_decl.viewer.plotting.SlotPlots",
+    "comgra_decl.viewer.plotting.GroupPlots",
     "comgra_decl.query.arrays.Arrays",
     "comgra_decl.query.arrays.Rows",
     "comgra_decl.query.arrays.Heat",

@@ -8,20 +8,21 @@ and `*`, link with `holoviews.link_selections`, and return their numbers as a ta
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, overload
 
 import holoviews as hv
 import numpy as np
 import pandas as pd
-from bokeh.embed import file_html
-from bokeh.resources import INLINE
+import panel as pn
 from numpy.typing import NDArray
 
 from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_mean, shown
 from comgra_decl.query import Group, Run
 from comgra_decl.query.slot import Slot
 from comgra_decl.viewer.model.distribution import cumulative, quantile
+from comgra_decl.viewer.notebook import Look
 from comgra_decl.viewer.palette import BLUE, LINES, SCALE
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -39,6 +40,8 @@ def plotted(recorded: Group) -> GroupPlots: ...
 def plotted(recorded: Run | Slot | Group) -> RunPlots | SlotPlots | GroupPlots:
     """Returns the plots of a run, a recorded tensor or a group of runs."""
     _use("bokeh")
+    if find_spec("matplotlib") is not None:  # an element gets its look for images when it is made
+        _use("matplotlib")
     if isinstance(recorded, Group):
         return GroupPlots(recorded)
     return SlotPlots(recorded) if isinstance(recorded, Slot) else RunPlots(recorded)
@@ -76,31 +79,46 @@ class RunPlots:
     ) -> hv.QuadMesh:
         """Returns one statistic of all tensors in a pass, by tensor (rows) and step (columns).
 
-        The dimensions are `step`, `slot` (index of the column of `Run.heat`) and the statistic.
-        Cells without a record are transparent.
+        The dimensions are `step`, `slot` (index of the column of `Run.heat`), the statistic, and
+        `tensor` (name of the tensor). Cells without a record are transparent.
+
+        Raises:
+            UnknownNameError: the run has no such statistic, or no tensor in this pass.
         """
         table = self._run.heat(statistic, of=of, over_batch=over_batch, type=type)
+        if not len(table.columns):
+            passes = [*dict.fromkeys(self._run.slots["pass"])]
+            hint = did_you_mean(of, passes) or "."
+            raise UnknownNameError(
+                f"{shown(of)} is not a pass of this run{hint} "
+                f"It has: {', '.join(map(repr, passes)) or 'none'}."
+            )
         columns: Any = table.columns
         names = [_name(node, role, iteration) for node, role, iteration, _ in columns]
         rows = np.arange(len(names))
         steps = np.asarray(table.index, np.int64)
-        if len(steps) == 1:  # a mesh needs two positions for the width of its cells
-            steps = np.array([steps[0], steps[0] + 1])
-            table = table.iloc[[0, 0]]
+        values = table.to_numpy(np.float64).T
+        tensors = np.repeat(np.array(names, object)[:, None], len(steps), axis=1)
         mesh = hv.QuadMesh(
-            (_edges(steps), _edges(rows), table.to_numpy(np.float64).T),
+            (_edges(steps), _edges(rows), values, tensors),
             kdims=["step", "slot"],
-            vdims=[statistic],
+            vdims=[statistic, "tensor"],
             label=f"{statistic} ({of})",
         )
-        ticks = list(zip(rows.tolist(), names, strict=True))
-        mesh = mesh.opts(
-            hv.opts.QuadMesh(cmap=list(SCALE), colorbar=True, yticks=ticks, invert_yaxis=True)
-        )
-        return mesh.opts(
-            hv.opts.QuadMesh(
-                responsive=True, height=max(200, 14 * len(names)), tools=["hover"], backend="bokeh"
-            )
+        look = {
+            "cmap": list(SCALE),
+            "colorbar": True,
+            "yticks": list(zip(rows.tolist(), names, strict=True)),
+            "invert_yaxis": True,
+            "ylabel": "",
+        }
+        height = max(200, 14 * len(names))
+        return _styled(
+            mesh,
+            "QuadMesh",
+            look,
+            bokeh={"height": height, "tools": ["hover"]},
+            matplotlib={"fig_inches": (7, max(3, 0.2 * len(names))), "aspect": None},
         )
 
     def kpis(self, *names: str, smoothing: float = 0.0, type: str | None = None) -> hv.NdOverlay:
@@ -113,7 +131,7 @@ class RunPlots:
             type: type of execution; by default, all.
 
         Raises:
-            UnknownNameError: the run has no metric with this name.
+            UnknownNameError: the run has no metric with this name, or no metrics.
         """
         table = self._run.kpis()
         if type is not None:
@@ -121,6 +139,9 @@ class RunPlots:
         there = list(dict.fromkeys(table["name"]))
         for name in names:
             _check_metric(name, there)
+        if not there:
+            what = f" of type {type!r}" if type else ""
+            raise UnknownNameError(f"the run has no metrics{what}.")
         chosen = names or tuple(there)
         curves = {n: _metric(table[table["name"] == n], "value", smoothing) for n in chosen}
         return _overlay(curves, "metric")
@@ -137,8 +158,18 @@ class RunPlots:
         """Returns the recorded samples of a node's output as points, by two statistics.
 
         The dimensions are the statistics, `sample` and `category` (the sample's category, or "").
+
+        Raises:
+            UnknownNameError: there is no such statistic.
         """
         table = self._run.slot(node).row(step, type=type)
+        for name in (x, y):
+            if name not in table:
+                hint = did_you_mean(name, table.columns) or "."
+                there = ", ".join(map(repr, table.columns))
+                raise UnknownNameError(
+                    f"there is no statistic {shown(name)}{hint} The statistics are: {there}."
+                )
         labels = table.attrs.get("labels") or [None] * len(table)
         points = table[[x, y]].assign(
             sample=np.arange(len(table)),
@@ -150,10 +181,9 @@ class RunPlots:
             vdims=["sample", "category"],
             label=f"{node} at step {step}",
         )
-        return found.opts(
-            hv.opts.Points(
-                color="category", cmap=list(LINES), size=6, tools=["hover"], backend="bokeh"
-            )
+        look = {"color": "category", "cmap": list(LINES)}
+        return _styled(
+            found, "Points", look, bokeh={"size": 6, "tools": ["hover"]}, matplotlib={"s": 20}
         )
 
 
@@ -178,7 +208,7 @@ class SlotPlots:
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> hv.NdOverlay:
         """Returns one statistic of each recorded sample by step, with the key `sample`."""
-        table = self._slot.samples(statistic, type=type)
+        table = self._slot.samples(statistic, type=type).dropna(axis="columns", how="all")
         curves = {
             number: hv.Curve(
                 pd.DataFrame({"step": table.index, statistic: table[number].to_numpy()}),
@@ -194,9 +224,8 @@ class SlotPlots:
         counts, edges = self._slot.histogram(step, type=type)
         label = f"{_label(self._slot)} at step {step}"
         found = hv.Histogram((edges, counts), kdims=["value"], vdims=["count"], label=label)
-        found = found.opts(hv.opts.Histogram(color=BLUE))
-        return found.opts(
-            hv.opts.Histogram(line_color=None, responsive=True, height=300, backend="bokeh")
+        return _styled(
+            found, "Histogram", {"color": BLUE}, bokeh={"line_color": None, "height": 300}
         )
 
     def distribution(self, *, type: str | None = None) -> hv.Overlay:
@@ -213,19 +242,22 @@ class SlotPlots:
         table = pd.DataFrame(found, columns=["p5", "p25", "p50", "p75", "p95"])
         table.insert(0, "step", steps)
         bands = [
-            hv.Area(table, "step", [low, high], label=label).opts(
-                hv.opts.Area(color=BLUE, alpha=alpha)
+            _styled(
+                hv.Area(table, "step", [low, high], label=label),
+                "Area",
+                {"color": BLUE, "alpha": alpha},
+                bokeh={"line_color": None},
+                matplotlib={"linewidth": 0},
             )
             for low, high, label, alpha in (
                 ("p5", "p95", "5% to 95%", 0.2),
                 ("p25", "p75", "25% to 75%", 0.35),
             )
         ]
-        median = hv.Curve(table, "step", "p50", label="median").opts(hv.opts.Curve(color=BLUE))
-        overlay = bands[0] * bands[1] * median
-        return overlay.opts(hv.opts.Overlay(title=_label(self._slot))).opts(
-            hv.opts.Overlay(responsive=True, height=300, backend="bokeh")
-        )
+        median = hv.Curve(table, "step", "p50", label="median")
+        overlay = bands[0] * bands[1] * _styled(median, "Curve", {"color": BLUE})
+        look = {"title": _label(self._slot), "ylabel": "value", "show_legend": True}
+        return _styled(overlay, "Overlay", look, bokeh={"height": 300})
 
 
 class GroupPlots:
@@ -310,8 +342,12 @@ class GroupPlots:
             _check_metric(kpi, there)
         points = pd.DataFrame(rows, columns=[setting, kpi, "run"])
         found = hv.Points(points, kdims=[setting, kpi], vdims=["run"])
-        return found.opts(hv.opts.Points(color=BLUE)).opts(
-            hv.opts.Points(size=8, tools=["hover"], backend="bokeh")
+        return _styled(
+            found,
+            "Points",
+            {"color": BLUE},
+            bokeh={"size": 8, "tools": ["hover"]},
+            matplotlib={"s": 30},
         )
 
 
@@ -326,15 +362,18 @@ def save(element: Any, path: str | Path) -> Path:
 
     Raises:
         ValueError: the suffix is unknown.
+        FileNotFoundError: the folder does not exist.
         MissingPackageError: an image was requested and Matplotlib is not installed.
     """
     target = Path(path)
     suffix = target.suffix.lower()
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"folder {str(target.parent)!r} does not exist")
     if suffix == ".html":
         _use("bokeh")
-        # the page that HoloViews saves loads Panel's style sheets from the network
-        page = file_html(hv.render(element, backend="bokeh"), INLINE, title=target.stem)
-        target.write_text(page, encoding="utf-8")
+        # unlike the page that HoloViews saves, it loads nothing from the network
+        pane = pn.pane.HoloViews(element, backend="bokeh")  # type: ignore[no-untyped-call]
+        Look(pane).save(target, title=target.stem)
     elif suffix in _STATIC:
         try:
             _use("matplotlib")
@@ -351,16 +390,17 @@ def save(element: Any, path: str | Path) -> Path:
 
 
 def _use(backend: str) -> None:
-    """Loads a HoloViews backend but keeps the one that the program has chosen, if any."""
-    chosen = hv.Store.current_backend if hv.Store.renderers else None
+    """Loads a HoloViews backend but keeps the one that the program has chosen, or Bokeh."""
+    chosen = hv.Store.current_backend if hv.Store.renderers else "bokeh"
     if backend not in hv.Store.renderers:
         hv.renderer(backend)
-    hv.Store.set_current_backend(chosen or backend)
+    if chosen in hv.Store.renderers:
+        hv.Store.set_current_backend(chosen)
 
 
-def _metric(table: pd.DataFrame, dimension: str, smoothing: float) -> hv.Curve:
-    if not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing must be from 0 to less than 1, got {smoothing}")
+def _metric(table: pd.DataFrame, dimension: str, smoothing: Any) -> hv.Curve:
+    if not isinstance(smoothing, (int, float)) or not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing must be from 0 to less than 1, got {smoothing!r}")
     values = table["value"].astype(float)
     if smoothing:
         values = values.ewm(alpha=1 - smoothing, adjust=True).mean()
@@ -380,14 +420,56 @@ def _check_metric(name: str, there: Iterable[str]) -> None:
 def _overlay(curves: Mapping[Any, hv.Curve], dimension: str) -> hv.NdOverlay:
     lines = {key: _lines(curve) for key, curve in curves.items()}
     overlay = hv.NdOverlay(lines, kdims=[dimension], sort=False)
-    cycle = hv.Cycle(list(LINES))
-    return overlay.opts(hv.opts.Curve(color=cycle)).opts(
-        hv.opts.NdOverlay(responsive=True, height=300, legend_position="right", backend="bokeh")
-    )
+    overlay = _styled(overlay, "Curve", {"color": hv.Cycle(list(LINES))}, bokeh={"height": 300})
+    return _styled(overlay, "NdOverlay", {"legend_position": "right"}, bokeh={"height": 300})
 
 
 def _lines(curve: hv.Curve) -> hv.Curve:
-    return curve.opts(hv.opts.Curve(responsive=True, height=300, tools=["hover"], backend="bokeh"))
+    return _styled(
+        curve, "Curve", {"hooks": [_mark_isolated]}, bokeh={"height": 300, "tools": ["hover"]}
+    )
+
+
+def _mark_isolated(plot: Any, curve: hv.Curve) -> None:
+    """Draws a marker for each point without a neighbour, where a line would show nothing."""
+    x, y = (np.asarray(curve.dimension_values(number), np.float64) for number in (0, 1))
+    known = np.pad(np.isfinite(y), 1)
+    alone = known[1:-1] & ~known[:-2] & ~known[2:]
+    if not alone.any():
+        return
+    if plot.backend == "bokeh":
+        colour = plot.handles["glyph"].line_color
+        plot.handles["plot"].scatter(x[alone], y[alone], size=5, color=colour)
+    else:
+        colour = plot.handles["artist"].get_color()
+        plot.handles["axis"].plot(x[alone], y[alone], "o", markersize=4, color=colour)
+
+
+def _styled(
+    element: Any,
+    kind: str,
+    look: Mapping[str, Any],
+    *,
+    bokeh: Mapping[str, Any] | None = None,
+    matplotlib: Mapping[str, Any] | None = None,
+) -> Any:
+    """Returns an element with options of one kind of element for each available backend.
+
+    Args:
+        element: the element.
+        kind: the kind of element whose options are set.
+        look: options for all backends.
+        bokeh: further options for Bokeh; a height makes the plot as wide as its page.
+        matplotlib: further options for Matplotlib.
+    """
+    build = getattr(hv.opts, kind)
+    more = dict(bokeh or {})
+    if "height" in more:
+        more["responsive"] = True
+    element = element.opts(build(**look, **more, backend="bokeh"))
+    if "matplotlib" in hv.Store.renderers:
+        element = element.opts(build(**look, **(matplotlib or {}), backend="matplotlib"))
+    return element
 
 
 def _label(slot: Slot) -> str:

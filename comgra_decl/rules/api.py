@@ -46,8 +46,8 @@ from comgra_decl.rules.calls import (
     LOGITS_OF_CLASSES,
     PROBABILITIES,
     LossCall,
-    loss_calls,
 )
+from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity, began, since
 from comgra_decl.rules.graph import (
     classes_of,
@@ -64,7 +64,13 @@ from comgra_decl.rules.graph import (
     target_of,
     target_pairs,
 )
-from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, CurveRule, LossRule, is_validation
+from comgra_decl.rules.loss_curve import (
+    EVALUATION_TYPES,
+    CurveRule,
+    LossRule,
+    Validations,
+    is_validation,
+)
 from comgra_decl.rules.memory import (
     NO_SLOTS,
     Bools,
@@ -88,10 +94,13 @@ from comgra_decl.rules.rows import (
     values_of,
 )
 from comgra_decl.rules.settings import (
+    DECOUPLED,
+    Clipping,
     decays,
     lower_decay,
     lower_rate,
     normalises,
+    parameter_groups,
     raise_rate,
 )
 from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable, is_gradient, usual_norm
@@ -101,6 +110,7 @@ from comgra_decl.spec.base import Int, Number
 __all__ = [
     "BINARY_LOGITS",
     "CLASSIFICATION",
+    "DECOUPLED",
     "EARLIER_STEP",
     "ELEMENTWISE",
     "EVALUATION_TYPES",
@@ -116,6 +126,7 @@ __all__ = [
     "VARYING",
     "Bools",
     "ClassCounts",
+    "Clipping",
     "Count",
     "Curve",
     "CurveRule",
@@ -154,6 +165,7 @@ __all__ = [
     "Streak",
     "Structure",
     "Tokens",
+    "Validations",
     "Window",
     "began",
     "classes_of",
@@ -165,10 +177,10 @@ __all__ = [
     "input_slots",
     "is_gradient",
     "is_validation",
-    "loss_calls",
     "lower_decay",
     "lower_rate",
     "normalises",
+    "parameter_groups",
     "per_run",
     "place_of",
     "prediction_of",

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.records import SlotInfo, Structure
-from comgra_decl.rules.calls import LossCall
+from comgra_decl.records import LOSS_CALLS, SlotInfo, Structure
+from comgra_decl.rules.calls import LossCall, loss_calls
+from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Severity
-from comgra_decl.rules.memory import NO_SLOTS, Bools, Slots, Streak
+from comgra_decl.rules.memory import NO_SLOTS, Bools, ClassCounts, Slots, Streak
 from comgra_decl.rules.settings import Clipping, LearningRates
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Numbers, Window
@@ -116,6 +117,8 @@ class Scene:
         batch_softmaxes: shapes [batch, ...] of the tensors to which a softmax over the batch was
             applied.
         attentions: the attention calls of the first records (see `records.ATTENTIONS`).
+        curves: the metric `loss` over the whole run, by type of execution.
+        classes: the classes among the targets; see `count_classes`.
         records: number of training records so far.
         evaluations: number of evaluation records so far.
         last_step: step of the newest record or metric value; -1 before the first.
@@ -135,11 +138,29 @@ class Scene:
     clipping: Clipping = field(default_factory=Clipping)
     batch_softmaxes: list[tuple[int, ...]] = field(default_factory=list)
     attentions: list[dict[str, Any]] = field(default_factory=list)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    classes: ClassCounts = field(default_factory=ClassCounts)
     records: int = 0
     evaluations: int = 0
     last_step: int = -1
     has_histograms: bool = False
     ended: bool = False
+    _raw_calls: object = None
+    _latest_calls: list[LossCall] = field(default_factory=list)
+    _counted: int = 0  # number of training records in `classes`
+
+    def calls_of(self, facts: Mapping[str, Any]) -> list[LossCall]:
+        """Returns the loss calls of a record; the same list as before if they are the same."""
+        raw = facts.get(LOSS_CALLS)
+        if raw != self._raw_calls:  # nearly all records have the same calls
+            self._raw_calls, self._latest_calls = raw, [*loss_calls(facts)]
+        return self._latest_calls
+
+    def count_classes(self, window: Window) -> None:
+        """Adds the next training records to `classes`, unless another rule has added them."""
+        if window.first >= self._counted:
+            self.classes.look(window)
+            self._counted = window.first + len(window)
 
     @property
     def parameters(self) -> dict[tuple[str, str], Mapping[str, Any]]:

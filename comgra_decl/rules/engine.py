@@ -13,14 +13,14 @@ import numpy as np
 from comgra_decl.records import (
     ATTENTIONS,
     BATCH_SOFTMAXES,
-    LOSS_CALLS,
     OPTIMIZERS,
     SlotInfo,
     Structure,
 )
 from comgra_decl.rules.base import Rule, Scene, Seen, SlotRule
-from comgra_decl.rules.calls import LossCall, loss_calls
+from comgra_decl.rules.calls import LossCall
 from comgra_decl.rules.causes import Causes, Unusual
+from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import Finding, best_first
 from comgra_decl.rules.readings import Reading, Readings
 from comgra_decl.rules.window import Numbers, Window
@@ -54,9 +54,9 @@ class Engine:
         self._rules = list(rules)
         self._failed: dict[str, str] = {}
         self._unusual = Unusual()
-        self._readings: Readings | None = Readings()  # None after a failure
+        self._readings: Readings | None = Readings(self.scene.curves)  # None after a failure
         self._structures: dict[str, Structure] = {}
-        self._raw_calls: object = None
+        self._calls: list[LossCall] = []
         self._seen: list[Seen] = []  # one for each loss call of the latest record
         for rule in self._rules:
             rule.scene = self.scene
@@ -123,7 +123,7 @@ class Engine:
             self._see_facts(part)
             if part.has("l2"):
                 gradients = np.flatnonzero(part.table.parameter_gradients)
-                self.scene.clipping.look(part.read("l2", gradients))
+                self.scene.clipping.look(part.steps, part.read("l2", gradients))
             self._each("look", part, [rule for rule in self._rules if not _sees_evaluations(rule)])
             self._unusual.look(part)
             self._read("look", part)
@@ -134,10 +134,10 @@ class Engine:
     def _see_facts(self, window: Window) -> None:
         """Stores the arguments of losses and the settings of optimizers."""
         for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
-            raw = facts.get(LOSS_CALLS)
-            if raw != self._raw_calls:  # nearly all records have the same calls
-                self._raw_calls = raw
-                self._seen = [self._seen_of(call, step) for call in loss_calls(facts)]
+            calls = self.scene.calls_of(facts)
+            if calls is not self._calls:
+                self._calls = calls
+                self._seen = [self._seen_of(call, step) for call in calls]
             for seen in self._seen:
                 seen.last = step
                 seen.records += 1
@@ -159,6 +159,9 @@ class Engine:
         """Processes the next values of one metric and type of execution."""
         if len(numbers.steps):
             self.scene.last_step = max(self.scene.last_step, int(numbers.steps.max()))
+            if numbers.name == "loss":
+                curve = self.scene.curves.setdefault(numbers.type, Curve())
+                curve.add(numbers.steps, numbers.values)
             self._each("look_at_numbers", numbers, self._rules)
             self._read("look_at_numbers", numbers)
 

@@ -1,92 +1,23 @@
-"""The loss over a whole run, and the base classes of rules about it."""
+"""Base classes of rules about the loss."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.base import Rule, Scene, per_run
+from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.window import Numbers
-
-BLOCKS = 128
-"""Number of blocks after a merge; twice as many blocks are merged in pairs."""
 
 EVALUATION_TYPES = ("eval", "val", "valid", "validation", "test")
 """Types of execution whose losses are validation losses."""
 
 _NAMES = ("*val*loss*", "*valid*loss*", "*eval*loss*", "*test*loss*", "*dev*loss*")
-
-
-class Curve:
-    """Mean, deviation and extremes of a metric, in blocks with equal numbers of values.
-
-    Requires constant memory. The blocks depend only on the values, not on how they are divided.
-    """
-
-    def __init__(self) -> None:
-        self.size = 1
-        """Number of values in a block."""
-        self.count = 0
-        """Number of finite values so far."""
-        self.first = float("nan")
-        """The first value."""
-        self.steps: list[int] = []
-        """The first step of each complete block."""
-        self._sums: list[tuple[float, float, float, float]] = []  # sum, sum of squares, min, max
-        self._open: list[tuple[int, float]] = []
-
-    def add(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Adds the next values; ignores non-finite ones."""
-        finite = np.isfinite(values)
-        if not self.count and finite.any():
-            self.first = float(values[finite][0])
-        self.count += int(finite.sum())
-        self._open += zip(steps[finite].tolist(), values[finite].tolist(), strict=True)
-        while len(self._open) >= self.size:
-            self._close()
-
-    def _close(self) -> None:
-        part, self._open = self._open[: self.size], self._open[self.size :]
-        values = np.array([value for _, value in part])
-        self.steps.append(part[0][0])
-        sums = values.sum(), (values**2).sum(), values.min(), values.max()
-        self._sums.append((float(sums[0]), float(sums[1]), float(sums[2]), float(sums[3])))
-        if len(self._sums) == 2 * BLOCKS:
-            self._sums = [_joined(a, b) for a, b in zip(*[iter(self._sums)] * 2, strict=True)]
-            self.steps = self.steps[::2]
-            self.size *= 2
-
-    @property
-    def table(self) -> NDArray[np.float64]:
-        """Sum, sum of squares, minimum and maximum of each complete block, of shape [blocks, 4]."""
-        return np.array(self._sums).reshape(-1, 4)
-
-    @property
-    def means(self) -> NDArray[np.float64]:
-        """Mean of each complete block."""
-        return self.table[:, 0] / self.size
-
-    def mean(self, start: float, stop: float) -> tuple[float, float]:
-        """Returns the mean and standard error of a part of the curve, given as two fractions."""
-        blocks = len(self._sums)
-        first, last = int(start * blocks), max(int(start * blocks) + 1, int(stop * blocks))
-        part = self.table[first:last]
-        if not len(part):
-            return float("nan"), float("nan")
-        number = len(part) * self.size
-        mean = part[:, 0].sum() / number
-        variance = max(0.0, part[:, 1].sum() / number - mean**2)
-        return float(mean), float(np.sqrt(variance / number))
-
-
-def _joined(
-    a: tuple[float, float, float, float], b: tuple[float, float, float, float]
-) -> tuple[float, float, float, float]:
-    return a[0] + b[0], a[1] + b[1], min(a[2], b[2]), max(a[3], b[3])
 
 
 class LossRule(Rule):
@@ -146,12 +77,38 @@ class LossRule(Rule):
 class CurveRule(LossRule):
     """A rule about the whole loss curve."""
 
-    curves: dict[str, Curve] = per_run(dict)
-    """The curve of each type of execution."""
+    @property
+    def curves(self) -> Mapping[str, Curve]:
+        """The curve of each type of execution, shared by all rules."""
+        return self.scene.curves
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Adds the next losses to the curve."""
-        self.curves.setdefault(type_, Curve()).add(steps, values)
+        """Does nothing, because the engine adds the losses to the curves."""
+
+
+class Validations:
+    """Lowest value of each validation loss."""
+
+    def __init__(self) -> None:
+        self._best: dict[str, tuple[int, int, float]] = {}  # count, step and value of the lowest
+
+    def look(self, numbers: Numbers) -> None:
+        """Processes the next values of a validation loss."""
+        name = f"{numbers.name} ({numbers.type})"
+        for step, value in zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True):
+            count, at, best = self._best.get(name, (0, step, float("inf")))
+            self._best[name] = (count + 1, *((step, value) if value < best else (at, best)))
+
+    def always_above(self, limit: float, *, least: int) -> tuple[str, int, float] | None:
+        """Returns the first loss, of at least `least` values, that was never below a limit.
+
+        Returns:
+            Its name, and the step and value of its minimum; None if there is no such loss.
+        """
+        for name, (count, step, best) in self._best.items():
+            if count >= least and best > limit:
+                return name, step, best
+        return None
 
 
 def is_validation(numbers: Numbers) -> bool:

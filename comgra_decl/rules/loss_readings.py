@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, is_validation
+from comgra_decl.rules.curve import Curve
+from comgra_decl.rules.loss_curve import EVALUATION_TYPES, is_validation
 from comgra_decl.rules.window import Numbers
 
 RISE = 0.05
@@ -53,10 +55,14 @@ Judged = tuple[str, Literal["fine", "unknown", "poor", "bad"]]
 
 
 class LossReadings:
-    """Collects training and validation losses."""
+    """Collects training and validation losses.
 
-    def __init__(self) -> None:
-        self._curves: dict[str, Curve] = {}
+    Args:
+        curves: see `Scene.curves`.
+    """
+
+    def __init__(self, curves: Mapping[str, Curve]) -> None:
+        self._curves = curves
         self._losses: dict[str, int] = {}
         self._wild: dict[str, int] = {}
         self._top: dict[str, tuple[float, int]] = {}
@@ -76,7 +82,6 @@ class LossReadings:
 
     def _take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         self._losses[type_] = self._losses.get(type_, 0) + len(steps)
-        self._curves.setdefault(type_, Curve()).add(steps, values)
         self._wild[type_] = self._wild.get(type_, 0) + int((~np.isfinite(values)).sum())
         row, since = self._zeros.get(type_, (0, -1))
         top = self._top.get(type_, (-np.inf, -1))

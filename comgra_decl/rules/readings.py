@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.rules.base import Scene
 from comgra_decl.rules.calls import BINARY_LOGITS, CLASSIFICATION, LossCall
+from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.graph import classes_of, predictions
 from comgra_decl.rules.loss_readings import LossReadings
 from comgra_decl.rules.memory import Slots, grown
@@ -86,10 +87,14 @@ class _Means:
 
 
 class Readings:
-    """Collects the readings of a run; the results do not depend on windows."""
+    """Collects the readings of a run; the results do not depend on windows.
 
-    def __init__(self) -> None:
-        self.losses = LossReadings()
+    Args:
+        curves: see `Scene.curves`.
+    """
+
+    def __init__(self, curves: Mapping[str, Curve]) -> None:
+        self.losses = LossReadings(curves)
         self._seen = np.zeros(0, np.bool_)
         self._wild: dict[str, tuple[int, int]] = {}  # number of records, and the first step
         self._first: NDArray[np.float32] = np.zeros((0, 0, 0), np.float32)

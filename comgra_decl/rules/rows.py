@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.records import SlotInfo
 from comgra_decl.rules.memory import Slots
 from comgra_decl.rules.table import SlotTable
 from comgra_decl.rules.window import Window
@@ -30,24 +31,21 @@ def read_rows(window: Window) -> NDArray[np.int64]:
 
 def input_slots(table: SlotTable) -> Slots:
     """Returns the inputs of models with a batch dimension, from the first call of a step."""
-    return np.flatnonzero(
-        table.where(
-            lambda i: (
-                i.kind == "input"
-                and i.key.pass_ == "forward"
-                and i.key.node == "input"
-                and i.key.iteration == 0
-                and bool(i.shape)
-            )
-        )
-    )
+    return table.remembered(input_slots, lambda table: np.flatnonzero(table.where(_is_input)))
+
+
+def _is_input(info: SlotInfo) -> bool:
+    first = info.key.node == "input" and info.key.iteration == 0
+    return info.kind == "input" and info.key.pass_ == "forward" and first and bool(info.shape)
 
 
 def target_slots(table: SlotTable) -> Slots:
     """Returns the targets, with or without a batch dimension."""
-    return np.flatnonzero(
-        table.where(lambda i: i.kind == "target" and i.key.pass_ == "forward" and bool(i.shape))
-    )
+    return table.remembered(target_slots, lambda table: np.flatnonzero(table.where(_is_target)))
+
+
+def _is_target(info: SlotInfo) -> bool:
+    return info.kind == "target" and info.key.pass_ == "forward" and bool(info.shape)
 
 
 @dataclass
@@ -67,12 +65,17 @@ class Rows:
         """Adds the samples of a record, unless there are enough or their shape differs."""
         rows = values.reshape(len(values), -1) if values.size else values.reshape(0, 0)
         known = self.parts[0].shape[1] if self.parts else rows.shape[1]
-        if self.count >= MOST_ROWS or not 0 < rows.shape[1] <= MOST_COLUMNS:
+        if self.is_full or not 0 < rows.shape[1] <= MOST_COLUMNS:
             return
         if rows.shape[1] == known:
             self.steps.append(step)
             self.parts.append(rows)
             self.count += len(rows)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further samples are ignored."""
+        return self.count >= MOST_ROWS
 
     @property
     def table(self) -> NDArray[np.float64]:

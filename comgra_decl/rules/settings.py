@@ -14,12 +14,12 @@ from comgra_decl.rules.finding import since
 if TYPE_CHECKING:
     from comgra_decl.rules.base import Scene
 
-_DECOUPLED = ("AdamW", "SGD")
+DECOUPLED = ("AdamW", "SGD")
 """Optimizers that, in each step, subtract learning rate * weight decay * weight from a weight."""
 
 _LOWERED = 0.01  # share of its maximum to which a schedule has reduced the learning rate
 
-_ALIKE, _DIFFERENT, _OFTEN = 1e-3, 5e-3, 3  # for total norms, for shares in them, and repetitions
+_ALIKE, _OFTEN = 1e-3, 3  # relative difference of total norms, and repetitions
 
 
 class LearningRates:
@@ -42,7 +42,7 @@ class LearningRates:
 
     def add(self, step: int, optimizers: Sequence[Mapping[str, Any]]) -> None:
         """Processes the optimizers of the next record."""
-        rates = [rate for rate, _, _ in _groups(optimizers)]
+        rates = [rate for rate, _, _ in parameter_groups(optimizers)]
         if not rates:
             return
         self.now = max(rates)
@@ -66,32 +66,44 @@ class Clipping:
     Clipping is detected if four consecutive records have the same total norm, within a thousandth,
     although the shares of individual parameters differ.
 
+    Args:
+        different: smallest difference between two records in the share of a parameter.
+
     Attributes:
         norm: the norm to which gradients are clipped; None if no clipping is known.
+        total: the total norm in the newest record; NaN before the first.
+        run: number of records since `first`, not counting it.
+        first: the step since which the total norm is the same and the shares differ.
+        records: number of records with a total norm that is finite and not 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, different: float = 5e-3) -> None:
+        self._different = different
         self.norm: float | None = None
-        self._total, self._alike = math.nan, 0
+        self.total = math.nan
+        self.run, self.first, self.records = 0, 0, 0
         self._shares = np.zeros(0)
 
-    def look(self, sizes: NDArray[Any]) -> None:
+    def look(self, steps: NDArray[np.int64], sizes: NDArray[Any]) -> None:
         """Processes the l2 norms [records, n] of all parameter gradients in the next records."""
-        sizes = np.nan_to_num(sizes.astype(np.float64), nan=0.0)
-        with np.errstate(all="ignore"):
-            totals = np.sqrt((sizes**2).sum(1))
-        for row, total in enumerate(totals.tolist()):
+        # infinities stay, since the squares of the largest floats would overflow
+        sizes = np.nan_to_num(sizes.astype(np.float64), posinf=np.inf)
+        totals = np.sqrt((sizes**2).sum(1))
+        for step, row, total in zip(steps.tolist(), sizes, totals.tolist(), strict=True):
             if not 0 < total < math.inf:
                 continue
-            shares = sizes[row] / total
+            self.records += 1
+            shares = row / total
             known = np.zeros(len(shares))
             known[: len(self._shares)] = self._shares[: len(shares)]
-            alike = abs(total - self._total) <= _ALIKE * total
-            differ = bool((np.abs(shares - known) > _DIFFERENT).any())
-            self._alike = self._alike + 1 if alike and differ else 0
-            if self._alike >= _OFTEN:
+            alike = abs(total - self.total) <= _ALIKE * total
+            if alike and bool((np.abs(shares - known) > self._different).any()):
+                self.run += 1
+            else:
+                self.run, self.first = 0, step
+            if self.run >= _OFTEN:
                 self.norm = total
-            self._total, self._shares = total, shares
+            self.total, self._shares = total, shares
 
 
 def raise_rate(scene: Scene, otherwise: str) -> str:
@@ -139,14 +151,14 @@ def lower_rate(scene: Scene, otherwise: str, *, further: str = "") -> str:
 
 def lower_decay(scene: Scene, otherwise: str) -> str:
     """Returns advice about weights that shrink towards zero."""
-    known = [*_groups(scene.optimizers)]
+    known = [*parameter_groups(scene.optimizers)]
     if not known:
         return otherwise
     rate, decay, kind = max(known, key=lambda group: group[0] * group[1])
     elsewhere = "look for a penalty in the loss or a layer that is not needed"
     if not any(decay for _, decay, _ in known):
         return f"No optimizer has weight decay, so {elsewhere}."
-    if kind not in _DECOUPLED:
+    if kind not in DECOUPLED:
         return f"Weight decay {decay:.3g} is added to the gradients: lower it, or {elsewhere}."
     share = f"{100 * rate * decay:.3g}%"
     removes = (
@@ -160,7 +172,7 @@ def lower_decay(scene: Scene, otherwise: str) -> str:
 
 def decays(scene: Scene) -> bool:
     """Returns whether any optimizer uses weight decay."""
-    return any(decay for _, decay, _ in _groups(scene.optimizers))
+    return any(decay for _, decay, _ in parameter_groups(scene.optimizers))
 
 
 def normalises(scene: Scene) -> bool:
@@ -168,7 +180,7 @@ def normalises(scene: Scene) -> bool:
     return any("Norm" in info.module_class for info in scene.table.infos)
 
 
-def _groups(optimizers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float, str]]:
+def parameter_groups(optimizers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float, str]]:
     """Yields the learning rate, weight decay and optimizer class of each parameter group."""
     for optimizer in optimizers:
         for group in optimizer.get("groups") or ():

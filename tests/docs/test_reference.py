@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from typer.main import get_command
 
 import comgra_decl
 from comgra_decl.cli.main import app
+from comgra_decl.query import Run, Slot
 from comgra_decl.records import AGGREGATES, STATISTICS
 from comgra_decl.spec.loading import presets
 from comgra_decl.spec.nodes import CaptureName
@@ -102,3 +104,23 @@ def test_every_variable_of_the_environment_that_is_for_users_is_documented() -> 
     page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
     assert {"COMGRA", "COMGRA_OVERRIDES", "COMGRA_VIEW_AUTH"} <= named
     assert {name for name in named - between_doors if f"`{name}`" not in page} == set()
+
+
+@pytest.mark.parametrize("kind", [Run, Slot])
+def test_the_page_on_reading_lists_all_properties_and_methods(kind: type) -> None:
+    page = (reference.PAGE.parent / "reading.md").read_text()
+    names = [name for name in dir(kind) if not name.startswith("_")]
+    static = {name: inspect.getattr_static(kind, name) for name in names}
+    for title, wanted in (("Properties", True), ("Methods", False)):
+        (line,) = re.findall(rf"^- {title} of `{kind.__name__}`: (.*)\.$", page, re.MULTILINE)
+        there = {n for n, member in static.items() if isinstance(member, property) is wanted}
+        listed = re.findall(r"`(\w+)`", line)
+        assert listed == sorted(set(listed) | there)
+        assert set(listed) - there <= _set_in_constructors(kind)
+
+
+def _set_in_constructors(kind: type) -> set[str]:
+    """Returns the names of attributes."""
+    made = [vars(each).get("__init__") for each in kind.__mro__[:-1]]
+    sources = [inspect.getsource(each) for each in made if each is not None]
+    return set(re.findall(r"self\.(\w+)(?:: [^=]+)? = ", "".join(sources)))

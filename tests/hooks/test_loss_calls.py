@@ -201,6 +201,23 @@ def test_arguments_are_told_by_name(loss_of: Loss, expected: dict[str, Any]) -> 
     assert not {"input", "target"} & set(call["arguments"])
 
 
+def test_class_weights_are_told_unless_they_change() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with recording(EVERYTHING) as run:
+        for weight in (WEIGHT, WEIGHT.clone(), WEIGHT.flip(0), 2 * WEIGHT, WEIGHT):
+            F.cross_entropy(model(X), LABELS, weight).backward()
+            optimizer.step()
+    told = [step.info.extra[LOSS_CALLS][0].get("weights") for step in run.steps]
+    assert told == [WEIGHT.tolist(), WEIGHT.tolist(), None, None, WEIGHT.tolist()]
+
+
+def test_a_third_tensor_that_is_no_weight_is_not_told_as_weights() -> None:
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    (call,) = calls(traced(lambda out: F.margin_ranking_loss(out[:, 0], out[:, 1], signs)))
+    assert "weights" not in call
+
+
 def test_a_step_describes_sixteen_calls_at_most() -> None:
     def loss_of(out: torch.Tensor) -> torch.Tensor:
         return torch.stack([F.mse_loss(out, NUMBERS * k) for k in range(20)]).sum()

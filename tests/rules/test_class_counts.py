@@ -7,6 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from comgra_decl.rules.data.targets import ClassImbalance, SingleClass
+from comgra_decl.rules.loss.class_weights import InvertedWeights
+from comgra_decl.rules.loss.guessing import NoBetterThanGuessing
 from tests.rules.tape import Tape
 
 RNG = np.random.default_rng(0)
@@ -44,6 +46,15 @@ def test_one_in_twenty_is_out_of_balance(
     (finding,) = seen(batches, dtype).findings(ClassImbalance(), window=window)
     assert finding.evidence == {"ratio": pytest.approx(19), "targets": batches.size}
     assert finding.severity == "hint"
+
+
+@pytest.mark.parametrize("window", [1, 7, 100])
+def test_several_rules_count_each_target_once(window: int) -> None:
+    batches = RNG.integers(0, 3, (25, 32)).astype(float)
+    rules = [ClassImbalance(), InvertedWeights(), NoBetterThanGuessing()]
+    (counted,) = seen(batches, "int64").play(*rules, window=window).scene.classes.by_slot.values()
+    classes, counts = np.unique(batches, return_counts=True)
+    assert counted == dict(zip(classes.astype(int).tolist(), counts.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from comgra_decl.rules import Rule
+from comgra_decl.rules.curve import BLOCKS, Curve
 from comgra_decl.rules.loss.diverging import LossDiverges, NegativeLoss
 from comgra_decl.rules.loss.flat import LossNotFalling
 from comgra_decl.rules.loss.initial import InitialLoss
 from comgra_decl.rules.loss.oscillating import LossOscillates
 from comgra_decl.rules.loss.overfit import Overfitting
 from comgra_decl.rules.loss.spike import LossSpike
-from comgra_decl.rules.loss_curve import BLOCKS, Curve
 from tests.rules.tape import Tape
 
 NOISE = np.random.default_rng(0).normal(0, 0.05, 400)
@@ -49,6 +49,26 @@ def test_a_curve_has_the_means_of_its_values_however_they_come() -> None:
     assert whole.steps == parts.steps
     np.testing.assert_allclose(whole.means, values.reshape(-1, 4).mean(1))
     np.testing.assert_array_equal(whole.table, parts.table)
+
+
+@pytest.mark.parametrize("window", [1, 7, 5 * BLOCKS])
+def test_all_rules_share_one_curve_of_each_type(window: int) -> None:
+    random, tape, alone = np.random.default_rng(2), Tape(), {}
+    for type_ in ("train", "eval"):
+        values = random.normal(size=3 * BLOCKS)
+        values[5] = np.nan
+        tape.losses(list(values), type_=type_)
+        tape.losses(list(values), name="val_loss", type_=type_)
+        alone[type_] = Curve()
+        alone[type_].add(np.arange(len(values)), values)
+    rules = [LossNotFalling(), LossDiverges(), NegativeLoss()]
+    shared = tape.play(*rules, window=window).scene.curves
+    assert [*shared] == [*alone]
+    for type_, curve in alone.items():
+        assert (shared[type_].count, shared[type_].first) == (curve.count, curve.first)
+        assert shared[type_].steps == curve.steps
+        np.testing.assert_array_equal(shared[type_].table, curve.table)
+        assert {id(rule.curves[type_]) for rule in rules} == {id(shared[type_])}
 
 
 def test_a_loss_that_stays_does_not_fall() -> None:

@@ -52,7 +52,7 @@ def wild(seed: int = 0) -> Tape:
                for node in nodes]  # fmt: skip
     outputs += [tape.slot(node, (8, 6), pass_="grad") for node in nodes]
     target = tape.slot("target", (8,), kind="target", dtype="int64")
-    data = tape.slot("data", (8, 6), role="input", kind="input")
+    data = tape.slot("input", (8, 6), role="x", kind="input")
     chain = [data, *outputs[:4]]
     tape.graph([*pairwise(chain), (outputs[3], target)])
     for step in range(40):

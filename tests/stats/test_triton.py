@@ -398,8 +398,10 @@ def test_triton_reads_memory_again_that_was_written_in_between(counts: bool) -> 
         x = numbers((4, 300), torch.float32, seed=step)
         first = x.clone()
         by.add(x, batch_dim=0)
-        for k in range(5):
-            by.add(numbers((4, 300), torch.float32, seed=30 + k), batch_dim=0)
+        # alive together: an object at the place of another would not push out what is remembered
+        others = [numbers((4, 300), torch.float32, seed=30 + k) for k in range(5)]
+        for other in others:
+            by.add(other, batch_dim=0)
         (x if counts else x.data).mul_(2)
         number = by.add(x, batch_dim=0)
         reduced = ready(by.finish())

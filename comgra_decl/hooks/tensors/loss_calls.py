@@ -113,7 +113,7 @@ def plain_arguments(
 
     Empty for operators and for C++ functions, whose parameter names are unavailable.
     """
-    given = {**dict(zip(_parameter_names(func), args, strict=False)), **kwargs}
+    given = {**dict(zip(parameter_names(func), args, strict=False)), **kwargs}
     found: dict[str, bool | int | float | str | None] = {}
     for name, value in given.items():
         if name in ("input", "target", "targets"):
@@ -127,14 +127,15 @@ def plain_arguments(
 
 def target_argument(func: Any) -> tuple[str, int] | None:
     """Returns the name and position of a loss function's target parameter, or None."""
-    names = _parameter_names(func)
+    names = parameter_names(func)
     return next(
         ((name, names.index(name)) for name in ("target", "targets") if name in names), None
     )
 
 
 @lru_cache(maxsize=512)
-def _parameter_names(func: Any) -> tuple[str, ...]:
+def parameter_names(func: Any) -> tuple[str, ...]:
+    """Returns the parameter names of a Python function; empty for other callables."""
     if not inspect.isfunction(func):
         return ()
     try:

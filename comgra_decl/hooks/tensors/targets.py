@@ -18,6 +18,7 @@ from comgra_decl.hooks.tensors.loss_calls import (
     form_of,
     likeness,
     origin_of,
+    parameter_names,
     plain_arguments,
     target_argument,
 )
@@ -253,10 +254,13 @@ class Targets(modes.OwnMode):
         at = len(capture.loss_calls)
         read = at if self._read_prediction(capture, prediction, at) else None
         like = likeness(func, args, kwargs, prediction, target)
-        key = None if like is None else (like, read, number)
+        weights = _class_weights(func, args, kwargs) if len(given) > 1 else []
+        key: Hashable = None if like is None else (like, read, number)
         facts = self._facts.get(key)
+        if facts is not None and facts.get("weights", []) != weights:
+            weights, key = [], (key, "other weights")  # one more call, not one per record
+            facts = self._facts.get(key)
         if facts is None:
-            weights = _class_weights(args, kwargs)
             facts = {
                 **({"weights": weights} if weights else {}),
                 "function": getattr(func, "__name__", type(func).__name__),
@@ -313,10 +317,11 @@ class Targets(modes.OwnMode):
         return number
 
 
-def _class_weights(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
+def _class_weights(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
     """Returns the class weights passed to a loss, if they are in the memory of the host."""
-    given = kwargs.get("pos_weight")
-    given = kwargs.get("weight", args[2] if len(args) > 2 else None) if given is None else given
+    passed = {**dict(zip(parameter_names(func), args, strict=False)), **kwargs}
+    given = passed.get("pos_weight")
+    given = passed.get("weight") if given is None else given
     if not isinstance(given, torch.Tensor) or given.device.type != "cpu" or given.requires_grad:
         return []
     return given.tolist() if given.dim() == 1 and given.numel() <= _MOST_CLASSES else []

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.rules.correlations import statistics as n
 from comgra_decl.rules.correlations.by_record import LEAST_RECORDS, LEAST_STRENGTH
-from comgra_decl.rules.correlations.candidate import Candidate
-from comgra_decl.rules.correlations.correlation import Correlation, Side
+from comgra_decl.rules.correlations.correlation import Candidate, Correlation, Side
 from comgra_decl.rules.correlations.origin import Origin
 from comgra_decl.rules.correlations.series import Series
 

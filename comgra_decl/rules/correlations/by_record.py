@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.correlations import statistics as n
-from comgra_decl.rules.correlations.candidate import Candidate
-from comgra_decl.rules.correlations.correlation import Correlation, Side
+from comgra_decl.rules.correlations.correlation import Candidate, Correlation, Side
 from comgra_decl.rules.correlations.origin import Origin, is_loss_name, of_metric
 from comgra_decl.rules.correlations.series import Series, is_group
 from comgra_decl.rules.memory import Bools

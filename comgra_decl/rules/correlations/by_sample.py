@@ -12,8 +12,7 @@ from comgra_decl.rules.base import Scene
 from comgra_decl.rules.correlations import statistics as n
 from comgra_decl.rules.correlations.by_group import differences
 from comgra_decl.rules.correlations.by_record import LEAST_STRENGTH, SAME
-from comgra_decl.rules.correlations.candidate import Candidate
-from comgra_decl.rules.correlations.correlation import Correlation, Side
+from comgra_decl.rules.correlations.correlation import Candidate, Correlation, Side
 from comgra_decl.rules.correlations.origin import Origin, Origins, is_loss
 from comgra_decl.rules.finding import Place
 from comgra_decl.rules.graph import predictions

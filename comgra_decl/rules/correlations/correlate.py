@@ -11,8 +11,7 @@ import numpy as np
 from comgra_decl.rules.correlations.by_group import differing
 from comgra_decl.rules.correlations.by_record import happening, moving
 from comgra_decl.rules.correlations.by_sample import sampling
-from comgra_decl.rules.correlations.candidate import Candidate
-from comgra_decl.rules.correlations.correlation import Correlation, Side
+from comgra_decl.rules.correlations.correlation import Candidate, Correlation, Side
 from comgra_decl.rules.correlations.origin import is_loss_name
 from comgra_decl.rules.correlations.series import Series, series_of
 from comgra_decl.rules.diagnosis import Diagnosis, concluded, diagnose

@@ -1,11 +1,13 @@
-"""A correlation between two quantities, as reported."""
+"""A correlation between two quantities, and what is known about one before it is reported."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from comgra_decl.rules.correlations.origin import Origin
 from comgra_decl.rules.finding import Place
+from comgra_decl.rules.window import Floats
 
 Kind = Literal["moves", "happens", "samples", "differs"]
 """The kind of a correlation:
@@ -164,3 +166,18 @@ def _members(text: str) -> str:
     """Returns the subject of a sentence about the steps with a tag or of a type."""
     kind, _, name = text.partition(" ")
     return f"Steps with tag {name}" if kind == "tag" else f"Steps of type {name}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A statistically significant correlation.
+
+    Attributes:
+        correlation: the correlation to report.
+        course: the course of its first side, aligned so that candidates are comparable.
+        origin: the origin of its first side in a step.
+    """
+
+    correlation: Correlation
+    course: Floats
+    origin: Origin

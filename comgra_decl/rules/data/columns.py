@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,7 +42,8 @@ class Columns:
         every = [*input_slots(table).tolist(), *target_slots(table).tolist()]
         wanted = [s for s in every if _is_table(table.infos[s])]
         wanted = [s for s in wanted if of_targets or table.infos[s].kind == "input"]
-        for row in read_rows(window).tolist() if wanted else ():
+        full = all(s in self.by_slot and self.by_slot[s].is_full for s in wanted)
+        for row in read_rows(window).tolist() if not full else ():
             given = {slot: values_of(window, row, slot) for slot in every}
             known = {s: v for s, v in given.items() if v is not None and np.isfinite(v).all()}
             size = max((len(v) for s, v in known.items() if s in wanted), default=0)
@@ -63,7 +66,8 @@ class Columns:
 
 
 def _is_table(info: SlotInfo) -> bool:
-    return "float" in info.dtype and info.batch_dim == 0 and len(info.shape) <= 2
+    narrow = len(info.shape) <= 2 and prod(info.shape[1:]) <= _WIDEST
+    return "float" in info.dtype and info.batch_dim == 0 and narrow
 
 
 class PlaceholderParameters(RuleParameters):

@@ -25,7 +25,6 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
-    loss_calls,
     per_run,
     target_of,
 )
@@ -126,8 +125,8 @@ class Unshuffled(Rule):
             key = window.table.infos[slot].key
             for row in np.flatnonzero(there).tolist():
                 m, v, n = mean[row], within[row], size[row]
-                facts = window.facts[row] if window.facts else {}
-                call = next((c for c in loss_calls(facts) if c.target_key == key), None)
+                calls = self.scene.calls_of(window.facts[row]) if window.facts else []
+                call = next((c for c in calls if c.target_key == key), None)
                 task = ("", 0) if call is None else (call.function, call.classes)
                 sums = self._sums.setdefault((slot, *task), np.zeros(4))
                 sums += (1, m, m * m, v / (n - 1))
@@ -196,15 +195,13 @@ class ClassImbalance(Rule):
     explained_by = ("single_class",)
     Parameters = ImbalanceParameters
 
-    _counts = per_run(ClassCounts)
-
     def look(self, window: Window) -> None:
         """Counts the classes in the histograms of targets."""
-        self._counts.look(window)
+        self.scene.count_classes(window)
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first target that is not balanced."""
-        for slot, known in self._counts.by_slot.items():
+        for slot, known in scene.classes.by_slot.items():
             total = sum(known.values())
             if total < self._needed(scene) or len(known) < 2:
                 continue
@@ -229,10 +226,10 @@ class ClassImbalance(Rule):
         """Returns the reason why the run could not be checked, or None."""
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
-        if not self._counts.by_slot:
+        if not scene.classes.by_slot:
             fewest = ClassCounts.fewest
             return f"no batch of at least {fewest} class targets was recorded"
-        most, least = self._counts.most, self._needed(scene)
+        most, least = scene.classes.most, self._needed(scene)
         return None if most >= least else f"it needs {least} targets; the run has {most}"
 
     def _needed(self, scene: Scene) -> int:

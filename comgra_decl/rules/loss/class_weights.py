@@ -6,7 +6,6 @@ import numpy as np
 
 from comgra_decl.rules.api import (
     CLASSIFICATION,
-    ClassCounts,
     Count,
     Factor,
     Finding,
@@ -15,7 +14,6 @@ from comgra_decl.rules.api import (
     RuleParameters,
     Scene,
     Window,
-    per_run,
     target_of,
 )
 
@@ -52,11 +50,9 @@ class InvertedWeights(Rule):
     )
     Parameters = ClassWeightParameters
 
-    _counts = per_run(ClassCounts)
-
     def look(self, window: Window) -> None:
         """Counts classes."""
-        self._counts.look(window)
+        self.scene.count_classes(window)
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first loss with inverted weights."""
@@ -84,7 +80,7 @@ class InvertedWeights(Rule):
         if len(call.weights) < 2 or call.function not in CLASSIFICATION:
             return None
         slot = target_of(scene, call)
-        known = self._counts.by_slot.get(-1 if slot is None else slot, {})
+        known = scene.classes.by_slot.get(-1 if slot is None else slot, {})
         counts = {
             c: n for c, n in known.items() if 0 <= c < len(call.weights) and call.weights[c] > 0
         }

@@ -22,6 +22,7 @@ from comgra_decl.rules.api import (
     Numbers,
     RuleParameters,
     Scene,
+    Validations,
     Window,
     is_validation,
     per_run,
@@ -102,7 +103,7 @@ class NoBetterThanConstant(CurveRule):
 
     _moments: dict[int, NDArray[np.float64]] = per_run(dict)  # 1, mean, mean square, by slot
     _counts: dict[int, dict[int, int]] = per_run(dict)  # of classes, by slot
-    _best: dict[str, tuple[int, int, float]] = per_run(dict)  # count, step and value of the least
+    _validations = per_run(Validations)
 
     def look(self, window: Window) -> None:
         """Accumulates statistics of the targets."""
@@ -136,13 +137,10 @@ class NoBetterThanConstant(CurveRule):
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Adds training and validation losses."""
-        if not is_validation(numbers):
+        if is_validation(numbers):
+            self._validations.look(numbers)
+        else:
             super().look_at_numbers(numbers)
-            return
-        name = f"{numbers.name} ({numbers.type})"
-        for step, value in zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True):
-            count, at, best = self._best.get(name, (0, step, float("inf")))
-            self._best[name] = (count + 1, *((step, value) if value < best else (at, best)))
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Compares both losses with that of the best constant prediction."""
@@ -164,17 +162,20 @@ class NoBetterThanConstant(CurveRule):
         end, _ = curve.mean(0.9, 1)
         if not end < (1 - self.parameters.learned) * cost:
             return None
-        for name, (count, step, best) in self._best.items():
-            if count >= self.parameters.patience and best > (1 - self.parameters.gain) * cost:
-                return self.finding(
-                    scene,
-                    first_step=step,
-                    message=f"{name} never falls below {best:.4g} (a constant prediction "
-                    f"costs {cost:.4g}), while the training loss falls to {end:.4g}: the model "
-                    "memorizes its training data.",
-                    evidence={"validation": best, "constant": cost, "train": end},
-                )
-        return None
+        above = self._validations.always_above(
+            (1 - self.parameters.gain) * cost, least=self.parameters.patience
+        )
+        if above is None:
+            return None
+        name, step, best = above
+        return self.finding(
+            scene,
+            first_step=step,
+            message=f"{name} never falls below {best:.4g} (a constant prediction "
+            f"costs {cost:.4g}), while the training loss falls to {end:.4g}: the model "
+            "memorizes its training data.",
+            evidence={"validation": best, "constant": cost, "train": end},
+        )
 
     def _cost(self, scene: Scene) -> tuple[float, str] | None:
         """Returns the loss of the best constant prediction and its name, if it is known."""

@@ -96,8 +96,7 @@ class LossDiverges(CurveRule):
         return lower_rate(scene, self.advice, further=further)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Adds the losses to the curve and stores the first one that is not finite."""
-        super().take(type_, steps, values)
+        """Stores explosions and the first loss that is not finite."""
         self._see_explosion(type_, steps, values)
         wild = steps[~np.isfinite(values)]
         if len(wild):
@@ -232,8 +231,7 @@ class NegativeLoss(CurveRule):
     _negative: dict[str, list[int]] = per_run(dict)  # count and first step
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Adds the losses to the curve and counts the negative ones."""
-        super().take(type_, steps, values)
+        """Counts the negative losses."""
         below = steps[values < -1e-3]
         if len(below):
             known = self._negative.setdefault(type_, [0, int(below[0])])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from math import log
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
 from comgra_decl.rules.api import (
-    ClassCounts,
     Count,
     Curve,
     CurveRule,
@@ -19,6 +18,7 @@ from comgra_decl.rules.api import (
     Numbers,
     RuleParameters,
     Scene,
+    Validations,
     Window,
     classes_of,
     is_validation,
@@ -99,27 +99,18 @@ class NoBetterThanGuessing(CurveRule):
     )
     Parameters = GuessingParameters
 
-    _counts = per_run(ClassCounts)
-    _best: dict[str, tuple[int, int, float]] = per_run(
-        dict
-    )  # count, and step and value of the lowest loss
+    _validations = per_run(Validations)
 
     def look(self, window: Window) -> None:
         """Counts the classes in the targets."""
-        self._counts.look(window)
+        self.scene.count_classes(window)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Adds training and validation losses."""
         if is_validation(numbers):
-            self._take_validation(f"{numbers.name} ({numbers.type})", numbers)
+            self._validations.look(numbers)
         else:
             super().look_at_numbers(numbers)
-
-    def _take_validation(self, name: str, numbers: Numbers) -> None:
-        for step, value in zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True):
-            count, at, best = self._best.get(name, (0, step, float("inf")))
-            at, best = (step, value) if value < best else (at, best)
-            self._best[name] = count + 1, at, best
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Compares the training and validation losses with the entropy of the labels."""
@@ -147,38 +138,41 @@ class NoBetterThanGuessing(CurveRule):
         last, _ = curve.mean(0.9, 1)
         if not last < (1 - self.parameters.learned) * entropy:
             return None
-        for name, (count, step, best) in self._best.items():
-            if count >= self.parameters.patience and best > (1 - self.parameters.gain) * entropy:
-                return self.finding(
-                    scene,
-                    first_step=step,
-                    message=f"{name} never falls below {best:.4g} (guessing by class frequency "
-                    f"costs {entropy:.4g}), while the training loss falls to {last:.4g}: the "
-                    "model memorizes its training data.",
-                    evidence={"validation": best, "guessing": entropy, "train": last},
-                )
-        return None
+        above = self._validations.always_above(
+            (1 - self.parameters.gain) * entropy, least=self.parameters.patience
+        )
+        if above is None:
+            return None
+        name, step, best = above
+        return self.finding(
+            scene,
+            first_step=step,
+            message=f"{name} never falls below {best:.4g} (guessing by class frequency "
+            f"costs {entropy:.4g}), while the training loss falls to {last:.4g}: the "
+            "model memorizes its training data.",
+            evidence={"validation": best, "guessing": entropy, "train": last},
+        )
 
     def _entropy(self, scene: Scene) -> tuple[float, int]:
         """Returns the entropy of the labels (0 if unknown) and the number of classes."""
-        classes, known = classes_of(scene), self._known()
+        classes, known = classes_of(scene), self._known(scene)
         total = sum(known.values())
         if classes < 2 or len(known) < 2 or total < 2 * self.least:
             return 0.0, classes
         shares = np.array([*known.values()]) / total
         return float(-(shares * np.log(shares)).sum()), classes
 
-    def _known(self) -> dict[int, int]:
-        counted: Any = self._counts.by_slot.values()
+    def _known(self, scene: Scene) -> dict[int, int]:
+        counted = scene.classes.by_slot.values()
         return max(counted, key=lambda known: sum(known.values()), default={})
 
     def missing(self, scene: Scene) -> str | None:
         """Returns the reason why the run could not be checked, or None."""
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
-        if self._counts.most < 2 * self.least:
+        if scene.classes.most < 2 * self.least:
             return (
                 f"it needs {2 * self.least} class targets, one per sample; "
-                f"the run has {self._counts.most}"
+                f"the run has {scene.classes.most}"
             )
         return super().missing(scene)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from comgra_decl.rules.api import (
+    DECOUPLED,
     OPTIMIZERS,
+    Clipping,
     Count,
     Finding,
     Fraction,
@@ -18,10 +20,9 @@ from comgra_decl.rules.api import (
     RuleParameters,
     Scene,
     Window,
+    parameter_groups,
+    per_run,
 )
-
-_DECOUPLED = ("AdamW", "SGD")
-"""Optimizers that reduce each weight by learning rate times weight decay per step."""
 
 _ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Lion", "Adafactor", "Rprop", "LAMB")
 """Parts of the names of optimizers whose steps do not depend on the scale of gradients."""
@@ -98,12 +99,9 @@ class StrongDecay(Rule):
 
 
 def _decays(facts: Mapping[str, Any]) -> Iterator[tuple[float, float, float]]:
-    for optimizer in facts.get(OPTIMIZERS) or ():
-        for group in optimizer.get("groups") or ():
-            rate, decay = group.get("lr"), group.get("weight_decay")
-            known = isinstance(rate, (int, float)) and isinstance(decay, (int, float))
-            if known and optimizer.get("class") in _DECOUPLED:
-                yield float(rate) * float(decay), float(rate), float(decay)
+    for rate, decay, kind in parameter_groups(facts.get(OPTIMIZERS) or ()):
+        if kind in DECOUPLED:
+            yield rate * decay, rate, decay
 
 
 class ClippingParameters(RuleParameters):
@@ -139,53 +137,33 @@ class TinyClipping(Rule):
     explained_by = ("nonfinite",)
     Parameters = ClippingParameters
 
-    _run = 0
-    _total = math.nan
-    _shares = np.zeros(0)
-    _first = 0
-    _count = 0
+    _clipping = per_run(Clipping, different=1e-3)
 
     def look(self, window: Window) -> None:
         """Follows the total norm."""
         at = np.flatnonzero(window.table.parameter_gradients)
-        if not len(at) or not window.has("l2"):
-            return
-        # infinities stay, since replacing them with the largest float would overflow below
-        sizes = np.nan_to_num(window.read("l2", at).astype(np.float64), posinf=np.inf)
-        totals = np.sqrt((sizes**2).sum(1))
-        for step, row, total in zip(window.steps.tolist(), sizes, totals.tolist(), strict=True):
-            if not 0 < total < math.inf:
-                continue
-            self._count += 1
-            shares = row / total
-            known = np.zeros(len(shares))
-            known[: len(self._shares)] = self._shares[: len(shares)]
-            same = abs(total - self._total) <= 1e-3 * total
-            differ = bool((np.abs(shares - known) > 1e-3).any())
-            if same and differ:
-                self._run += 1
-            else:
-                self._run, self._first = 0, step
-            self._total, self._shares = total, shares
+        if len(at) and window.has("l2"):
+            self._clipping.look(window.steps, window.read("l2", at))
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding if gradients are clipped to a tiny norm."""
-        enough = self._run >= max(self.parameters.least, 0.5 * self._count)
-        if not enough or self._total >= self.parameters.smallest or not _scales(scene):
+        known = self._clipping
+        enough = known.run >= max(self.parameters.least, 0.5 * known.records)
+        if not enough or known.total >= self.parameters.smallest or not _scales(scene):
             return []
         return [
             self.finding(
                 scene,
-                first_step=self._first,
-                message=f"The gradients have a total norm of exactly {self._total:.3g} in every "
+                first_step=known.first,
+                message=f"The gradients have a total norm of exactly {known.total:.3g} in every "
                 "step. They are clipped to this norm, so every update is tiny.",
-                evidence={"norm": self._total, "records": self._run},
+                evidence={"norm": known.total, "records": known.run},
             )
         ]
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        if self._count < self.parameters.least:
+        if self._clipping.records < self.parameters.least:
             return f"it needs {self.parameters.least} records with gradients of parameters"
         return None
 

@@ -52,7 +52,7 @@ def test_a_series_has_the_numbers_and_names_of_the_table(run: Run) -> None:
 def test_a_heat_map_has_a_row_for_each_slot(run: Run) -> None:
     mesh = plotted(run).heat("l2", of="grad")
     expected = run.heat("l2", of="grad")
-    assert dimensions(mesh) == ["step", "slot", "l2"]
+    assert dimensions(mesh) == ["step", "slot", "l2", "tensor"]
     found = mesh.dimension_values("l2", flat=False)
     np.testing.assert_allclose(found, expected.to_numpy().T)
     assert len(mesh.interface.coords(mesh, "step", edges=True)) == len(expected) + 1
@@ -84,7 +84,7 @@ def test_smoothing_is_the_debiased_moving_average_of_tensorboard(run: Run) -> No
 def test_the_samples_of_a_tensor_are_curves_and_points(run: Run) -> None:
     overlay = plotted(run.slot("head")).samples("mean")
     expected = run.slot("head").samples("mean")
-    assert list(overlay.keys()) == list(expected.columns)
+    assert list(overlay.keys()) == list(expected.dropna(axis=1, how="all").columns)
     np.testing.assert_array_equal(overlay[0].dframe()["mean"], expected[0])
     step = int(run.steps[3])
     points = plotted(run).cloud("head", step=step, x="mean", y="l2").dframe()
@@ -137,6 +137,16 @@ def test_what_is_not_there_is_an_error_that_suggests_similar_names(run: Run, gro
         plotted(run).kpis("los")
     with pytest.raises(UnknownNameError, match="no metric 'los'; did you mean 'loss'"):
         plotted(group).kpi("los")
+    with pytest.raises(UnknownNameError, match=r"'gard' is not a pass .* did you mean 'grad'"):
+        plotted(run).heat("l2", of="gard")
+    with pytest.raises(UnknownNameError, match="no statistic 'q'"):
+        plotted(run).cloud("head", step=int(run.steps[0]), y="q")
+    with pytest.raises(UnknownNameError, match="no metrics of type 'nothing'"):
+        plotted(run).kpis(type="nothing")
+    with pytest.raises(ValueError, match=r"smoothing must be .* got 'a'"):
+        plotted(run).kpis(smoothing="a")  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match=r"folder '.*nowhere' does not exist"):
+        save(plotted(run).kpis(), "nowhere/plot.html")
     with pytest.raises(UnknownNameError, match="do not differ in a setting 'lr'"):
         plotted(group).settings("lr", "loss")
     with pytest.raises(UnknownNameError, match="did you mean 'head'"):
@@ -162,14 +172,46 @@ def test_elements_compose_and_link(run: Run) -> None:
 
 
 @pytest.mark.browser
-def test_a_saved_page_needs_no_network_and_shows_the_curves(
-    run: Run, tmp_path: Path, page: Any
-) -> None:
+def test_a_saved_page_needs_nothing_but_its_file(run: Run, tmp_path: Path, chromium: Any) -> None:
     layout = plotted(run).series("head", "std") + plotted(run).heat("l2")
     path = save(layout, tmp_path / "plots.html")
-    page.set_content(path.read_text())
+    context = chromium.new_context(offline=True)
+    page = context.new_page()
+    asked: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+    page.goto(path.as_uri())
     page.locator(".bk-Figure canvas").first.wait_for(timeout=PATIENCE)
     assert page.locator(".bk-Figure").count() == 2
+    context.close()
+    others = [url for url in asked if not url.startswith(("data:", "blob:"))]
+    assert others == [path.as_uri()]
+    assert errors == []
+
+
+def test_a_heat_map_saved_as_an_image_names_its_tensors(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    text = save(plotted(run).heat("l2"), tmp_path / "heat.svg").read_text()
+    for node in run.nodes[:3]:
+        assert f"<!-- {node}" in text, "Matplotlib writes each label as a comment"
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_points_without_neighbours_are_marked(steps: int, tmp_path: Path) -> None:
+    """A line through a single point shows nothing."""
+    fake = FakeRun(tmp_path / "runs" / "short", nodes=("net", "head"), layers=1)
+    fake.write(steps, evals=False)
+    fake.close()
+    short = open_run(fake.path)
+    for curve in (plotted(short).series("head", "std"), plotted(short).kpis("loss")["loss"]):
+        figure = hv.render(curve, backend="bokeh")
+        markers = [r for r in figure.renderers if type(r.glyph).__name__ == "Scatter"]
+        assert len(markers) == (1 if steps == 1 else 0)
+    pytest.importorskip("matplotlib")
+    figure = hv.render(plotted(short).series("head", "std"), backend="matplotlib")
+    markers = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert len(markers) == (1 if steps == 1 else 0)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
