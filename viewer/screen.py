@@ -14,7 +14,7 @@ from comgra_decl.viewer.files import Files
 from comgra_decl.viewer.model.catalogue import RunEntry
 from comgra_decl.viewer.model.choices import run_choice
 from comgra_decl.viewer.model.headline import tab_counts
-from comgra_decl.viewer.model.states import BRAND, Notice, head_of
+from comgra_decl.viewer.model.states import BRAND, Notice, damage_of, head_of
 from comgra_decl.viewer.panes.base import Act, Pane, Shown, html_view, problem_card
 from comgra_decl.viewer.panes.graph import GraphPane
 from comgra_decl.viewer.panes.selectors import SelectorsPane
@@ -68,13 +68,14 @@ class Screen:
         self.tabs.tokens = [key for key in SECTIONS if key in self.sections]
         self.banner = html_view(visible=False)
         self.notice = html_view(visible=False)
+        self.damage = html_view(visible=False)
         self._arrange()
 
     def _arrange(self) -> None:
         self.graph.panel.styles = {"flex": "0 0 auto", "height": "max(206px, 34vh - 30px)"}
         self.graph.panel.margin, self.steps.panel.margin = (10, 14, 4, 14), (0, 14)
         self.workspace = pn.Column(
-            self.strip.panel, self.graph.panel, self.steps.panel, self.tabs,
+            self.damage, self.strip.panel, self.graph.panel, self.steps.panel, self.tabs,
             *(section.holder for section in self.sections.values()),
             sizing_mode="stretch_both", margin=0, visible=False, styles=_FILL,
             stylesheets=[PRINTED],
@@ -137,6 +138,7 @@ class Screen:
             section.refresh(names, shown)
         if names & {"run", "revision", "section"}:
             self.files.refresh()
+        self._show_damage(damage_of(shown.view))  # last, because drawing finds damage
 
     def _show_section(self) -> None:
         chosen = self._state.section
@@ -150,6 +152,19 @@ class Screen:
         content = f'<div class="head">{content}</div>'
         if self.head.html != content:
             self.head.html = content
+
+    def _show_damage(self, damage: Notice | None) -> None:
+        """Shows in one line that parts of the run are missing; its details open with a click."""
+        if damage is not None:
+            lines = "".join(f"<p>{_e(line)}</p>" for line in damage.lines)
+            self.damage.put(
+                html=f'<details class="notice bad thin" role="status"><summary><b>'
+                f"{_e(damage.title)}.</b> Everything that can be read is shown. To see what is "
+                f"lost and what can be recovered, run <code>{_e(damage.code)}</code></summary>"
+                f"{lines}</details>"
+            )
+        if self.damage.visible != (damage is not None):
+            self.damage.visible = damage is not None
 
     def show_notice(self, notice: Notice) -> None:
         """Shows a notice instead of the run."""

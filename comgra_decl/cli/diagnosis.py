@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from comgra_decl.errors import SpecError
+from comgra_decl.query.report import verify_command
 from comgra_decl.terminal import console
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def print_diagnosis(
 
     out = console()
     first = roots_of(diagnosis.findings)
+    if diagnosis.damage:
+        out.print(_damage(run, diagnosis), "", sep="\n")
     out.print(_title(run, diagnosis, len(first), len(diagnosis.findings) - len(first)))
     out.print("", _health(diagnosis), sep="\n")
     for number, finding in enumerate(first, 1):
@@ -123,18 +126,26 @@ def print_diagnosis(
             out.print(Padding(Text(f"- {correlation.sentence}"), (0, 0, 0, 3)))
     if diagnosis.unchecked:
         out.print("", _unchecked(diagnosis), sep="\n")
-    if diagnosis.damage:
-        out.print("", Text("Not read because of damage", style="bold red"), sep="\n")
-        for loss in diagnosis.damage:
-            out.print(Padding(Text(f"- {loss}"), (0, 0, 0, 3)))
+
+
+def _damage(run: Run, diagnosis: Diagnosis) -> Group:
+    """Return what could not be checked because it is damaged, and what to do."""
+    lines = [Padding(Text(f"- {loss}"), (0, 0, 0, 3)) for loss in diagnosis.damage]
+    head = Text("Part of this run is damaged and was not checked:", style="bold red")
+    advice = f"To see which data is lost and which can be recovered: {verify_command(run.path)}"
+    return Group(head, *lines, Text(advice))
 
 
 def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
     text = Text(f"{run.group}/{run.name}", style="bold")
-    text.append(f"  {diagnosis.records} records of training steps checked, ", style="not bold")
+    records = f"{diagnosis.records} record{'s' * (diagnosis.records != 1)}"
+    text.append(f"  {records} of training steps checked, ", style="not bold")
     if not count:
         failed = _denied(diagnosis)
-        text.append("nothing found", style="bold" if failed else "bold green")
+        plain = failed or diagnosis.damage
+        text.append("nothing found", style="bold" if plain else "bold green")
+        if diagnosis.damage:
+            text.append(" in the part that is not damaged")
         if failed:
             text.append(f", but {failed} of the checks below failed")
         return text

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from comgra_decl.query.report import price_text, remarks
+from comgra_decl.query.report import price_text, remarks, verify_command
 from comgra_decl.terminal import console
 from comgra_decl.visible import visible
 
@@ -119,6 +119,9 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
         yield "cost of writing", f"{share}; training waited {writer['waited']:.1f} s"
     if price := price_text(run["report"]):
         yield "cost", price
+    if run["damage"]:
+        command = verify_command(run["path"])
+        yield "damaged", Text(f"the rest of the run is shown; to check all of it: {command}", "red")
     for loss in run["damage"]:
         yield "lost", Text(str(loss), style="red")
     for remark in remarks(run["report"]):

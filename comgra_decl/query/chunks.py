@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from comgra_decl.errors import DamagedRunError
 from comgra_decl.records import AGGREGATES, SlotInfo, Structure
 from comgra_decl.store.layout import RecordColumn
+from comgra_decl.store.salvage import TooLargeError
 
 from .snapshot import Snapshot
 from .tables import decoded
@@ -58,10 +59,10 @@ class Chunk:
     @property
     def facts(self) -> list[dict[str, Any]]:
         """Additional facts about each record, such as `records.LOSS_CALLS`; empty where lost."""
-        return [_facts(self.snapshot.view, int(record)) for record in self.records]
+        return [self.snapshot.view.extra(int(record)) for record in self.records]
 
-    def structure(self, digest: str) -> Structure:
-        """Returns the graph with the given hash, taken from `structures`."""
+    def structure(self, digest: str) -> Structure | None:
+        """Returns the graph with the given hash, taken from `structures`; None if it is damaged."""
         return self.snapshot.view.structure(digest)
 
     def histograms(self, slot: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
@@ -78,8 +79,16 @@ class Chunk:
         return self._samples[:, slot]
 
     def values(self, row: int, slot: int) -> NDArray[Any] | None:
-        """Returns the values [samples, ...] of a slot in a record; None if it holds none."""
-        return self.snapshot.view.value(int(self.records[row]), slot)
+        """Returns the values [samples, ...] of a slot in a record.
+
+        None if the record holds none, or if they are damaged (see `Run.damage`).
+        """
+        try:
+            return self.snapshot.view.value(int(self.records[row]), slot)
+        except TooLargeError:
+            raise
+        except DamagedRunError:
+            return None
 
     @cached_property
     def _histograms(self) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -122,13 +131,6 @@ def chunks(snapshot: Snapshot) -> Iterator[Chunk]:
             [None if name is None else str(name) for name in graphs[records]],
             codes,
         )
-
-
-def _facts(view: RecordView, record: int) -> dict[str, Any]:
-    try:
-        return view.extra(record)
-    except DamagedRunError:
-        return {}
 
 
 def _rows(view: RecordView, family: str, records: NDArray[np.int64]) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,11 @@ def remarks(report: Mapping[str, Any]) -> tuple[str, ...]:
     ]
     found = [*(report.get("unmatched") or ()), *refused, *(report.get("warnings") or ())]
     return tuple(dict.fromkeys(map(str, found)))
+
+
+def verify_command(path: object) -> str:
+    """Returns the command that shows which data of a damaged run are lost, and which are not."""
+    return f"comgra-decl verify {shlex.quote(str(path))}"
 
 
 _SHOWN_FROM = 0.1

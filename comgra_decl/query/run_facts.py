@@ -173,14 +173,17 @@ class RunFacts:
     def damage(self) -> list[str]:
         """Data omitted because of damage, one sentence per part; empty if nothing is damaged.
 
-        Damage is detected when the run is opened, and when series, all tensors or histograms are
-        read. What is read then lacks the damaged records. `comgra-decl verify` checks everything.
-        Unreadable verdicts of experiments are included; see `experiments`.
+        Lists damage found when the run was opened, damaged documents (such as "findings"), and
+        damage found in what has been read since, such as series and graphs. What is read lacks the
+        damaged parts. `comgra-decl verify` checks everything. Unreadable verdicts of experiments
+        are included; see `experiments`.
         """
         snapshot, checks = self._noted
         if checks is None or snapshot is not self._snapshot:
             checks = self.noted()
-        return [*self._snapshot.view.damage, *checks.damage]
+        view = self._snapshot.view
+        view.look_for_damage()
+        return [*view.damage, *checks.damage]
 
     def noted(self) -> NotedChecks:
         """Reads the verdicts stored next to the run, and the reasons why some are unreadable."""

@@ -63,25 +63,31 @@ class RecordView(Protocol):
     def damage(self) -> list[str]:
         """One sentence for each damaged part encountered so far."""
 
+    def look_for_damage(self) -> None:
+        """Reads all documents, so that `damage` lists the damaged ones."""
+
     def names(self, table: str) -> list[str]:
         """Returns the names in a table ("type", "tags", "scalar", ...), by code."""
 
     # -- one record -----------------------------------------------------------------------------
 
     def samples(self, record: int) -> list[int]:
-        """Returns the batch indices of the recorded samples; -1: the sample does not exist."""
+        """Returns the batch indices of the recorded samples; -1: the sample does not exist.
+
+        Empty if they are damaged.
+        """
 
     def extra(self, record: int) -> dict[str, Any]:
-        """Returns further facts of a record."""
+        """Returns further facts of a record; empty if they are damaged."""
 
     def has_column(self, record: int, slot: int) -> bool:
         """Whether a record's row includes a slot. Rows are padded to whole chunks."""
 
     def document(self, name: str) -> Any:
-        """Returns the newest document with a name; None if there is none."""
+        """Returns the newest document with a name; None if there is none, or if it is damaged."""
 
-    def structure(self, digest: str) -> Structure:
-        """Returns a dependency graph by its hash."""
+    def structure(self, digest: str) -> Structure | None:
+        """Returns a dependency graph by its hash; None if it is damaged."""
 
     # -- statistics -----------------------------------------------------------------------------
 

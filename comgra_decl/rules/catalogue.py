@@ -50,6 +50,16 @@ def _is_rule(thing: object) -> bool:
     return isinstance(thing, type) and issubclass(thing, Rule) and hasattr(thing, "name")
 
 
+def statistic_of(rule: str) -> str | None:
+    """Returns the statistic that a rule measures; None if it measures several, or something else.
+
+    Args:
+        rule: name of the rule; None is returned for a rule that does not exist (any more).
+    """
+    names: tuple[str, ...] = getattr(known().get(rule), "statistics", ())
+    return names[0] if len(names) == 1 else None
+
+
 def build(rules: Rules, *, trust: bool = False) -> list[Rule]:
     """Returns new instances of the rules that a spec selects.
 

@@ -170,7 +170,8 @@ def feed(engine: Engine, run: Run, *, until: int | None = None) -> None:
         engine.add_slots(chunk.slots[len(engine.scene.table) :])
         for digest in {digest for digest in chunk.structures if digest} - known:
             known.add(digest)
-            engine.add_structure(chunk.structure(digest))
+            if (graph := chunk.structure(digest)) is not None:
+                engine.add_structure(graph)
         window = _window(chunk, engine, skipped)
         shown = ~(window.train & _within(window.steps, unseen))
         if until is not None:  # earlier evaluations still count

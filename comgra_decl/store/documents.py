@@ -39,7 +39,12 @@ _ENTRY: Form = {"matched?": int, "fired?": int, "written?": int, "never_called?"
 _TIMES: Form = {"host": _NUMBER | None, "device": _NUMBER | None}
 
 _FORMS: Mapping[str, Form] = {
-    "findings": {"findings": [_FINDING], "unchecked": {str: str}},
+    "findings": {
+        "findings": [_FINDING],
+        "unchecked": {str: str},
+        "readings?": {str: {"text": str, "verdict?": str, "deciding?": [str]}},
+        "caveats?": [str],
+    },
     "modules": [
         {"path?": str, "node": str, "class?": str, "parameters": {str: _PARAMETER}},
     ],

@@ -31,6 +31,8 @@ class Tables:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOGS, 0))
     damage: list[str] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
+    intact: set[tuple[str, int]] = field(default_factory=set)
+    """Keys of intact documents, with revisions; shared by all snapshots."""
 
     def snapshot(self) -> Tables:
         """Returns a copy that later rows do not affect."""

@@ -192,11 +192,14 @@ class _Check:
         facts = np.unique(view.records[:, RecordColumn.FACTS]).astype(int).tolist()
         reads: list[tuple[str, Callable[[], object]]] = [
             *(
-                (f"facts and values of records from {at} on", partial(view.extra, at))
+                (f"facts and values of records from {at} on", partial(view.check_json_facts, at))
                 for at in facts
             ),
-            *((f"the document {name!r}", partial(view.document, name)) for name in view.documents),
-            *((f"the graph {d}", partial(view.structure, d)) for d in view.names("structure")),
+            *(
+                (f"the document {name!r}", partial(view.read_document, name))
+                for name in view.documents
+            ),
+            *((f"the graph {d}", partial(view.read_structure, d)) for d in view.names("structure")),
         ]
         for lost, read in reads:
             self._count(1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator, Mapping
-from functools import cached_property, lru_cache
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, lru_cache, partial
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorstore as ts
@@ -36,6 +38,9 @@ from .surviving import LOST, FactsReader
 from .tables import WRONG, Tables
 
 Index = tuple[int | slice, ...]
+T = TypeVar("T")
+
+_log = logging.getLogger("comgra_decl")
 
 
 class View:
@@ -66,6 +71,7 @@ class View:
         self._handles: dict[str, ts.TensorStore] = {}
         self._facts = lru_cache(maxsize=64)(self._read_facts)
         self._salvage = self._new_salvage()
+        self._looked = False
 
     @property
     def tables(self) -> Tables:
@@ -100,7 +106,20 @@ class View:
     @property
     def damage(self) -> list[str]:
         """Damaged parts encountered so far, all of which are left out; empty if there are none."""
-        return [*self._tables.damage, *self._scalars.damage]
+        return list(dict.fromkeys([*self._tables.damage, *self._scalars.damage]))
+
+    def look_for_damage(self) -> None:
+        """Reads all documents, so that `damage` lists the damaged ones."""
+        if not self._looked:
+            for name, revision in self._documents.items():
+                self._look_at(document_key(name), revision, partial(self.document, name))
+            self._looked = True
+
+    def _look_at(self, key: str, revision: int, read: Callable[[], object]) -> None:
+        """Reads a key unless an earlier view of the same run found it intact."""
+        intact = self._tables.intact
+        if (key, revision) not in intact and read() is not None:
+            intact.add((key, revision))
 
     @cached_property
     def sessions(self) -> list[Session]:
@@ -295,26 +314,35 @@ class View:
         """Returns a slot's raw value [samples, *dims], or one sample's [*dims], or part of it.
 
         None if there is no value or the sample does not exist.
+
+        Raises:
+            DamagedRunError: The value is damaged; `damage` lists it.
         """
-        stored = self._fact("values", record) or {}
-        for name, slots in stored.items():
-            if slot in slots:
-                lane, (count, *dims) = self._lane(name, slot), self._tables.forms[name].shape[2:]
-                if sample is not None and sample >= count:
-                    return None
-                box, rest = cut(part, dims if sample is not None else (count, *dims))
-                chosen: Index = box if sample is None else (sample, *box)
-                return self._read(name, record, lane, *chosen)[rest]
-        return None
+        with self._noting(f"values of record {record}"):
+            stored = self._fact("values", record) or {}
+            name = next((name for name, slots in stored.items() if slot in slots), None)
+            if name is None:
+                return None
+            lane, (count, *dims) = self._lane(name, slot), self._tables.forms[name].shape[2:]
+            if sample is not None and sample >= count:
+                return None
+            box, rest = cut(part, dims if sample is not None else (count, *dims))
+            chosen: Index = box if sample is None else (sample, *box)
+            return self._read(name, record, lane, *chosen)[rest]
 
     def preview(self, record: int, slot: int) -> StoredPreview | None:
-        """Returns the preview of a slot that a record holds; None if it holds none."""
-        found = find_preview(self._fact("previews", record) or {}, slot)
-        if found is None:
-            return None
-        name, axes = found
-        values = self._read(name, record, self._lane(name, slot))
-        return StoredPreview(axes, values)
+        """Returns the preview of a slot that a record holds; None if it holds none.
+
+        Raises:
+            DamagedRunError: The preview is damaged; `damage` lists it.
+        """
+        with self._noting(f"values of record {record}"):
+            found = find_preview(self._fact("previews", record) or {}, slot)
+            if found is None:
+                return None
+            name, axes = found
+            values = self._read(name, record, self._lane(name, slot))
+            return StoredPreview(axes, values)
 
     def _lane(self, name: str, slot: int) -> int:
         lane = self._tables.lanes.get(name, {}).get(slot)
@@ -336,15 +364,34 @@ class View:
         return stored
 
     def samples(self, record: int) -> list[int]:
-        """Returns the batch indices recorded individually."""
-        return list(self._fact("samples", record) or [])
+        """Returns the batch indices recorded individually; none if they are damaged."""
+        what = self._facts_name(record)
+        return list(self._unless_damaged(what, lambda: self._fact("samples", record)) or [])
 
     def extra(self, record: int) -> dict[str, Any]:
-        """Returns the free-form facts of a record."""
-        return dict(self._fact("extra", record) or {})
+        """Returns the free-form facts of a record; none if they are damaged."""
+        what = self._facts_name(record)
+        return dict(self._unless_damaged(what, lambda: self._fact("extra", record)) or {})
+
+    def _facts_name(self, record: int) -> str:
+        """Returns how `damage` calls the JSON facts of a record, which further records share."""
+        return f"facts of records from {int(self.records[record, RecordColumn.FACTS])} on"
+
+    def check_json_facts(self, record: int) -> None:
+        """Reads the JSON facts of a record; raises DamagedRunError if they are damaged."""
+        self._refuse_lost(record)
+        self._facts(int(self.records[record, RecordColumn.FACTS]))
 
     def document(self, name: str) -> Any:
-        """Returns the newest document with a name; None if there is none."""
+        """Returns the newest document with a name; None if there is none, or if it is damaged."""
+        return self._unless_damaged(f"the document {name!r}", lambda: self.read_document(name))
+
+    def read_document(self, name: str) -> Any:
+        """Returns the newest document with a name; None if there is none.
+
+        Raises:
+            DamagedRunError: The document is damaged.
+        """
         if name not in self._documents:
             return None
         key = document_key(name)
@@ -355,8 +402,12 @@ class View:
         except WRONG as error:
             raise DamagedRunError(f"{self._db.path}: key {key!r} is invalid at {error}.") from error
 
-    def structure(self, digest: str) -> Structure:
-        """Returns a stored dependency graph."""
+    def structure(self, digest: str) -> Structure | None:
+        """Returns a stored dependency graph; None if it is damaged."""
+        return self._unless_damaged(f"the graph {digest}", lambda: self.read_structure(digest))
+
+    def read_structure(self, digest: str) -> Structure:
+        """Returns a stored dependency graph; raises DamagedRunError if it is damaged."""
         key = graph_key(digest)
         row = self._db.read_json(key)
         try:
@@ -366,6 +417,32 @@ class View:
             return Structure(row["hash"], keys, list(row["kinds"]), edges, list(row["cuts"]))
         except WRONG as error:
             raise DamagedRunError(f"{self._db.path}: key {key!r} is invalid at {error}.") from error
+
+    @contextmanager
+    def _noting(self, what: str) -> Iterator[None]:
+        """Adds an error caused by damage to `damage`, and passes it on."""
+        try:
+            yield
+        except TooLargeError:
+            raise
+        except DamagedRunError as error:
+            loss = f"{what}: {error}"
+            if loss not in self._tables.damage:
+                self._tables.damage.append(loss)
+            raise
+
+    def _unless_damaged(self, what: str, read: Callable[[], T]) -> T | None:
+        """Returns what `read` returns; if that is damaged, adds it to `damage` and returns None."""
+        known = len(self._tables.damage)
+        try:
+            with self._noting(what):
+                return read()
+        except TooLargeError:
+            raise
+        except DamagedRunError as error:
+            if len(self._tables.damage) > known:
+                _log.warning("comgra: damaged and left out: %s: %s", what, error)
+            return None
 
     def _fact(self, name: str, record: int) -> Any:
         """Returns a run-length encoded fact, which is valid until the facts change."""

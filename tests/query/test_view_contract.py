@@ -189,6 +189,7 @@ class TestRecordView:
         assert not view.superseded_scalars.any()
         assert len(view.superseded) == RECORDS
         assert [session.record for session in view.sessions] == [0]
+        view.look_for_damage()
         assert view.damage == []
         assert view.lost("agg", OUTPUT) is None
         assert view.lost("hist", OUTPUT) is None
@@ -208,7 +209,9 @@ class TestRecordView:
     def test_documents_and_graphs(self, view: RecordView) -> None:
         assert view.document("modules") == MODULES
         assert view.document("nothing") is None
-        assert view.structure(GRAPH.hash).hash == GRAPH.hash
+        graph = view.structure(GRAPH.hash)
+        assert graph is not None
+        assert graph.hash == GRAPH.hash
 
     def test_a_row_reaches_to_the_slots_that_it_has(self, view: RecordView) -> None:
         assert all(view.has_column(LATE, slot.id) for slot in SLOTS)

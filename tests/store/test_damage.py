@@ -42,7 +42,7 @@ def read_everything(run: Path) -> None:
         for record in range(view.n):
             view.row(family, record)
     for record in range(view.n):
-        view.samples(record)
+        view.check_json_facts(record)
 
 
 def overwrite(run: Path, key: str, value: bytes | None) -> None:

@@ -101,4 +101,4 @@ def test_documents_reach_the_run_without_a_record(tmp_path: Path) -> None:
     reader = Reader(tmp_path / "run")
     assert reader.view.n == 1
     assert reader.view.document("keep") == {"kept": 0}
-    assert reader.view.structure("h").hash == "h"
+    assert reader.view.read_structure("h").hash == "h"

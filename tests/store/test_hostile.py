@@ -167,7 +167,12 @@ def test_what_cannot_be_is_damage_that_is_named(run: Path, attack: str) -> None:
 
 
 DOCUMENTS: dict[str, list[object]] = {
-    "findings": [[1, 2], {"findings": [], "unchecked": 3}, {"findings": [{"rule": "a"}]}],
+    "findings": [
+        [1, 2],
+        {"findings": [], "unchecked": 3},
+        {"findings": [{"rule": "a"}]},
+        {"findings": [], "unchecked": {}, "readings": {"falling": 3}},
+    ],
     "modules": ["abc", [5], [{"node": "a", "parameters": {"w": {"shape": ["x"]}}}]],
     "report": [[], {"entries": 5}, {"refused": [1]}, {"warnings": "abc"}],
     "keep": [[], {"steps": 5}, {"steps": [[1]]}, {"unseen": [["a", 2]]}],
@@ -183,7 +188,9 @@ def test_a_document_of_another_form_is_damage(run: Path, name: str) -> None:
         overwrite(run, key, encode(content, f"{key}@3"))
         view = Reader(run).view
         with pytest.raises(DamagedRunError, match=f"'{key}' is invalid"):
-            view.document(name)
+            view.read_document(name)
+        assert view.document(name) is None
+        assert any(f"'{key}' is invalid" in loss for loss in view.damage)
         assert verify(run).damages[0].where == key
 
 

@@ -124,7 +124,7 @@ def test_an_older_revision_of_a_document_is_refused(run: Path) -> None:
     change_json(run, "head", documents={"report": 4})
     reader = Reader(run)
     with pytest.raises(DamagedRunError, match="its checksum does not match"):
-        reader.view.document("report")
+        reader.view.read_document("report")
 
 
 def test_numbers_and_checksums_are_bound_to_their_key() -> None:

@@ -79,7 +79,8 @@ def _ranks(view: RunView) -> tuple[Field, ...]:
 
 
 def _types(view: RunView, at: Selection) -> Field:
-    options = tuple(Option(t, t or "all training steps") for t in view.types())
+    every = "all training steps" if len(view.run.steps) else "all evaluations"
+    options = tuple(Option(t, t or every) for t in view.types())
     return Field(
         "type", "Step type", at.type, options, "Type of the steps to show: train, eval, ..."
     )

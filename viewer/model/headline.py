@@ -56,7 +56,8 @@ def headline_of(known: Found, *, live: bool, last: int) -> Headline:
     diagnosis = known.diagnosis
     if known.problem and diagnosis is None:
         return Headline("neutral", "The check failed", known.problem, unasked=True)
-    if diagnosis is None or not diagnosis.records:
+    looked = known.source == "looked"
+    if diagnosis is None or not (diagnosis.records or diagnosis.findings or looked):
         lead = "Checking all records \u2026" if known.looking else "Not checked"
         text = "" if known.looking else "no rule has checked this run yet"
         return Headline("neutral", lead, text, unasked=not known.looking)
@@ -81,6 +82,9 @@ def _without_findings(diagnosis: Diagnosis, live: bool, numbers: str) -> Headlin
     made = sum(check.colour == "green" for check in checks)
     if diagnosis.damage:
         return Headline("neutral", lead, "but part of the run is damaged", numbers)
+    if not diagnosis.records:
+        text = f"{len(checks) - made} of {len(checks)} checks need recorded training steps"
+        return Headline("neutral", lead, text, numbers)
     if made < len(checks):
         missing = len(checks) - made
         text = f"{missing} of {len(checks)} checks could not be made in full"

@@ -43,6 +43,11 @@ def count(value: int) -> str:
     return f"{value:,}".replace(",", "\u202f")
 
 
+def many(value: int, noun: str) -> str:
+    """Returns a number of things, such as "1 record" or "12 records"."""
+    return f"{count(value)} {noun}{'s' * (value != 1)}"
+
+
 def shape(dims: tuple[int, ...]) -> str:
     """Returns a tensor shape such as 8 x 64 (with multiplication signs), or "scalar"."""
     return "\u00d7".join(str(d) for d in dims) if dims else "scalar"

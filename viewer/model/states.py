@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +11,11 @@ from comgra_decl.errors import (
     RunNotFoundError,
     UnwrittenRunError,
 )
-from comgra_decl.query.report import remarks
+from comgra_decl.query.report import remarks, verify_command
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.about import schedule
 from comgra_decl.viewer.model.catalogue import Catalogue
-from comgra_decl.viewer.model.numbers import count
+from comgra_decl.viewer.model.numbers import count, many
 from comgra_decl.viewer.model.ranks import spoken
 from comgra_decl.viewer.model.runview import RunView
 
@@ -68,6 +67,10 @@ def notice_for(catalogue: Catalogue, run: str, error: BaseException | None) -> N
 def _no_records(catalogue: Catalogue, run: str, state: str) -> Notice:
     """Returns a notice that explains why a run without records ended, if the reason is known."""
     view = catalogue.open(run)
+    damage = damage_of(view)
+    if damage is not None:
+        lost = "All of its records are damaged, or it has none:"
+        return Notice("bad", damage.title, (run, lost, *damage.lines, _ADVICE), damage.code)
     asked = schedule(view)
     why = "Either training ended before its first step, or no optimizer step was detected"
     return Notice("bad", "This run has no records", (
@@ -86,7 +89,7 @@ def head_of(view: RunView, name: str) -> str:
     """Returns the run's name and state as HTML for the page header."""
     state = view.run.state
     text = "stopped unexpectedly" if state == "stopped" else state
-    text = f"{text} \u00b7 {count(len(view.run.records))} records"
+    text = f"{text} \u00b7 {many(len(view.run.records), 'record')}"
     return (
         f'{BRAND}<span class="name" title="{_e(view.run.path)}">'
         f'{_e(spoken(name))}</span><span class="state {state}" '
@@ -110,6 +113,21 @@ def _no_run(catalogue: Catalogue) -> Notice:
     ), _COMMAND)  # fmt: skip
 
 
+_ADVICE = "To see which data is lost and which can be recovered, run:"
+_LISTED = 3
+"""Maximum number of damaged parts to list above the page."""
+
+
+def damage_of(view: RunView) -> Notice | None:
+    """Returns a notice with the damaged parts, which the page lacks; None if none are known."""
+    losses = view.run.damage
+    if not losses:
+        return None
+    more = [f"{count(len(losses) - _LISTED)} more"] * (len(losses) > _LISTED)
+    lines = (*losses[:_LISTED], *more)
+    return Notice("bad", _TITLES[DamagedRunError], lines, verify_command(view.run.path))
+
+
 def _unreadable(catalogue: Catalogue, run: str, error: BaseException) -> Notice:
     title = next(
         (title for kind, title in _TITLES.items() if isinstance(error, kind)),
@@ -123,5 +141,5 @@ def _unreadable(catalogue: Catalogue, run: str, error: BaseException) -> Notice:
     path = catalogue.path(run)
     if path is None or title != _TITLES[DamagedRunError]:
         return Notice("bad", title, tuple(lines))
-    lines.append("To see which data is lost and which can be recovered, run:")
-    return Notice("bad", title, tuple(lines), f"comgra-decl verify {shlex.quote(str(path))}")
+    lines.append(_ADVICE)
+    return Notice("bad", title, tuple(lines), verify_command(path))

@@ -12,7 +12,7 @@ from comgra_decl.viewer.model.fitting import fitting
 from comgra_decl.viewer.model.headline import Headline
 from comgra_decl.viewer.model.kpis import charts
 from comgra_decl.viewer.model.labels import order_of_operations, pass_label
-from comgra_decl.viewer.model.numbers import count, number
+from comgra_decl.viewer.model.numbers import count, many, number
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import Curve, curve
@@ -62,7 +62,7 @@ def story_of(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_e(title)}</title><style>{_CSS}</style></head><body><main>"
-        f'<p class="soft">{_e(run)} \u00b7 {count(len(view.run.records))} records{numbers}</p>'
+        f'<p class="soft">{_e(run)} \u00b7 {many(len(view.run.records), "record")}{numbers}</p>'
         f"<h1>{_e(finding.severity)}: {_e(title)}</h1>"
         f"<ol>{lines}</ol></main><footer>Written by comgra_decl {__version__}. "
         f"Verdict of the run: {_e(said.lead)}.</footer></body></html>"
@@ -85,10 +85,12 @@ def _drawing(view: RunView, stop: Stop) -> str:
         place = stop.place
         slot = slot_at(view, place)
         fit = fitting(view, slot)
+        statistic = stop.statistic or fit.statistic
+        batch = "mean" if stop.statistic else fit.batch
         at = Selection(node=place.node, role=place.role, iteration=place.iteration,
-                       batch=fit.batch, statistic=fit.statistic)  # fmt: skip
+                       batch=batch, statistic=statistic)  # fmt: skip
         line = curve(view, slot, at, points=_POINTS)
-        how = order_of_operations(fit.statistic, fit.batch)
+        how = order_of_operations(statistic, batch)
         caption = f"{place}, {pass_label(place.pass_)}: {how}"
     if line.missing or not len(line.steps):
         return ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from comgra_decl.rules import Finding, Place
+from comgra_decl.rules.catalogue import statistic_of
 from comgra_decl.viewer.model.findings import RULE, findings_of, jump, link, rule_label
 from comgra_decl.viewer.model.fitting import fitting
 from comgra_decl.viewer.model.graph import graph_of
@@ -35,6 +36,7 @@ class Stop:
         place: The tensor; None if the stop concerns the whole run.
         step: The step.
         sample: The sample that shows it; None for the batch.
+        statistic: The statistic that shows the problem; "" for the one that fits the tensor.
     """
 
     title: str
@@ -43,6 +45,7 @@ class Stop:
     place: Place | None
     step: int
     sample: int | None = None
+    statistic: str = ""
 
 
 def walk_of(view: RunView, finding: Finding) -> tuple[Stop, ...]:
@@ -101,10 +104,19 @@ def finding_at(view: RunView, number_: int) -> Finding | None:
 def _beginning(view: RunView, finding: Finding) -> Stop:
     place, step = finding.place, finding.first_step
     when = f"It is seen at {finding.span}."
+    if not finding.is_exact:
+        when = f"It began {finding.began} and was last seen at step {count(finding.last_step)}."
     if place is None:
         return _stop(None, step, finding.message, when, title="The loss")
-    second = f"{when} {_seen(view, place, step)}"
-    return _stop(place, step, finding.message, second, sample=finding.sample)
+    measured = _measured(view, finding)
+    second = f"{when} {_seen(view, place, step, measured)}"
+    return _stop(place, step, finding.message, second, sample=finding.sample, statistic=measured)
+
+
+def _measured(view: RunView, finding: Finding) -> str:
+    """Returns the statistic that the rule of a finding measures; "" if it is not a single one."""
+    statistic = statistic_of(finding.rule)
+    return statistic if statistic is not None and statistic in view.run.statistics else ""
 
 
 def _clearest(finding: Finding) -> int:
@@ -123,7 +135,7 @@ def _feeding(view: RunView, place: Place, step: int) -> list[Stop]:
         how = f"feeds {place.node}"
     else:  # gradients flow backwards
         names = [b for a, b, carries in graph.edges if a == me and carries]
-        how = f"sends its gradient to {place.node}"
+        how = f"sends its gradient to {replace(place, pass_='forward')}"
     stops: list[Stop] = []
     for name in names:
         found = _recorded(view, name, place)
@@ -149,8 +161,9 @@ def _others(view: RunView, finding: Finding) -> Stop:
     first = f"The same problem is seen at {count(finding.also)} other "
     first += f"{'tensor' if finding.also == 1 else 'tensors'}: {named}"
     first += f" and {count(more)} more." if more > 0 else "."
-    other = finding.others[0]
-    return _stop(other, finding.first_step, first, _seen(view, other, finding.first_step))
+    other, measured = finding.others[0], _measured(view, finding)
+    second = _seen(view, other, finding.first_step, measured)
+    return _stop(other, finding.first_step, first, second, statistic=measured)
 
 
 def _advice(finding: Finding) -> Stop:
@@ -165,20 +178,23 @@ def _advice(finding: Finding) -> Stop:
 
 
 def _written(value: float) -> str:
-    return count(value) if isinstance(value, int) else number(value)
+    """Returns a number; a count, which rules keep as a float, has no decimals."""
+    return (
+        count(int(value)) if math.isfinite(value) and float(value).is_integer() else number(value)
+    )
 
 
 def _stop(
     place: Place | None, step: int, first: str, second: str, *, title: str = "",
-    sample: int | None = None,
+    sample: int | None = None, statistic: str = "",
 ) -> Stop:  # fmt: skip
-    title = title or str(place)
-    return Stop(title, (first, second), _send(place, step, sample), place, step, sample)
+    title, send = title or str(place), _send(place, step, sample, statistic)
+    return Stop(title, (first, second), send, place, step, sample, statistic)
 
 
-def _send(place: Place | None, step: int, sample: int | None = None) -> str:
+def _send(place: Place | None, step: int, sample: int | None = None, statistic: str = "") -> str:
     section = _LOSS_SECTION if place is None else "inspect"
-    return link(place, step, sample=sample, section=section)
+    return link(place, step, sample=sample, statistic=statistic, section=section)
 
 
 def _compared(view: RunView, before: Place, after: Place, step: int) -> str:
@@ -207,12 +223,31 @@ def _numbers(view: RunView, slot: Slot | None, step: int | None) -> dict[str, fl
     return {} if slot is None or step is None else view.row(step, "", "mean").line(slot.id)
 
 
-def _seen(view: RunView, place: Place, step: int) -> str:
-    """Returns one sentence with the tensor's numbers at a step."""
+_CALLED = {
+    "zero_fraction": "the share of zeros",
+    "nonfinite": "the number of NaN or infinite elements",
+}
+"""What sentences call a statistic; others are called by their names."""
+
+
+def _seen(view: RunView, place: Place, step: int, statistic: str = "") -> str:
+    """Returns one sentence with the tensor's numbers at a step.
+
+    Args:
+        view: The run.
+        place: The tensor.
+        step: The step; the nearest recorded one is used.
+        statistic: The statistic to name; "" for the range of the values.
+    """
     slot, at = slot_at(view, place), nearest(view.steps(""), step)
     if slot is None or at is None:
         return f"{place} is not recorded."
     line = _numbers(view, slot, at)
+    value = line.get(statistic, math.nan)
+    if math.isfinite(value):
+        what = _CALLED.get(statistic, f"the {rule_label(statistic)}")
+        each = "" if slot.batch_dim is None else " per sample, on average"
+        return f"At step {count(at)}, {what} of {place} is {_written(value)}{each}."
     parts = _extremes(line) or _single(view, slot, line)
     bad = line.get("nonfinite", math.nan)
     if not parts and bad > 0:

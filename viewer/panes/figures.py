@@ -115,6 +115,7 @@ class Frame:
         )  # fmt: skip
         plainly(self.figure, message, self._message)
         self._span: Span | None = None
+        self._step: int | None = None
 
     def pane(self) -> pn.pane.Bokeh:
         """Returns the figure as a Panel object that fills its cell."""
@@ -142,8 +143,14 @@ class Frame:
             self.figure.add_layout(self._span)
         if step is not None and self._span.location != step:
             self._span.location = step
-        if self._span.visible != (step is not None):
-            self._span.visible = step is not None
+        self._step = step
+        self._show_step()
+
+    def _show_step(self) -> None:
+        """Shows the line of the current step, unless a message is shown in its place."""
+        seen = self._step is not None and not len(self._message.data["text"])
+        if self._span is not None and self._span.visible != seen:
+            self._span.visible = seen
 
     @property
     def window(self) -> tuple[float, float] | None:
@@ -218,6 +225,7 @@ class Frame:
             self._message.data = {"x": [middle], "y": [0.5], "text": [wrapped(visible(text))]}
         else:
             self._message.data = {"x": [], "y": [], "text": []}
+        self._show_step()
 
     def _range(self, axis: str, shown: Range1d, wanted: tuple[float, float]) -> None:
         home = self._home.get(axis)

@@ -14,7 +14,7 @@ from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.findings import RULE, jump, link, rule_label
-from comgra_decl.viewer.model.numbers import count, number
+from comgra_decl.viewer.model.numbers import count, many, number
 from comgra_decl.viewer.model.tables import findings_csv
 from comgra_decl.viewer.model.verdicts import Found, found, look, looked_at
 from comgra_decl.viewer.model.walk import finding_at, moves_to, walk_of
@@ -109,7 +109,10 @@ def _bar(known: Found) -> str:
         text = "No rules were checked during recording."
     else:
         when = "during recording" if known.source == "recorded" else "just now"
-        text = f"{count(diagnosis.records)} training records were checked {when}."
+        checked = many(diagnosis.records, "training record")
+        text = f"{checked} {'was' if diagnosis.records == 1 else 'were'} checked {when}."
+        if not diagnosis.records:
+            text = f"Evaluations were checked {when}; there are no training records."
     disabled = " disabled" if known.looking else f' data-send="{_LOOK}"'
     return (
         f'<p class="bar"><span role="status">{text}</span>'

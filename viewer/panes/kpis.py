@@ -23,6 +23,11 @@ _EMPTY = (
     '<div class="notice"><h2>No losses or KPIs yet</h2>'
     "<p>The loss appears here after the first backward pass.</p></div>"
 )
+_NONE = (
+    '<div class="notice"><h2>No losses or KPIs</h2><p>This run had no backward pass and logged no '
+    "KPIs. Log a value from your program with</p>"
+    "<pre>comgra_decl.kpi(&quot;accuracy&quot;, value)</pre></div>"
+)
 
 _FEW = 300
 """Maximum number of points for which a line has markers. More markers would hide the line."""
@@ -70,6 +75,7 @@ class KpisPane(Pane):
     def update(self, shown: Shown) -> None:
         """Redraws the lines if there are new records. Always moves the step markers."""
         within = next((d.frame.window for d in self._figures.values()), None)
+        self._empty.put(html=_EMPTY if shown.view.run.state in ("live", "waiting") else _NONE)
         key = (shown.view, shown.view.revision, shown.scale, within)
         if key != self._drawn:
             self._draw(charts(shown.view, within=within)[: self._most], shown.scale == "log")

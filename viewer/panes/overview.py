@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from comgra_decl.viewer.model.colour_bar import bar_ticks
 from comgra_decl.viewer.model.findings import COLOURS, placed
 from comgra_decl.viewer.model.labels import BATCH_LABELS, pass_label
 from comgra_decl.viewer.model.overview import Overview, overview
-from comgra_decl.viewer.model.selection import nearest
+from comgra_decl.viewer.model.selection import Selection, nearest
 from comgra_decl.viewer.model.tables import overview_csv
 from comgra_decl.viewer.palette import GREY, RED, colour_at, signed_colour
 from comgra_decl.viewer.panes.base import PASSES, Act, Exhibit, Pane, Shown
@@ -47,6 +48,7 @@ class OverviewPane(Pane):
         self._x_range = x_range
         self._drawn: object = None
         self._picture: Overview | None = None
+        self._labels: list[str] = []
         super().__init__(act)
 
     def build(self) -> Any:
@@ -108,6 +110,8 @@ class OverviewPane(Pane):
             self.frame.title = _title(shown, pass_, self._picture)
             self._drawn = key
         self._flag(pass_)
+        if self._picture is not None:
+            self._label(self._picture, at)
         self.frame.label(self._legend())
         self.frame.mark_step(at.step)
         self._mark_line(None if self._picture is None else self._picture.line_of(at))
@@ -145,17 +149,22 @@ class OverviewPane(Pane):
         self._image.data = {"image": [picture.places], "value": [shown], **place}
         self._broken.data = {"image": [picture.broken], **place}
         self.frame.hover.name(names=[f"{s.node} \u00b7 {s.role}" for s in picture.slots])
-        self._label(picture.labels)
         self.frame.show_message("")
         self.frame.show(x=picture.all_, y=(float(lines), 0.0))
 
-    def _label(self, labels: list[str]) -> None:
-        """Labels the lines, or only evenly spaced lines if there are many."""
-        every = -(-len(labels) // _MOST_LABELS)
-        ticks = range(0, len(labels), every)
-        self._ticker.ticks = [line + 0.5 for line in ticks]
+    def _label(self, picture: Overview, at: Selection) -> None:
+        """Labels the lines; if there are many, those of findings, the selected one and some."""
+        labels, flagged = picture.labels, [int(y) for y in np.asarray(self._found.data["y"])]
+        chosen = picture.line_of(at)
+        first = [*flagged, *([] if chosen is None else [chosen])]
+        lines = labelled(len(labels), first)
+        ticks = [line + 0.5 for line in lines]
+        if ticks == self._ticker.ticks and labels == self._labels:
+            return
+        self._labels = labels
+        self._ticker.ticks = ticks
         axis: Any = self.frame.figure.yaxis[0]
-        axis.major_label_overrides = {line + 0.5: bokeh_text(labels[line]) for line in ticks}
+        axis.major_label_overrides = {line + 0.5: bokeh_text(labels[line]) for line in lines}
 
     def _mark(self, ticks: dict[float, str]) -> None:
         """Labels the colour bar; labels of one width, see `figures.DIGITS`."""
@@ -190,6 +199,21 @@ class OverviewPane(Pane):
         slot = self._picture.slots[line]
         steps = self._shown.view.steps(self._shown.at.type)
         self.act(node=slot.node, role=slot.role, step=nearest(steps, round(x)), follow=False)
+
+
+def labelled(count: int, first: Sequence[int]) -> list[int]:
+    """Returns the lines of a map that get a label, ascending and far enough apart.
+
+    Args:
+        count: Number of lines.
+        first: Lines to label before any others, most important first.
+    """
+    apart = -(-count // _MOST_LABELS)
+    lines: list[int] = []
+    for line in (*first, *range(0, count, apart)):
+        if all(abs(line - other) >= apart for other in lines):
+            lines.append(line)
+    return sorted(lines)
 
 
 def _colour_bar(mapper: LinearColorMapper) -> Any:

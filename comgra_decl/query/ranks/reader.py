@@ -66,7 +66,7 @@ def _rank_places(run: Remote) -> dict[int, Remote]:
 
 def ranks_of(reader: Reader) -> dict[str, Any] | None:
     """Returns the rank, world_size and recorded ranks of a database; None for one process."""
-    facts = reader.meta.facts.get("ranks") or reader.view.document("ranks")
+    facts = reader.meta.facts.get("ranks") or reader.view.read_document("ranks")
     return facts if isinstance(facts, dict) else None
 
 

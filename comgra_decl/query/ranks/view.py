@@ -157,6 +157,11 @@ class JoinedView:
         pairs = zip(self.ranks, views, strict=True)
         return [f"rank {rank}: {loss}" for rank, view in pairs for loss in view.damage]
 
+    def look_for_damage(self) -> None:
+        """Reads all documents of all ranks."""
+        for member in self._members:
+            member.view.look_for_damage()
+
     def document(self, name: str) -> Any:
         """Returns the first rank's document; report and findings include those of other ranks."""
         documents = [member.view.document(name) for member in self._members]
@@ -166,8 +171,8 @@ class JoinedView:
             return documents[0]
         return facts.join_reports(documents, self.ranks, self.differences)
 
-    def structure(self, digest: str) -> Structure:
-        """Returns a dependency graph of the first rank by its hash."""
+    def structure(self, digest: str) -> Structure | None:
+        """Returns a dependency graph of the first rank by its hash; None if it is damaged."""
         return self._leader.structure(digest)
 
     def samples(self, record: int) -> list[int]:

@@ -65,7 +65,7 @@ class Nonfinite(SlotRule):
     explained_by_earlier = ("negative_loss",)
     Parameters = NonfiniteParameters
     statistics = ("nonfinite",)
-    evidence = "elements"
+    evidence = "NaN or infinite elements"
     needs = "any tensor"
 
     _samples: dict[int, int] = per_run(dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +15,8 @@ from comgra_decl.viewer.model.overview import Overview, overview, places_of
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.palette import colour_at, signed_colour
+from comgra_decl.viewer.panes.figures import Frame, unit_range
+from comgra_decl.viewer.panes.overview import labelled
 from tests.support.fake_run import FakeRun
 from tests.viewer.app.conftest import BROKEN_FROM
 
@@ -74,3 +78,34 @@ def test_places_have_the_colours_of_the_graph(values: np.ndarray) -> None:
         theirs = scale.colour(value)
         channels = [[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (mine, theirs)]
         assert np.ptp(channels, axis=0).max() <= 1
+
+
+def test_the_lines_of_findings_and_of_the_selected_tensor_have_labels() -> None:
+    assert labelled(10, [3]) == list(range(10))
+    assert 37 in labelled(100, [37])
+    assert 37 not in labelled(100, [])
+
+
+@given(st.integers(1, 300), st.lists(st.integers(0, 10_000), max_size=9))
+def test_labels_do_not_overlap(count: int, wanted: list[int]) -> None:
+    first = [line % count for line in wanted]
+    lines = labelled(count, first)
+    assert not first or first[0] in lines
+    assert len(lines) <= 26
+    assert all(b - a >= -(-count // 26) for a, b in pairwise(lines))
+
+
+def test_no_line_marks_the_step_where_a_message_is_shown() -> None:
+    frame = Frame(x_range=unit_range(), tooltips=[])
+    frame.mark_step(3)
+    assert line_shown(frame)
+    frame.show_message("Nothing was recorded for this pass.")
+    assert not line_shown(frame)
+    frame.mark_step(4)
+    assert not line_shown(frame)
+    frame.show_message("")
+    assert line_shown(frame)
+
+
+def line_shown(frame: Frame) -> bool:
+    return frame._span is not None and bool(frame._span.visible)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from comgra_decl.query import open_run
 from comgra_decl.rules import Diagnosis, Finding, Link, Place, Reading, Unchecked, health
@@ -23,6 +25,7 @@ from comgra_decl.viewer.model.story import story_of, svg_of
 from comgra_decl.viewer.model.verdicts import Found, found, look
 from comgra_decl.viewer.model.walk import walk_of, walk_place
 from tests.support.fake_run import FakeRun
+from tests.support.traced import traced, train
 from tests.viewer.app.conftest import BROKEN_FROM
 
 LAST = 90
@@ -167,6 +170,34 @@ def test_without_a_chain_it_compares_with_the_tensors_that_feed_it(
     tensor = fake.tensor(slot, 4)
     lowest = tensor.reshape(len(tensor), -1).min(axis=1).mean()
     assert f"{abs(lowest):.4g}"[:5] in stops[1].sentences[0]
+
+
+def test_the_statistic_that_the_rule_measures_is_shown_and_selected(
+    fake: FakeRun, looked: RunView
+) -> None:
+    one = finding(rule="nonfinite", place=Place("blocks.0.mlp.fc2"), first_step=10, after_step=5,
+                  evidence={"NaN or infinite elements": 128.0, "share": 0.5})  # fmt: skip
+    first, *_, last = walk_of(looked, one)
+    slot = next(s for s in fake.slots if s.key == ("blocks.0.mlp.fc2", "output", 0, "forward"))
+    bad = ~np.isfinite(fake.tensor(slot, 10))
+    each = bad.reshape(len(bad), -1).sum(axis=1).mean()
+    told = first.sentences[1]
+    assert told.startswith(f"It began between steps 6 and 10 and was last seen at step {LAST}. ")
+    assert f"the number of NaN or infinite elements of blocks.0.mlp.fc2 is {each:.4g}" in told
+    assert '"nonfinite"' in first.send
+    assert "NaN or infinite elements 128, share 0.5000" in last.sentences[1]
+    page = story_of(looked, (first,), one, run="r", said=said(None)).decode()
+    assert "number of values that are NaN or infinite" in page.partition("<figcaption>")[2]
+
+
+def test_a_gradient_that_feeds_a_parameter_names_the_parameter(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    nodes = {"all": {"select": "**", "capture": ["output", "output_grad", "parameter_grad"]}}
+    run = traced(tmp_path, nodes, lambda: train(model, torch.randn(3, 4), steps=3))
+    one = finding(place=Place("0", "bias", 0, "grad"), first_step=1, last_step=2)
+    told = [stop.sentences[0] for stop in walk_of(RunView(run), one)]
+    assert any("0 sends its gradient to 0 bias." in text for text in told), told
 
 
 def test_a_finding_about_the_loss_shows_the_loss(looked: RunView) -> None:
