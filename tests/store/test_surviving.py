@@ -149,6 +149,8 @@ def _missing(found: Any, expected: Any) -> bool:
     """Whether all that differs is said to be missing: nothing was made up."""
     if isinstance(found, list):  # the scalars
         return all(a in (b, (LOST, *a[1:])) for a, b in zip(found, expected, strict=True))
+    if isinstance(found, tuple):  # samples and facts of a record: empty where they are damaged
+        return all(a == b or not a for a, b in zip(found, expected, strict=True))
     if not isinstance(found, np.ndarray):
         return False
     same = (found == expected) | ((found != found) & (expected != expected))
