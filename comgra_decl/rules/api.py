@@ -53,6 +53,7 @@ from comgra_decl.rules.graph import (
     classes_of,
     combined,
     computed_from_targets,
+    judging_models,
     place_of,
     prediction_of,
     predictions,
@@ -103,7 +104,14 @@ from comgra_decl.rules.settings import (
     parameter_groups,
     raise_rate,
 )
-from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable, is_gradient, usual_norm
+from comgra_decl.rules.table import (
+    RECTIFIERS,
+    Mask,
+    SlotTable,
+    is_gradient,
+    usual_norm,
+    weights_beside,
+)
 from comgra_decl.rules.window import VARYING, Numbers, Window
 from comgra_decl.spec.base import Int, Number
 
@@ -177,6 +185,7 @@ __all__ = [
     "input_slots",
     "is_gradient",
     "is_validation",
+    "judging_models",
     "lower_decay",
     "lower_rate",
     "normalises",
@@ -200,4 +209,5 @@ __all__ = [
     "trained_models",
     "usual_norm",
     "values_of",
+    "weights_beside",
 ]

@@ -20,6 +20,7 @@ from comgra_decl.rules.calls import LossCall, loss_calls
 from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Severity
 from comgra_decl.rules.memory import NO_SLOTS, Bools, ClassCounts, Slots, Streak
+from comgra_decl.rules.phases import Phases
 from comgra_decl.rules.settings import Clipping, LearningRates
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Numbers, Window
@@ -41,6 +42,8 @@ Fraction = Annotated[Number, Field(gt=0, lt=1)]
 
 Factor = Annotated[Number, Field(gt=1)]
 """A number above 1."""
+
+_LEAST_LOSSES = 20  # required to tell whether a training learns
 
 Measured = tuple[Bools, NDArray[Any]]
 """Where a condition is met, and the evidence for it; both of shape [records, slots]."""
@@ -114,6 +117,7 @@ class Scene:
             `records.OPTIMIZERS`).
         rates: the learning rates of these optimizers in all training records so far.
         clipping: whether the gradients that these optimizers use are clipped.
+        phases: when the data and the learning rate changed.
         batch_softmaxes: shapes [batch, ...] of the tensors to which a softmax over the batch was
             applied.
         attentions: the attention calls of the first records (see `records.ATTENTIONS`).
@@ -136,6 +140,7 @@ class Scene:
     optimizers: list[dict[str, Any]] = field(default_factory=list)
     rates: LearningRates = field(default_factory=LearningRates)
     clipping: Clipping = field(default_factory=Clipping)
+    phases: Phases = field(default_factory=Phases)
     batch_softmaxes: list[tuple[int, ...]] = field(default_factory=list)
     attentions: list[dict[str, Any]] = field(default_factory=list)
     curves: dict[str, Curve] = field(default_factory=dict)
@@ -161,6 +166,20 @@ class Scene:
         if window.first >= self._counted:
             self.classes.look(window)
             self._counted = window.first + len(window)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the loss has fallen by half and is still near its minimum.
+
+        Compares the mean of the last tenth of the losses with those of the other tenths, for the
+        type of execution with the most losses. Values that are unusual in such a training do not
+        impair it.
+        """
+        curve = max(self.curves.values(), key=lambda its: its.count, default=None)
+        if curve is None or curve.count < _LEAST_LOSSES:
+            return False
+        means = [curve.mean(i / 10, (i + 1) / 10)[0] for i in range(10)]
+        return 0 <= means[-1] <= min(0.5 * means[0], 1.5 * min(means))
 
     @property
     def parameters(self) -> dict[tuple[str, str], Mapping[str, Any]]:
@@ -324,6 +343,11 @@ class SlotRule(Rule):
     records.
     """
 
+    harmless: ClassVar[bool] = False
+    """Whether the finding is only a hint if the loss has fallen by half and is still near its
+    minimum (`Scene.learns`). True for values that are unusual but need not impair a training.
+    """
+
     of_graph: ClassVar[bool] = False
     """Whether `wants` also depends on the dependency graphs."""
 
@@ -415,6 +439,7 @@ class SlotRule(Rule):
                 evidence=self.facts(scene, lead),
                 also=len(others),
                 others=tuple(others[:MOST_OTHERS]),
+                **({"severity": "hint"} if self.harmless and scene.learns else {}),
             )
         ]
 

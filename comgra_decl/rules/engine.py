@@ -124,6 +124,7 @@ class Engine:
             if part.has("l2"):
                 gradients = np.flatnonzero(part.table.parameter_gradients)
                 self.scene.clipping.look(part.steps, part.read("l2", gradients))
+            self.scene.phases.look(part)
             self._each("look", part, [rule for rule in self._rules if not _sees_evaluations(rule)])
             self._unusual.look(part)
             self._read("look", part)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from comgra_decl.rules.api import (
     NO_SLOTS,
     RECTIFIERS,
+    Finding,
+    First,
     Mask,
     Measured,
     Patient,
@@ -16,8 +20,12 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
     single_sources,
+    weights_beside,
 )
+
+_ALIVE = 0.1  # share of units that suffices for training if the others were never alive
 
 
 class DeadParameters(Patient):
@@ -40,7 +48,10 @@ class DeadUnits(SlotRule):
         "zero, both for a module's bias and for its weight, while other gradients are not. These "
         "elements belong to units that are inactive for all samples in the batch. Alternatively, "
         "more than `zeros` of the output of a rectifier is zero, while its input is not entirely "
-        "zero."
+        f"zero. The finding is only a hint if at least {_ALIVE:.0%} of the units of each such "
+        "layer are alive, and the share of dead units was as large in the first record: with few "
+        "or positive inputs, many units are inactive for all samples from the start (as in "
+        "coupling layers of flows), and the others learn."
     )
     source = (
         "SageMaker Debugger, which reports layers in which more than half of the units are dead; "
@@ -63,6 +74,7 @@ class DeadUnits(SlotRule):
     evidence, of_graph = "share of zeros", True
     needs = "outputs or gradients of biases, {select: '**', capture: [output, parameter_grad]}"
 
+    _first = per_run(First)  # share of zeros in the first record
     _sources = NO_SLOTS
     _weights = NO_SLOTS  # slot of the weight gradient for each bias gradient
 
@@ -74,14 +86,17 @@ class DeadUnits(SlotRule):
             lambda i: i.key.role == "bias" and len(i.shape) == 1 and i.shape[0] > 3
         )
         self._weights = np.full(len(table), -1, np.int64)
+        beside = table.remembered(weights_beside, weights_beside)
         for slot in np.flatnonzero(biases).tolist():
-            weight = table.infos[slot].key._replace(role="weight")
-            self._weights[slot] = table.by_key.get(weight, -1)
+            key = table.infos[slot].key
+            own = table.by_key.get(key._replace(role="weight"), -1)
+            self._weights[slot] = own if own >= 0 else beside.get(key.node, [-1])[0]
         return rectified | (biases & table.where(lambda i: i.dtype != "float16"))
 
     def measure(self, window: Window, at: Slots) -> Measured:
         """Returns where the share of zeros exceeds the limit, and the share."""
         zeros = window.read("zero_fraction", at).astype(np.float64)
+        self._first.look(at, zeros)
         bias = window.table.parameter_gradients[at]
         limit = np.where(bias, self.parameters.share, self.parameters.zeros)
         hit = zeros > limit
@@ -100,6 +115,15 @@ class DeadUnits(SlotRule):
             nothing = (zeros[:, bias] == 1).all(1)  # nothing is trained; another rule reports it
             hit[np.ix_(nothing, bias)] = False
         return hit, zeros
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding; a hint if all layers train with the units alive from the start."""
+        found = super().findings(scene)
+        fired = self.streak.lasting
+        worst, first = self.streak.worst[fired], self._first.known(fired)
+        if not found or (worst > np.fmin(1 - _ALIVE, 1.2 * first)).any():
+            return found
+        return [replace(found[0], severity=self.parameters.severity or "hint")]
 
     def ordered(self, scene: Scene, fired: Slots) -> Slots:
         """Returns rectifiers in the order of execution, then biases, the last layer first."""

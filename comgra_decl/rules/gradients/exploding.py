@@ -46,7 +46,9 @@ class ExplodingGradient(SlotRule):
         "For `patience` records in a row, the l2 norm of a gradient exceeds `ratio` times the "
         "largest norm near the loss (at predictions and in the last quarter of the model). "
         "Alternatively, both this norm and the norm of all gradients together exceed `growth` "
-        f"times their initial values (the medians over the first {_FIRST} records)."
+        f"times their initial values (the medians over the first {_FIRST} records). The finding is "
+        "only a hint if the loss has fallen by half and is still near its minimum: gradients grow "
+        "with the weights that follow, for example towards the scale of large targets."
     )
     source = (
         "TheDeepChecker, which requires gradients to double at each of five checks. AutoTrainer, "
@@ -63,7 +65,7 @@ class ExplodingGradient(SlotRule):
     Parameters = ExplodingParameters
     statistics = ("l2",)
     backwards, evidence = True, "times too large"
-    of_graph = True
+    of_graph, harmless = True, True
     needs = "gradients, such as {select: '**', capture: [output_grad]}"
 
     _early = per_run(Early, _FIRST)

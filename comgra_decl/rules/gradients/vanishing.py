@@ -20,6 +20,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    judging_models,
     normalises,
     per_run,
     row_quantile,
@@ -151,6 +152,11 @@ class VanishingGradient(SlotRule):
             )
         ]
 
+    def follows(self, finding: Finding, other: Finding) -> bool:
+        """Returns whether another finding explains this one; units alive at first do not."""
+        harmless = other.rule == "dead_units" and other.severity == "hint"
+        return super().follows(finding, other) and not harmless
+
     def advise(self, scene: Scene) -> str:
         """Returns advice adapted to the optimizer settings."""
         if not normalises(scene):
@@ -245,11 +251,5 @@ def _judged_by_others(scene: Scene, models: set[str]) -> set[str]:
     """Returns the models whose outputs enter another model, such as a critic, with gradients."""
     if not scene.structures:
         return models
-    found = set()
-    for structure in scene.structures.values():
-        for a, b, gradient in structure.edges:
-            source, sink = (structure.keys[i].node.partition(".")[0] for i in (a, b))
-            both_computed = structure.kinds[a] == structure.kinds[b] == "computed"
-            if gradient and both_computed and source != sink and sink in models:
-                found.add(source)
-    return found & models
+    judging = judging_models(scene)
+    return {source for sink in judging.keys() & models for source in judging[sink] & models}

@@ -17,6 +17,7 @@ from comgra_decl.rules.api import (
     Field,
     Finding,
     Int,
+    LossCall,
     RuleParameters,
     Scene,
     Severity,
@@ -64,7 +65,13 @@ class LossDiverges(CurveRule):
         "squared, because a tenth then consists of a single loss. The rule also reports a loss "
         "that is not finite. In addition, it reports a loss that exceeds `explosion` times the "
         f"smallest of the first {_STARTS} losses (or times {_LEAST_START:g}, if that is larger). "
-        "This finding is only a warning if the last loss is no higher than the first one."
+        "This finding is only a warning if the last loss is no higher than the first one. The "
+        "finding is only a hint if a rising loss can be normal: the targets grow (as values do in "
+        f"reinforcement learning) to more than {_GROWN:g} times their first magnitude, inputs or "
+        "targets change after the lowest tenth (as in a curriculum), a step has several losses "
+        "(as in adversarial training), or no known loss function compares a prediction with a "
+        "floating-point target or with classes (as in the objectives of policies). A loss that "
+        "exceeds `explosion` is never normal in the last case."
     )
     source = (
         "TheDeepChecker, which warns at twice the minimum. The comparison with the first tenth "
@@ -121,6 +128,13 @@ class LossDiverges(CurveRule):
     def _targets_grow(self) -> bool:
         """Whether the targets grow, as values do in reinforcement learning."""
         return any(new > _GROWN * first for first, new in self._targets.values())
+
+    def _may_rise(self, scene: Scene, best: int) -> bool:
+        """Returns whether a loss may be higher than at step `best` in a healthy training."""
+        if self._targets_grow or self.several:
+            return True
+        changed = scene.phases.data_changed(best, scene.last_step)
+        return changed or not any(_compares(call) for call in scene.calls)
 
     def _see_explosion(
         self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]
@@ -183,11 +197,18 @@ class LossDiverges(CurveRule):
         return self.finding(
             scene,
             first_step=at,
-            severity="hint" if self._targets_grow else self.severity,
+            severity="hint" if self._may_rise(scene, at) else self.severity,
             message=f"The loss diverges: from a minimum of {means[best]:.4g} to {last:.4g} in the "
             f"last tenth of {curve.count} steps.",
             evidence={"best": float(means[best]), "last": last},
         )
+
+
+def _compares(call: LossCall) -> bool:
+    """Returns whether a call is a loss that measures how far predictions are from targets."""
+    if call.target.is_integer:
+        return call.function in CLASSIFICATION
+    return not call.is_operator or call.function.strip("_") in ("sub", "rsub")
 
 
 _NEVER = CLASSIFICATION | BINARY_LOGITS | PROBABILITIES

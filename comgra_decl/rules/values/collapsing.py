@@ -14,6 +14,7 @@ from comgra_decl.rules.api import (
     Fraction,
     Mask,
     Measured,
+    Numbers,
     Patient,
     Scene,
     SlotRule,
@@ -22,6 +23,7 @@ from comgra_decl.rules.api import (
     Window,
     computed_from_targets,
     grown,
+    judging_models,
     per_run,
     predictions,
     target_pairs,
@@ -54,7 +56,9 @@ class CollapsingOutput(SlotRule):
         "less than `fall` times its initial l2 norm. Such an output no longer distinguishes the "
         "samples. For example, the posterior of an autoencoder may collapse to its prior. The "
         "finding is only a hint if these tensors include neither a prediction nor an output of "
-        "the model."
+        "the model, or only outputs of a model that judges another one (a step has several "
+        "losses, and gradients flow from this model to the other one): they become alike if the "
+        "other model, such as a generator, does well."
     )
     source = (
         "A plan in comgra's README (report a falling variance across the batch); the generator "
@@ -87,6 +91,12 @@ class CollapsingOutput(SlotRule):
     _early_apart = per_run(Early, _FIRST)
     _first_size = per_run(Early, 1)
     _shrunk: Bools = np.zeros(0, np.bool_)
+
+    _several = False  # whether a step has several losses
+
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Notes whether steps have several losses."""
+        self._several = self._several or numbers.name.startswith("loss[")
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs with a batch dimension."""
@@ -124,11 +134,13 @@ class CollapsingOutput(SlotRule):
         if not found:
             return []
         final = predictions(scene) | set(np.flatnonzero(_codes(scene.table)).tolist())
+        judges = judging_models(scene) if self._several else set()
         roots = {str(m["node"]) for m in scene.documents.get("modules") or [] if not m["path"]}
         outer = [
             slot
             for slot in self.chosen(scene, self.streak.lasting).tolist()
-            if slot in final or scene.table.infos[slot].key.node in roots
+            if (slot in final or scene.table.infos[slot].key.node in roots)
+            and scene.table.infos[slot].key.node.partition(".")[0] not in judges
         ]
         if outer or self.parameters.severity is not None:
             return found
