@@ -269,7 +269,10 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
 
 
 def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Finding]:
-    """Marks findings that are explained by a finding of another rule; avoids cycles."""
+    """Marks findings that are explained by a finding of another rule; avoids cycles.
+
+    A finding that is only a hint because it impairs nothing explains only other hints.
+    """
     because: dict[str, str] = {}  # by rule
 
     def leads_to(cause: str | None, rule: str) -> bool:
@@ -283,9 +286,16 @@ def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Fin
         for other in findings:
             if other.first_step > finding.last_step or leads_to(other.rule, finding.rule):
                 continue
+            if finding.severity != "hint" and _impairs_nothing(other, by_name[other.rule]):
+                continue
             if rule.follows(finding, other):
                 because[finding.rule] = other.rule
                 finding = finding.explained_by(other.rule)
                 break
         result.append(finding)
     return result
+
+
+def _impairs_nothing(finding: Finding, rule: Rule) -> bool:
+    """Returns whether a finding is a hint although its rule usually reports something worse."""
+    return finding.severity == "hint" and (rule.parameters.severity or rule.severity) != "hint"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,12 +11,14 @@ import pytest
 from comgra_decl.records import OPTIMIZERS
 from comgra_decl.rules.activations.dead import DeadUnits
 from comgra_decl.rules.data.inputs import InputScale
+from comgra_decl.rules.gradients.vanishing import VanishingGradient
 from comgra_decl.rules.loss.diverging import LossDiverges
 from comgra_decl.rules.loss.spike import LossSpike
 from comgra_decl.rules.parameters.competing import CompetingOptimizers
 from comgra_decl.rules.parameters.growing import GrowingWeight
 from comgra_decl.rules.parameters.untrained import Untrained
 from comgra_decl.rules.phases import Phases
+from comgra_decl.rules.precision.nonfinite import Nonfinite
 from comgra_decl.rules.values.collapsing import CollapsingOutput
 from comgra_decl.rules.values.independent import InputIndependence
 from tests.rules.tape import Tape
@@ -239,6 +242,54 @@ def test_what_only_parameters_determine_need_not_depend_on_the_input(
         values = {given: wave, scale: np.ones(4), log_det: np.full(8, 0.3), loss: 1.0}
         tape.record(values | {y: wave if others else np.ones((8, 4))}, step=step)
     assert len(tape.findings(InputIndependence())) == found
+
+
+@WINDOWS
+@pytest.mark.parametrize(
+    ("filled", "loss", "severity"),
+    [(True, 1.0, "hint"), (True, np.nan, "error"), (False, 1.0, "error")],
+)
+def test_missing_values_that_the_model_fills_in(
+    filled: bool, loss: float, severity: str, window: int
+) -> None:
+    tape = Tape()
+    given = tape.slot("input", (4, 3), role="input", kind="input", class_="")
+    layer = tape.slot("layer", (4, 3))
+    rows = RNG.normal(size=(4, 3))
+    gaps = np.where(np.eye(4, 3) > 0, np.nan, rows)
+    for step in range(6):
+        tape.record({given: gaps, layer: rows if filled else gaps}, step=step)
+    tape.losses([1.0] * 5 + [loss])
+    (found,) = tape.findings(Nonfinite(), window=window)
+    assert (found.severity, found.place and found.place.node) == (severity, "input")
+
+
+@pytest.mark.parametrize(("first", "because"), [(0.6, None), (0.2, "dead_units")])
+def test_what_impairs_nothing_explains_no_warning(first: float, because: str | None) -> None:
+    """A gradient that vanishes beside units that were never alive is a finding of its own."""
+    tape = Tape()
+    names = [f"l{i}" for i in range(5)]
+    layers = [tape.slot(name, (4, 6)) for name in names]
+    backward = [tape.slot(name, (4, 6), pass_="grad") for name in names]
+    bias, weight, other = (
+        tape.slot(node, shape, role=role, kind="parameter", pass_="grad")
+        for node, role, shape in (
+            ("l4", "bias", (20,)),
+            ("l4", "weight", (20, 4)),
+            ("l3", "bias", (8,)),
+        )
+    )
+    tape.graph([*pairwise(layers)])
+    for step in range(40):
+        alive = (np.arange(20) >= 20 * (first if step < 3 else 0.6)).astype(float)
+        sizes = [1e-6, *[1.0] * 4]
+        values = dict(zip(backward, (np.full((4, 6), size) for size in sizes), strict=True))
+        values |= dict.fromkeys(layers, np.ones((4, 6)))
+        values |= {bias: alive, weight: np.outer(alive, np.ones(4)), other: np.ones(8)}
+        tape.record(values, step=step)
+    findings = {f.rule: f for f in tape.play(DeadUnits(), VanishingGradient()).findings()}
+    assert findings["vanishing_gradient"].because == because
+    assert findings["dead_units"].severity == ("hint" if because is None else "warning")
 
 
 def test_optimizers_that_share_a_model_are_a_hint() -> None:

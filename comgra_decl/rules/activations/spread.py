@@ -56,7 +56,8 @@ class PoorInitialisation(SlotRule):
         "the output of a layer with weights is above `ratio` times the median over the model's "
         "layers, or below 1 / `ratio`^2 times that median. (2) The standard deviation is above "
         "`ratio`, and also above a third of `ratio` times the smallest standard deviation among "
-        "the preceding layers. (3) The median is below `small`."
+        "the preceding layers. (3) The median is below `small`. The finding is only a hint if the "
+        "loss has since fallen by half and is still near its minimum."
     )
     source = (
         "SageMaker Debugger, which reports a ratio of more than 10 between the largest and "
@@ -69,7 +70,7 @@ class PoorInitialisation(SlotRule):
     )
     explained_by = ("nonfinite", "input_scale")
     Parameters = InitialisationParameters
-    statistics = ("std",)
+    statistics, harmless = ("std",), True
     evidence = "times too large"
     needs = "outputs of layers with weights, {select: '**', capture: [output]}"
     of_graph = True

@@ -152,11 +152,6 @@ class VanishingGradient(SlotRule):
             )
         ]
 
-    def follows(self, finding: Finding, other: Finding) -> bool:
-        """Returns whether another finding explains this one; units alive at first do not."""
-        harmless = other.rule == "dead_units" and other.severity == "hint"
-        return super().follows(finding, other) and not harmless
-
     def advise(self, scene: Scene) -> str:
         """Returns advice adapted to the optimizer settings."""
         if not normalises(scene):

@@ -46,7 +46,8 @@ class CollapsingOutput(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` records in a row, the relative variation of a tensor across the batch is "
-        f"below `fall` times its initial value (the median over the first {_FIRST} records). For "
+        f"below `fall` times its initial value (the median over the first {_FIRST} records), in "
+        "every iteration of its module. For "
         "each recorded statistic, the relative variation is the standard deviation across the "
         "samples divided by the largest magnitude; the rule uses the statistic with the largest "
         "relative variation. In addition, the largest of these standard deviations must not "
@@ -123,6 +124,7 @@ class CollapsingOutput(SlotRule):
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leaves out losses of individual samples, and predictions that may be small."""
+        fired = self.in_every_iteration(scene, fired)
         fired = fired[~np.isin(fired, list(computed_from_targets(scene)))]
         compared = predictions(scene) if any(target_pairs(scene)) else set()
         shrunk = grown(self._shrunk, len(scene.table), fill=False)
