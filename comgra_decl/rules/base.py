@@ -234,6 +234,11 @@ class Rule(ABC):
     explained_by_earlier: ClassVar[tuple[str, ...]] = ()
     """Rules whose findings explain this rule's findings if they began no later than these."""
 
+    hints_explain: ClassVar[bool] = True
+    """Whether this rule's findings also explain others if they are only hints. False if a hint
+    means that a problem impairs nothing.
+    """
+
     Parameters: ClassVar[type[RuleParameters]] = RuleParameters
     """Options with their defaults."""
 

@@ -297,5 +297,6 @@ def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Fin
 
 
 def _impairs_nothing(finding: Finding, rule: Rule) -> bool:
-    """Returns whether a finding is a hint although its rule usually reports something worse."""
-    return finding.severity == "hint" and (rule.parameters.severity or rule.severity) != "hint"
+    """Returns whether a finding is only a hint because it impairs no training."""
+    harmless = isinstance(rule, SlotRule) and rule.harmless
+    return finding.severity == "hint" and (harmless or not rule.hints_explain)

@@ -73,6 +73,7 @@ class Window:
     shape_codes: Floats | None = None
     shapes: Sequence[tuple[int, ...]] = ()
     facts: Sequence[Mapping[str, Any]] = ()
+    _planes: dict[tuple[str, str], Floats] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -83,8 +84,12 @@ class Window:
 
     def read(self, statistic: str, at: NDArray[np.int64], over_batch: str = "mean") -> Floats:
         """Returns one statistic of the slots `at`, of shape [k, len(at)]."""
-        rank = AGGREGATES.index(over_batch)
-        return self.aggregates[:, at, self.statistics.index(statistic), rank]
+        plane = self._planes.get((statistic, over_batch))
+        if plane is None:  # many rules read the same statistics, which are far apart in memory
+            rank = AGGREGATES.index(over_batch)
+            plane = self.aggregates[:, :, self.statistics.index(statistic), rank].copy()
+            self._planes[statistic, over_batch] = plane
+        return plane[:, at]
 
     def of_shape(
         self, measure: Callable[[SlotInfo], float], at: NDArray[np.int64]
@@ -173,6 +178,7 @@ class Window:
             None if self.shape_codes is None else self.shape_codes[rows],
             self.shapes,
             [self.facts[row] for row in rows] if self.facts else (),
+            self._planes if len(rows) == len(self) else {},
         )
 
     def without_skipped(self) -> Window:
@@ -181,7 +187,7 @@ class Window:
             return self
         aggregates = self.aggregates.copy()
         aggregates[np.ix_(self.skipped, self.table.backward)] = np.nan
-        return replace(self, aggregates=aggregates)
+        return replace(self, aggregates=aggregates, _planes={})
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ import pytest
 from comgra_decl.records import OPTIMIZERS
 from comgra_decl.rules.activations.dead import DeadUnits
 from comgra_decl.rules.data.inputs import InputScale
+from comgra_decl.rules.data.targets import SingleClass
 from comgra_decl.rules.gradients.vanishing import VanishingGradient
 from comgra_decl.rules.loss.diverging import LossDiverges
+from comgra_decl.rules.loss.flat import LossNotFalling
 from comgra_decl.rules.loss.spike import LossSpike
 from comgra_decl.rules.parameters.competing import CompetingOptimizers
 from comgra_decl.rules.parameters.growing import GrowingWeight
@@ -107,13 +109,8 @@ def test_only_the_loss_of_a_prediction_must_not_rise(
 
 
 @WINDOWS
-@pytest.mark.parametrize(
-    ("first", "later", "severity"),
-    [(0.6, 0.6, "hint"), (0.2, 0.6, "warning"), (0.95, 0.95, "warning")],
-)
-def test_units_that_were_never_alive_beside_others_that_are(
-    first: float, later: float, severity: str, window: int
-) -> None:
+@pytest.mark.parametrize(("share", "severity"), [(0.6, "hint"), (0.85, "hint"), (0.95, "warning")])
+def test_dead_units_beside_others_that_are_alive(share: float, severity: str, window: int) -> None:
     tape = Tape()
     roles = [("bias", (20,)), ("weight", (20, 4))]
     bias, weight = (
@@ -122,7 +119,7 @@ def test_units_that_were_never_alive_beside_others_that_are(
     )
     other = tape.slot("head", (8,), role="bias", kind="parameter", pass_="grad")
     for step in range(30):
-        alive = (np.arange(20) >= 20 * (first if step < 5 else later)).astype(float)
+        alive = (np.arange(20) >= 20 * share).astype(float)
         values = {bias: alive, weight: np.outer(alive, np.ones(4)), other: np.ones(8)}
         tape.record(values, step=step)
     (found,) = tape.findings(DeadUnits(), window=window)
@@ -264,9 +261,46 @@ def test_missing_values_that_the_model_fills_in(
     assert (found.severity, found.place and found.place.node) == (severity, "input")
 
 
-@pytest.mark.parametrize(("first", "because"), [(0.6, None), (0.2, "dead_units")])
-def test_what_impairs_nothing_explains_no_warning(first: float, because: str | None) -> None:
-    """A gradient that vanishes beside units that were never alive is a finding of its own."""
+@pytest.mark.parametrize(("function", "severity"), [("mse_loss", "warning"), ("mul", "hint")])
+def test_only_the_loss_of_a_prediction_must_fall(function: str, severity: str) -> None:
+    tape = Tape()
+    answer = tape.slot("net", (8, 1))
+    target = tape.slot("target", (8, 1), role="target", kind="target")
+    tape.loss_call(function, answer, target)
+    for step in range(6):
+        tape.record({answer: np.ones((8, 1)), target: np.ones((8, 1))}, step=step)
+    tape.losses(noisy([1.0] * 100))
+    (found,) = tape.findings(LossNotFalling())
+    assert found.severity == severity
+
+
+@pytest.mark.parametrize(
+    ("node", "label", "found"), [("prediction", 0, 0), ("head", 0, 1), ("prediction", 1, 1)]
+)
+def test_the_first_similarity_is_the_right_one_in_contrastive_losses(
+    node: str, label: int, found: int
+) -> None:
+    tape = Tape()
+    logits = tape.slot(node, (16, 10))
+    target = tape.slot("target", (16,), role="target", kind="target", dtype="int64")
+    tape.loss_call("cross_entropy", logits, target)
+    for step in range(12):
+        tape.record({logits: RNG.normal(size=(16, 10)), target: np.full(16, label)}, step=step)
+    assert len(tape.findings(SingleClass())) == found
+
+
+@pytest.mark.parametrize(("count", "found"), [(1, 0), (8, 1)])
+def test_a_single_sample_has_no_known_deviation(count: int, found: int) -> None:
+    tape = Tape()
+    given = tape.slot("input", (count, 2), role="input", kind="input", class_="")
+    for step in range(6):
+        tape.record({given: 0.5 + 0.01 * RNG.normal(size=(count, 2))}, step=step)
+    assert len(tape.findings(InputScale())) == found
+
+
+@pytest.mark.parametrize(("share", "because"), [(0.6, None), (0.95, "dead_units")])
+def test_what_impairs_nothing_explains_no_warning(share: float, because: str | None) -> None:
+    """A gradient that vanishes while enough units are alive is a finding of its own."""
     tape = Tape()
     names = [f"l{i}" for i in range(5)]
     layers = [tape.slot(name, (4, 6)) for name in names]
@@ -281,7 +315,7 @@ def test_what_impairs_nothing_explains_no_warning(first: float, because: str | N
     )
     tape.graph([*pairwise(layers)])
     for step in range(40):
-        alive = (np.arange(20) >= 20 * (first if step < 3 else 0.6)).astype(float)
+        alive = (np.arange(20) >= 20 * share).astype(float)
         sizes = [1e-6, *[1.0] * 4]
         values = dict(zip(backward, (np.full((4, 6), size) for size in sizes), strict=True))
         values |= dict.fromkeys(layers, np.ones((4, 6)))

@@ -234,9 +234,9 @@ def hinge_gan() -> Reached:
 def wasserstein_gan() -> Reached:
     """A critic with a gradient penalty, three steps of it per step of the generator."""
     generator, critic = mlp(4, 48, 48, 2), mlp(2, 48, 48, 1, act=nn.SiLU)
-    first = torch.optim.Adam(generator.parameters(), lr=1e-3, betas=(0.5, 0.9))
-    second = torch.optim.Adam(critic.parameters(), lr=1e-3, betas=(0.5, 0.9))
-    for _ in range(120):
+    first = torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.9))
+    second = torch.optim.Adam(critic.parameters(), lr=2e-3, betas=(0.5, 0.9))
+    for _ in range(200):
         for _ in range(3):
             real, fake = moons(64), generator(torch.randn(64, 4)).detach()
             share = torch.rand(64, 1)

@@ -311,7 +311,7 @@ def td3() -> Reached:
     actor = nn.Sequential(mlp(2, 48, 48, 2), nn.Tanh())
     critics = nn.ModuleList([mlp(4, 48, 48, 1), mlp(4, 48, 48, 1)])
     slow_actor, slow_critics = deepcopy(actor), deepcopy(critics)
-    of_actor, of_critics = adam(actor, 1e-3), adam(critics, 1e-3)
+    of_actor, of_critics = adam(actor, 3e-3), adam(critics, 3e-3)
     world, memory, rewards = _Hill(16), [], []
     for time in range(300):
         state = world.at
@@ -335,7 +335,7 @@ def td3() -> Reached:
             with torch.no_grad():
                 for slow, fast in ((slow_actor, actor), (slow_critics, critics)):
                     for p, q in zip(slow.parameters(), fast.parameters(), strict=True):
-                        p.mul_(0.99).add_(0.01 * q)
+                        p.mul_(0.97).add_(0.03 * q)
     return Reached(sum(rewards[-40:]) / 40, -0.2)
 
 

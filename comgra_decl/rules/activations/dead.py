@@ -10,7 +10,6 @@ from comgra_decl.rules.api import (
     NO_SLOTS,
     RECTIFIERS,
     Finding,
-    First,
     Mask,
     Measured,
     Patient,
@@ -20,12 +19,11 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
-    per_run,
     single_sources,
     weights_beside,
 )
 
-_ALIVE = 0.1  # share of units that suffices for training if the others were never alive
+_ALIVE = 0.1  # share of units that suffices for training
 
 
 class DeadParameters(Patient):
@@ -49,9 +47,9 @@ class DeadUnits(SlotRule):
         "elements belong to units that are inactive for all samples in the batch. Alternatively, "
         "more than `zeros` of the output of a rectifier is zero, while its input is not entirely "
         f"zero. The finding is only a hint if at least {_ALIVE:.0%} of the units of each such "
-        "layer are alive, and the share of dead units was as large in the first record: with few "
-        "or positive inputs, many units are inactive for all samples from the start (as in "
-        "coupling layers of flows), and the others learn."
+        "layer are alive, because the others still learn. For example, with few or positive "
+        "inputs, many units are inactive for all samples from the start (as in coupling layers "
+        "of flows), and later in critics of reinforcement learning."
     )
     source = (
         "SageMaker Debugger, which reports layers in which more than half of the units are dead; "
@@ -69,12 +67,12 @@ class DeadUnits(SlotRule):
         "uneven_columns",
     )
     Parameters = DeadParameters
+    hints_explain = False
     of_state = True
     statistics = ("zero_fraction",)
     evidence, of_graph = "share of zeros", True
     needs = "outputs or gradients of biases, {select: '**', capture: [output, parameter_grad]}"
 
-    _first = per_run(First)  # share of zeros in the first record
     _sources = NO_SLOTS
     _weights = NO_SLOTS  # slot of the weight gradient for each bias gradient
 
@@ -96,7 +94,6 @@ class DeadUnits(SlotRule):
     def measure(self, window: Window, at: Slots) -> Measured:
         """Returns where the share of zeros exceeds the limit, and the share."""
         zeros = window.read("zero_fraction", at).astype(np.float64)
-        self._first.look(at, zeros)
         bias = window.table.parameter_gradients[at]
         limit = np.where(bias, self.parameters.share, self.parameters.zeros)
         hit = zeros > limit
@@ -117,11 +114,9 @@ class DeadUnits(SlotRule):
         return hit, zeros
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding; a hint if all layers train with the units alive from the start."""
+        """Returns a finding; a hint if enough units of all layers are alive."""
         found = super().findings(scene)
-        fired = self.streak.lasting
-        worst, first = self.streak.worst[fired], self._first.known(fired)
-        if not found or (worst > np.fmin(1 - _ALIVE, 1.2 * first)).any():
+        if not found or (self.streak.worst[self.streak.lasting] > 1 - _ALIVE).any():
             return found
         return [replace(found[0], severity=self.parameters.severity or "hint")]
 

@@ -108,6 +108,7 @@ class TargetScale(SlotRule):
 
 
 _LOW, _HIGH = 1e-2, 10.0  # magnitudes of layers that work
+_MANY = 8  # numbers in a batch required to know their deviation
 
 
 class InputParameters(Patient):
@@ -133,10 +134,11 @@ class InputScale(SlotRule):
     definition = (
         "For `patience` records in a row, a floating-point input has a mean magnitude above "
         "`largest`, or its mean magnitude where it is not zero is below `smallest`, or the "
-        "magnitude of its mean exceeds `offset` standard deviations. The finding is only a hint "
-        "if the input is normalized before or in the first layers: all outputs of modules with "
-        "parameters that the graph connects directly with it have a mean magnitude between "
-        f"{_LOW:g} and {_HIGH:g} in the latest record."
+        "magnitude of its mean exceeds `offset` standard deviations (in batches of at least "
+        f"{_MANY} numbers). This must hold in every iteration of the module. The finding is "
+        "only a hint if the input is normalized before or in the first layers: all outputs of "
+        "modules with parameters that the graph connects directly with it have a mean "
+        f"magnitude between {_LOW:g} and {_HIGH:g} in the latest record."
     )
     source = (
         "SageMaker Debugger, which reports |mean| > 0.2 for images. This rule is more tolerant "
@@ -145,6 +147,7 @@ class InputScale(SlotRule):
     advice = "Subtract the mean and divide by the standard deviation of the training data."
     explained_by = ("nonfinite", "uneven_columns", "placeholder_values")
     Parameters = InputParameters
+    hints_explain = False
     statistics = ("abs_mean", "mean", "std")
     evidence = "mean magnitude"
     needs = "inputs of the model, which are recorded if `nodes` selects its root"
@@ -168,12 +171,17 @@ class InputScale(SlotRule):
         if window.has("zero_fraction"):  # words as zeros and ones are not small
             filled = size / np.maximum(1 - window.read("zero_fraction", at), 1e-9)
         hit = (size > parameters.largest) | ((filled < parameters.smallest) & (size > 0))
-        hit |= (mean > parameters.offset * spread) & (spread > 0)
+        many = window.elements(at) * window.samples(at) >= _MANY
+        hit |= (mean > parameters.offset * spread) & (spread > 0) & many
         rows = np.flatnonzero(hit.any(1))
         if len(rows):
             every = np.arange(len(window.table))
             self._sizes = window.read("abs_mean", every)[rows[-1]].astype(np.float64)
         return hit, size
+
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Leaves out inputs that are normalized in other iterations."""
+        return self.in_every_iteration(scene, fired)
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding; a hint if the first layers normalize the inputs."""

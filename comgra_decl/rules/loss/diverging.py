@@ -17,7 +17,6 @@ from comgra_decl.rules.api import (
     Field,
     Finding,
     Int,
-    LossCall,
     RuleParameters,
     Scene,
     Severity,
@@ -134,7 +133,7 @@ class LossDiverges(CurveRule):
         if self._targets_grow or self.several:
             return True
         changed = scene.phases.data_changed(best, scene.last_step)
-        return changed or not any(_compares(call) for call in scene.calls)
+        return changed or not any(call.measures_distance for call in scene.calls)
 
     def _see_explosion(
         self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]
@@ -202,13 +201,6 @@ class LossDiverges(CurveRule):
             f"last tenth of {curve.count} steps.",
             evidence={"best": float(means[best]), "last": last},
         )
-
-
-def _compares(call: LossCall) -> bool:
-    """Returns whether a call is a loss that measures how far predictions are from targets."""
-    if call.target.is_integer:
-        return call.function in CLASSIFICATION
-    return not call.is_operator or call.function.strip("_") in ("sub", "rsub")
 
 
 _NEVER = CLASSIFICATION | BINARY_LOGITS | PROBABILITIES

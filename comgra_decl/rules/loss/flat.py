@@ -51,7 +51,9 @@ class LossNotFalling(CurveRule):
         "least `least_of_ended`, the rule requires the loss to have risen. The mean of the last "
         "quarter must then exceed the larger of the mean of the first quarter and the first "
         "loss. The difference must be more than `rise` times that value, and more than three "
-        "standard errors. The finding is then a hint."
+        "standard errors. The finding is then a hint. It is also a hint if no known loss function "
+        "compares a prediction with a target, because other objectives, such as those of "
+        "policies, do not have to fall."
     )
     source = (
         "SageMaker Debugger, which reports a decrease of less than 0.1% over ten steps; this rule "
@@ -109,6 +111,9 @@ class LossNotFalling(CurveRule):
             message=f"The loss does not fall: {first:.4g} in the first tenth and {last:.4g} in "
             f"the last quarter of {curve.count} steps.",
             evidence={"first": first, "last": last, "losses": curve.count},
+            severity=self.severity
+            if any(call.measures_distance for call in scene.calls)
+            else "hint",
         )
 
     def _rises(self, scene: Scene, curve: Curve) -> Finding | None:

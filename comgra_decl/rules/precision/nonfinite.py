@@ -72,6 +72,7 @@ class Nonfinite(SlotRule):
     )
     explained_by_earlier = ("negative_loss",)
     Parameters = NonfiniteParameters
+    hints_explain = False
     statistics = ("nonfinite",)
     evidence = "NaN or infinite elements"
     needs = "any tensor"
