@@ -101,6 +101,12 @@ class LossCall:
         return self.function.strip("_") in _OPERATORS
 
     @property
+    def chooses(self) -> bool:
+        """Whether integers choose among predictions, such as the actions of a policy."""
+        known = CLASSIFICATION | BINARY_LOGITS | PROBABILITIES | ELEMENTWISE
+        return self.target.is_integer and self.function not in known
+
+    @property
     def measures_distance(self) -> bool:
         """Whether the call measures how far predictions are from targets, as a supervised loss.
 

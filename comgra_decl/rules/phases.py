@@ -21,7 +21,7 @@ from comgra_decl.rules.window import Window
 _USUAL = 5
 """Number of earlier records that define the usual size of a tensor."""
 
-_OTHER = 1.3
+_OTHER = 1.15
 """Smallest factor between the size of a tensor and its usual size that is a change."""
 
 _RAISED = 1.5
@@ -36,7 +36,7 @@ class Phases:
     """Finds the records in which inputs, targets or the learning rate differ from those before.
 
     A tensor has changed if its number of elements per sample, its mean magnitude or its standard
-    deviation lies outside the range of the previous five records by a factor of 1.3.
+    deviation lies outside the range of the previous five records by a factor of 1.15.
     """
 
     def __init__(self) -> None:

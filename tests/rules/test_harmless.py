@@ -261,14 +261,30 @@ def test_missing_values_that_the_model_fills_in(
     assert (found.severity, found.place and found.place.node) == (severity, "input")
 
 
-@pytest.mark.parametrize(("function", "severity"), [("mse_loss", "warning"), ("mul", "hint")])
-def test_only_the_loss_of_a_prediction_must_fall(function: str, severity: str) -> None:
+@pytest.mark.parametrize(
+    ("function", "acts", "moves", "severity"),
+    [
+        ("mse_loss", False, False, "warning"),
+        ("mul", False, False, "hint"),
+        ("mse_loss", True, False, "hint"),
+        ("mse_loss", False, True, "hint"),
+    ],
+)
+def test_only_the_loss_of_a_prediction_must_fall(
+    function: str, acts: bool, moves: bool, severity: str
+) -> None:
     tape = Tape()
     answer = tape.slot("net", (8, 1))
     target = tape.slot("target", (8, 1), role="target", kind="target")
+    action = tape.slot("target", (8, 1), role="target", kind="target", dtype="int64", iteration=1)
     tape.loss_call(function, answer, target)
+    if acts:
+        tape.loss_call("gather", answer, action)
+    value, loss = tape.slot("critic", (8, 1), pass_="no_grad"), tape.slot("loss", (), kind="loss")
+    tape.graph([(answer, loss), (target, loss)], cut=[(value, loss)] if moves else [])
+    ones = np.ones((8, 1))
     for step in range(6):
-        tape.record({answer: np.ones((8, 1)), target: np.ones((8, 1))}, step=step)
+        tape.record({answer: ones, target: ones, action: ones, value: ones, loss: 1.0}, step=step)
     tape.losses(noisy([1.0] * 100))
     (found,) = tape.findings(LossNotFalling())
     assert found.severity == severity

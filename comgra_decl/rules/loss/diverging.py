@@ -68,9 +68,9 @@ class LossDiverges(CurveRule):
         "finding is only a hint if a rising loss can be normal: the targets grow (as values do in "
         f"reinforcement learning) to more than {_GROWN:g} times their first magnitude, inputs or "
         "targets change after the lowest tenth (as in a curriculum), a step has several losses "
-        "(as in adversarial training), or no known loss function compares a prediction with a "
-        "floating-point target or with classes (as in the objectives of policies). A loss that "
-        "exceeds `explosion` is never normal in the last case."
+        "(as in adversarial training), no known loss function compares a prediction with a "
+        "target, or the loss depends on integers that choose among predictions or on outputs of "
+        "models without gradients (as in reinforcement learning)."
     )
     source = (
         "TheDeepChecker, which warns at twice the minimum. The comparison with the first tenth "
@@ -133,7 +133,7 @@ class LossDiverges(CurveRule):
         if self._targets_grow or self.several:
             return True
         changed = scene.phases.data_changed(best, scene.last_step)
-        return changed or not any(call.measures_distance for call in scene.calls)
+        return changed or not scene.supervised
 
     def _see_explosion(
         self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]
