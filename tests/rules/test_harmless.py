@@ -285,7 +285,7 @@ def test_only_the_loss_of_a_prediction_must_fall(
     ones = np.ones((8, 1))
     for step in range(6):
         tape.record({answer: ones, target: ones, action: ones, value: ones, loss: 1.0}, step=step)
-    tape.losses(noisy([1.0] * 100))
+    tape.losses([1.0] * 100)
     (found,) = tape.findings(LossNotFalling())
     assert found.severity == severity
 
@@ -333,7 +333,9 @@ def test_what_impairs_nothing_explains_no_warning(share: float, because: str | N
     for step in range(40):
         alive = (np.arange(20) >= 20 * share).astype(float)
         sizes = [1e-6, *[1.0] * 4]
-        values = dict(zip(backward, (np.full((4, 6), size) for size in sizes), strict=True))
+        values: dict[int, np.ndarray] = {
+            slot: np.full((4, 6), size) for slot, size in zip(backward, sizes, strict=True)
+        }
         values |= dict.fromkeys(layers, np.ones((4, 6)))
         values |= {bias: alive, weight: np.outer(alive, np.ones(4)), other: np.ones(8)}
         tape.record(values, step=step)

@@ -18,7 +18,7 @@ _AREAS = ("generative", "kinds", "reinforcement", "representations", "schedules"
 
 def trainings() -> dict[str, Training]:
     """Returns the trainings by name, such as `schedules.one_cycle`."""
-    found = {}
+    found: dict[str, Training] = {}
     for area in _AREAS:
         module = import_module(f"{__name__}.{area}")
         for name, function in getmembers(module, isfunction):

@@ -39,7 +39,7 @@ def mlp(*sizes: int, act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
 def update(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float | None = None) -> float:
     """Takes a step of the optimizer and returns the loss."""
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     if clip is not None:
         nn.utils.clip_grad_norm_(
             [p for group in optimizer.param_groups for p in group["params"]], clip

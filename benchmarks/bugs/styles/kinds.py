@@ -73,7 +73,7 @@ def large_targets() -> Reached:
     """Targets in the thousands, taken as they are; the last bias starts at their mean."""
     net, weight = mlp(8, 64, 64, 1), torch.randn(8)
     with torch.no_grad():
-        net[-1].bias.fill_(2000.0)  # type: ignore[operator, union-attr]
+        net[-1].bias.fill_(2000.0)  # type: ignore[operator]
     optimizer = adam(net, 1e-2)
     for _ in range(300):
         x = torch.randn(64, 8)
@@ -87,7 +87,7 @@ def one_in_fifty() -> Reached:
     """Rare positives with a weight of 50 and a bias that starts at their log odds."""
     net, direction = mlp(10, 48, 1), F.normalize(torch.randn(10), dim=0)
     with torch.no_grad():
-        net[-1].bias.fill_(-math.log(49))  # type: ignore[operator, union-attr]
+        net[-1].bias.fill_(-math.log(49))  # type: ignore[operator]
     optimizer = adam(net, 3e-3)
     for _ in range(300):
         y = (torch.rand(256) < 0.02).float()
@@ -127,7 +127,8 @@ class _Convolution(nn.Module):
         self.linear = nn.Linear(a, b, bias=False)
 
     def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
-        return adjacency @ self.linear(x)
+        out: Tensor = adjacency @ self.linear(x)
+        return out
 
 
 def citation_graph() -> Reached:
@@ -244,7 +245,8 @@ def state_space() -> Reached:
             )
             y = torch.fft.irfft(spectrum, 2 * length)[..., :length].transpose(1, 2) + self.d * u
             a, b = self.gate(F.gelu(y)).chunk(2, -1)
-            return x + a * b.sigmoid()
+            out: Tensor = x + a * b.sigmoid()
+            return out
 
     model = nn.Sequential(nn.Linear(1, 24), Layer(24), Layer(24), nn.Linear(24, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
@@ -277,12 +279,17 @@ def heat_equation() -> Reached:
 
 class _Quantize(torch.autograd.Function):
     @staticmethod
-    def forward(_: object, x: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(_: object, x: Tensor, scale: Tensor) -> Tensor:
         return (x / scale).round().clamp(-8, 7) * scale
 
     @staticmethod
-    def backward(_: object, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(_: object, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
+
+
+def _quantized(x: Tensor) -> Tensor:
+    out: Tensor = _Quantize.apply(x, x.detach().abs().max() / 7)  # type: ignore[no-untyped-call]
+    return out
 
 
 def quantized() -> Reached:
@@ -290,8 +297,7 @@ def quantized() -> Reached:
 
     class Quantized(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            weight = _Quantize.apply(self.weight, self.weight.detach().abs().max() / 7)
-            return F.linear(_Quantize.apply(x, x.detach().abs().max() / 7), weight, self.bias)
+            return F.linear(_quantized(x), _quantized(self.weight), self.bias)
 
     net = nn.Sequential(
         Quantized(12, 48), nn.ReLU6(), Quantized(48, 48), nn.ReLU6(), Quantized(48, 4)
@@ -678,7 +684,8 @@ def gates_from_zero() -> Reached:
             )
 
         def forward(self, x: Tensor) -> Tensor:
-            return x + self.gain * self.b(F.relu(self.a(x)))
+            out: Tensor = x + self.gain * self.b(F.relu(self.a(x)))
+            return out
 
     net = nn.Sequential(nn.Linear(12, 32), *(Block() for _ in range(12)), nn.Linear(32, 4))
     nn.init.zeros_(net[-1].weight)  # type: ignore[arg-type]

@@ -112,7 +112,8 @@ def double_dqn_dueling() -> Reached:
         def forward(self, x: Tensor) -> Tensor:
             h = F.relu(self.body(x))
             a: Tensor = self.advantage(h)
-            return self.value(h) + a - a.mean(1, keepdim=True)
+            value: Tensor = self.value(h)
+            return value + a - a.mean(1, keepdim=True)
 
     net, world = Dueling(), Poles(16)
     slow = deepcopy(net).requires_grad_(False)
@@ -156,7 +157,7 @@ def reinforce() -> Reached:
             state, reward, done = world.step(int(action))
             logs.append(chance.log_prob(action))
             rewards.append(reward)
-        total, returns = 0.0, []
+        total, returns = 0.0, list[float]()
         for reward in reversed(rewards):
             total = reward + 0.95 * total
             returns.insert(0, total)
@@ -278,7 +279,7 @@ def actor_critic_episodes() -> Reached:
             rewards.append(1.0)
             if bool(fell):
                 break
-        total, returns = 0.0, []
+        total, returns = 0.0, list[float]()
         for reward in reversed(rewards):
             total = reward + 0.99 * total
             returns.insert(0, total)

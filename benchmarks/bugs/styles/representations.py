@@ -218,6 +218,11 @@ def word_vectors() -> Reached:
     return Reached(losses[0] - losses[-1], 1.0)
 
 
+def _transformer(depth: int) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
+    return nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+
+
 def masked_autoencoder() -> Reached:
     """Encodes a quarter of the patches, rebuilds the others with mask tokens."""
 
@@ -227,20 +232,7 @@ def masked_autoencoder() -> Reached:
             self.into, self.out = nn.Linear(6, 32), nn.Linear(32, 6)
             self.place = nn.Parameter(0.02 * torch.randn(16, 32))
             self.mask = nn.Parameter(torch.zeros(32))
-            layer = {
-                "d_model": 32,
-                "nhead": 4,
-                "dim_feedforward": 64,
-                "dropout": 0.0,
-                "batch_first": True,
-                "norm_first": True,
-            }
-            self.encoder = nn.TransformerEncoder(
-                nn.TransformerEncoderLayer(**layer), 2, enable_nested_tensor=False
-            )  # type: ignore[arg-type]
-            self.decoder = nn.TransformerEncoder(
-                nn.TransformerEncoderLayer(**layer), 1, enable_nested_tensor=False
-            )  # type: ignore[arg-type]
+            self.encoder, self.decoder = _transformer(2), _transformer(1)
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             order = torch.rand(x.shape[:2]).argsort(1)

@@ -134,7 +134,7 @@ def accumulation() -> Reached:
         optimizer.zero_grad()
         for a, b in zip(x.split(4), y.split(4), strict=True):
             answer = net(a)
-            (F.cross_entropy(answer, b, reduction="sum") / 30).backward()  # type: ignore[no-untyped-call]
+            (F.cross_entropy(answer, b, reduction="sum") / 30).backward()
         optimizer.step()
         right = accuracy(net(x), y)
     return Reached(right, 0.8)
@@ -210,7 +210,7 @@ def second_order() -> Reached:
     def closure() -> float:
         optimizer.zero_grad()
         loss = F.mse_loss(net(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return float(loss)
 
     for _ in range(40):
@@ -225,18 +225,18 @@ def sharpness_aware() -> Reached:
     for _ in range(150):
         x, y = blobs(64)
         optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(net(x), y).backward()
         with torch.no_grad():
             grads = [p.grad.clone() for p in net.parameters() if p.grad is not None]
             norm = torch.stack([g.norm() for g in grads]).norm()
             for p, g in zip(net.parameters(), grads, strict=True):
-                p += 0.05 * g / norm
+                p.add_(0.05 * g / norm)
         answer = net(x)
         optimizer.zero_grad()
-        F.cross_entropy(answer, y).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(answer, y).backward()
         with torch.no_grad():
             for p, g in zip(net.parameters(), grads, strict=True):
-                p -= 0.05 * g / norm
+                p.sub_(0.05 * g / norm)
         optimizer.step()
     return Reached(accuracy(answer, y), 0.8)
 

@@ -31,7 +31,7 @@ def _pretrained(steps: int = 80) -> nn.Sequential:
         grads = torch.autograd.grad(F.cross_entropy(net(x), y), list(net.parameters()))
         with torch.no_grad():
             for p, g in zip(net.parameters(), grads, strict=True):
-                p -= 0.1 * g
+                p.sub_(0.1 * g)
     return net
 
 
@@ -131,7 +131,7 @@ def maml() -> Reached:
         for _ in range(4):
             height, phase = 0.5 + 2 * torch.rand(1), 3 * torch.rand(1)
             x, x2 = 10 * torch.rand(10, 1) - 5, 10 * torch.rand(10, 1) - 5
-            weights = dict(net.named_parameters())
+            weights: dict[str, Tensor] = dict(net.named_parameters())
             loss = F.mse_loss(functional_call(net, weights, (x,)), height * (x + phase).sin())
             grads = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
             fast = {k: w - 0.02 * g for (k, w), g in zip(weights.items(), grads, strict=True)}
@@ -156,7 +156,7 @@ def reptile() -> Reached:
         losses.append(loss)
         with torch.no_grad():
             for p, q in zip(net.parameters(), copy.parameters(), strict=True):
-                p += 0.3 * (q - p)
+                p.lerp_(q, 0.3)
     return Reached(sum(losses[:5]) - sum(losses[-5:]), 0.0)
 
 
@@ -183,11 +183,11 @@ class _Reverse(torch.autograd.Function):
     """The identity, whose gradient changes its sign."""
 
     @staticmethod
-    def forward(_: object, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(_: object, x: Tensor) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
-    def backward(_: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(_: object, gradient: Tensor) -> Tensor:
         return -0.3 * gradient
 
 
@@ -201,7 +201,7 @@ def domain_adversarial() -> Reached:
         x2, y2 = blobs(48)
         h, h2 = body(x), body(x2 + shift)
         which = torch.cat([torch.zeros(48, dtype=torch.long), torch.ones(48, dtype=torch.long)])
-        told = domains(_Reverse.apply(torch.cat([h, h2])))
+        told = domains(_Reverse.apply(torch.cat([h, h2]))  # type: ignore[no-untyped-call])
         update(optimizer, F.cross_entropy(classes(h), y) + F.cross_entropy(told, which))
     return Reached(accuracy(classes(h2), y2), 0.6)
 

@@ -38,10 +38,12 @@ class _Group(NamedTuple):
 
     optimizer: str
     sizes: tuple[int, ...]  # number of parameters in each group of the optimizer
-    index: int
+    number: int
 
     def __str__(self) -> str:
-        return self.optimizer if len(self.sizes) == 1 else f"group {self.index} of {self.optimizer}"
+        return (
+            self.optimizer if len(self.sizes) == 1 else f"group {self.number} of {self.optimizer}"
+        )
 
 
 class ZeroLearningRate(Rule):
@@ -121,7 +123,7 @@ class ZeroLearningRate(Rule):
         first = min(always.values(), default=scene.last_step)
         if scene.last_step - first + 1 < self.parameters.least:
             return []
-        parameters = sum(group.sizes[group.index] for group in always)
+        parameters = sum(group.sizes[group.number] for group in always)
         return [
             self.finding(
                 scene,
@@ -137,7 +139,7 @@ class ZeroLearningRate(Rule):
 
     @property
     def _parameters(self) -> int:
-        return sum(group.sizes[group.index] for group in self._always)
+        return sum(group.sizes[group.number] for group in self._always)
 
     def missing(self, scene: Scene) -> str | None:
         """Returns the reason why the run could not be checked, or None."""

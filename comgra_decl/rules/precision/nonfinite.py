@@ -17,6 +17,7 @@ from comgra_decl.rules.api import (
     Numbers,
     Patient,
     Scene,
+    Severity,
     SlotRule,
     Slots,
     SlotTable,
@@ -164,7 +165,7 @@ class Nonfinite(SlotRule):
         infos = scene.table.infos
         data = all(infos[slot].kind in ("input", "target") for slot in self.streak.fired.tolist())
         if data and not any(known.any for known in self._metrics.values()):
-            severity = self.parameters.severity or "hint"
+            severity: Severity = self.parameters.severity or "hint"
             found = [replace(found[0], severity=severity, advice=_REPLACED)]
         place = found[0].place
         slot = next(s for s in self.streak.fired.tolist() if scene.table.place(s) == place)
