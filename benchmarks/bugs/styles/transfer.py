@@ -201,7 +201,7 @@ def domain_adversarial() -> Reached:
         x2, y2 = blobs(48)
         h, h2 = body(x), body(x2 + shift)
         which = torch.cat([torch.zeros(48, dtype=torch.long), torch.ones(48, dtype=torch.long)])
-        told = domains(_Reverse.apply(torch.cat([h, h2]))  # type: ignore[no-untyped-call])
+        told = domains(_Reverse.apply(torch.cat([h, h2])))  # type: ignore[no-untyped-call]
         update(optimizer, F.cross_entropy(classes(h), y) + F.cross_entropy(told, which))
     return Reached(accuracy(classes(h2), y2), 0.6)
 
