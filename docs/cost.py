@@ -1,6 +1,7 @@
 """Generate `cost.md` and the costs stated in the presets from the newest measurement.
 
-python -m benchmarks && python -m benchmarks --against OLDER_CHECKOUT && python -m docs.cost
+python -m benchmarks && python -m benchmarks --against OLDER_CHECKOUT
+python -m benchmarks.rules --save && python -m docs.cost
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ untraced step. For comparison, two measurements of untraced steps differ by {noi
 
 Each run also has two fixed costs: the time to discover the model in the first recorded step
 ({first}), and the disk space of the folder before the first record ({fixed}).
+
+## Rules
+
+{rules}
 
 ## Compared with an earlier version
 
@@ -202,6 +207,7 @@ def page(figures: dict[str, Any], comparison: dict[str, Any]) -> str:
         noise=f"{noise:.1%}",
         first=f"at most {first:.1f} s",
         fixed=f"at most {size_text(fixed)}",
+        rules=_rules(),
         compared=_compared(comparison),
         trainings=_trainings(nets),
     )
@@ -274,6 +280,25 @@ def _steps(nets: dict[str, dict[str, Any]]) -> str:
             why = "attaches nothing" if preset == "off" else "not measured"
             lines.append(f"| `{preset}` | {why} | | | | |")
     return "\n".join(lines)
+
+
+def _rules() -> str:
+    """Return the section on what rules cost, from the newest measurement."""
+    file = sorted(RESULTS.glob("rules-*.json"))[-1]
+    figures: dict[str, Any] = json.loads(file.read_text())
+    text = (
+        "With the preset `debug`, the writer thread runs the [rules](findings.md) on every record "
+        "and evaluates their findings at most once a second. The table shows the processor time "
+        "of rules in a run whose steps are all recorded, and that of the recorded step in all "
+        f"threads, including rules and storage: medians of {figures['rounds']} rounds of "
+        f"`python -m benchmarks.rules`, measured on {figures['date']} on a machine that was not "
+        "idle, so only the shares can be compared with other tables."
+    )
+    lines = ["| net | rules | recorded step | share |", "| --- | ---: | ---: | ---: |"]
+    for net, cost in figures["nets"].items():
+        rules, record = f"{1000 * cost['rules']:.2f} ms", f"{1000 * cost['record']:.3g} ms"
+        lines.append(f"| {net} | {rules} | {record} | {cost['share']:.1%} |")
+    return "\n".join([*textwrap.wrap(text, 100, break_on_hyphens=False), "", *lines])
 
 
 def _compared(comparison: dict[str, Any]) -> str:

@@ -497,7 +497,7 @@ class SlotRule(Rule):
         if self.any_statistic and not set(self.any_statistic) & set(scene.statistics):
             names = ", ".join(f"`{name}`" for name in self.any_statistic)
             return f"none of the statistics {names} is recorded; add one of them to `stats`"
-        if not self.wants(scene.table).any():
+        if not len(self.columns(scene.table)):
             return f"`nodes` records no such tensor; it needs {self.needs}"
         if scene.records < self.patience:
             return f"it needs {self.patience} training records; the run has {scene.records}"
@@ -529,10 +529,9 @@ class SampledRule(SlotRule):
 
     def look(self, window: Window) -> None:
         """Processes the next training records and checks every n-th of them."""
-        number = window.first + np.arange(len(window))
-        rows = np.flatnonzero(number % self.parameters.every == 0)
-        if len(rows):
-            self._take(window.only(rows, int(number[rows[0]])))
+        part = window.every(self.parameters.every)
+        if part is not None:
+            self._take(part)
 
     def values(self, window: Window, row: int, slot: int) -> NDArray[np.float64] | None:
         """Returns the recorded values [samples, ...] of a slot; None if there are none to check."""

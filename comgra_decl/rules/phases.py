@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.records import OPTIMIZERS
+from comgra_decl.rules.memory import grown
 from comgra_decl.rules.settings import parameter_groups
 from comgra_decl.rules.table import SlotTable
 from comgra_decl.rules.window import Window
@@ -44,7 +46,7 @@ class Phases:
         self._rate: list[tuple[int, int]] = []
         self._table: SlotTable | None = None
         self._at: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._past: list[NDArray[np.float64]] = []  # of the latest records, [measures, slots]
+        self._past = np.full((_USUAL, 3, 0), np.nan)  # latest records, measures, slots
         self._step = -1
         self._rates: float | None = None
 
@@ -57,33 +59,39 @@ class Phases:
                     lambda i: i.kind in ("input", "target") and i.key.pass_ == "forward"
                 )
             )
-        names = [name for name in ("abs_mean", "std") if window.has(name)]
-        measures = [window.read(name, self._at).astype(np.float64) for name in names]
-        sizes = np.stack([window.elements(self._at), *measures], 1)  # [records, measures, slots]
-        for row, step in enumerate(window.steps.tolist()):
-            self._compare(step, sizes[row])
-            facts: Mapping[str, Any] = window.facts[row] if window.facts else {}
-            self._follow(step, facts.get("optimizers") or ())
-            self._step = step
+            self._past = grown(self._past, len(self._at), np.nan)
+        before = [self._step, *window.steps[:-1].tolist()]
+        if len(self._at):
+            for row in np.flatnonzero(self._changed(window)).tolist():
+                self._data = [*self._data[-_MOST:], (before[row], int(window.steps[row]))]
+        for step, earlier, facts in zip(window.steps.tolist(), before, window.facts, strict=False):
+            self._follow(step, earlier, facts.get(OPTIMIZERS) or ())
+        self._step = int(window.steps[-1])
 
-    def _compare(self, step: int, size: NDArray[np.float64]) -> None:
-        past = [p for p in self._past if p.shape == size.shape]
-        if len(past) >= 2:
-            known = np.stack(past)
-            with np.errstate(invalid="ignore"):
-                above = size > _OTHER * np.fmax.reduce(known)
-                below = size * _OTHER < np.fmin.reduce(known)
-            if (above | below).any():
-                self._data = [*self._data[-_MOST:], (self._step, step)]
-        self._past = [*self._past[1 - _USUAL :], size]
+    def _changed(self, window: Window) -> NDArray[np.bool_]:
+        """Returns in which records a tensor is unlike those of the five records before."""
+        sizes = np.full((len(window), 3, len(self._at)), np.nan)
+        sizes[:, 0] = window.elements(self._at)
+        sizes[:, 0][~window.present[:, self._at]] = np.nan
+        for measure, name in enumerate(("abs_mean", "std"), 1):
+            if window.has(name):
+                sizes[:, measure] = window.read(name, self._at)
+        rows = np.concatenate((self._past, sizes))
+        lags = [rows[_USUAL - lag : len(rows) - lag] for lag in range(1, _USUAL + 1)]
+        known = np.add.reduce([~np.isnan(part) for part in lags]) > 1
+        with np.errstate(invalid="ignore"):
+            above = sizes > _OTHER * np.fmax.reduce(lags)
+            below = sizes * _OTHER < np.fmin.reduce(lags)
+        self._past = rows[-_USUAL:]
+        return np.asarray(((above | below) & known).any((1, 2)))
 
-    def _follow(self, step: int, optimizers: Sequence[Mapping[str, Any]]) -> None:
+    def _follow(self, step: int, earlier: int, optimizers: Sequence[Mapping[str, Any]]) -> None:
         rates = [rate for rate, _, _ in parameter_groups(optimizers)]
         if not rates:
             return
         rate = max(rates)
         if self._rates is not None and rate > _RAISED * self._rates > 0:
-            self._rate = [*self._rate[-_MOST:], (self._step, step)]
+            self._rate = [*self._rate[-_MOST:], (earlier, step)]
         self._rates = rate
 
     def data_changed(self, first: int, last: int) -> bool:

@@ -74,6 +74,7 @@ class Window:
     shapes: Sequence[tuple[int, ...]] = ()
     facts: Sequence[Mapping[str, Any]] = ()
     _planes: dict[tuple[str, str], Floats] = field(default_factory=dict, repr=False, compare=False)
+    _parts: dict[int, Window | None] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -161,8 +162,18 @@ class Window:
         """Which slots each record contains, bool [k, n]."""
         return ~np.isnan(self.aggregates[:, :, self.statistics.index("nonfinite"), 0])
 
+    def every(self, interval: int) -> Window | None:
+        """Returns every n-th record of the run; None if there is none in the window."""
+        if interval not in self._parts:  # several rules share an interval
+            number = self.first + np.arange(len(self))
+            rows = np.flatnonzero(number % interval == 0)
+            self._parts[interval] = self.only(rows, int(number[rows[0]])) if len(rows) else None
+        return self._parts[interval]
+
     def only(self, rows: NDArray[np.int64], first: int) -> Window:
-        """Returns the given records; `first` is the index of the first one."""
+        """Returns the given records, in order; `first` is the index of the first one."""
+        if len(rows) == len(self) and first == self.first:
+            return self
         return Window(
             self.table,
             self.statistics,
@@ -187,7 +198,7 @@ class Window:
             return self
         aggregates = self.aggregates.copy()
         aggregates[np.ix_(self.skipped, self.table.backward)] = np.nan
-        return replace(self, aggregates=aggregates, _planes={})
+        return replace(self, aggregates=aggregates, _planes={}, _parts={})
 
 
 @dataclass(frozen=True)
