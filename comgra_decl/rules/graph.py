@@ -197,6 +197,22 @@ def sources_of(scene: Scene) -> dict[int, list[int]]:
     return found
 
 
+def has_other_terms(scene: Scene) -> bool:
+    """Returns whether a loss also depends on tensors that are neither predictions nor targets.
+
+    These include parameters, such as a learned weight of the loss.
+    """
+    known = predictions(scene) | computed_from_targets(scene)
+    known |= {slot for call in scene.calls if (slot := prediction_of(scene, call)) is not None}
+    infos = scene.table.infos
+    return any(
+        source not in known and infos[source].kind in ("computed", "parameter")
+        for sink, sources in sources_of(scene).items()
+        if infos[sink].kind == "loss"
+        for source in sources
+    )
+
+
 def judging_models(scene: Scene) -> dict[str, set[str]]:
     """Returns the models that receive outputs of other models with gradients, and these models.
 

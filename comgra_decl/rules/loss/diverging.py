@@ -21,12 +21,9 @@ from comgra_decl.rules.api import (
     Scene,
     Severity,
     Window,
-    computed_from_targets,
+    has_other_terms,
     lower_rate,
     per_run,
-    prediction_of,
-    predictions,
-    sources_of,
     target_of,
 )
 
@@ -69,8 +66,9 @@ class LossDiverges(CurveRule):
         f"reinforcement learning) to more than {_GROWN:g} times their first magnitude, inputs or "
         "targets change after the lowest tenth (as in a curriculum), a step has several losses "
         "(as in adversarial training), no known loss function compares a prediction with a "
-        "target, or the loss depends on integers that choose among predictions or on outputs of "
-        "models without gradients (as in reinforcement learning)."
+        "target, or the loss also depends on tensors that no such function compares (as in "
+        "objectives with several terms, whose weights may change), on integers that choose among "
+        "predictions, or on outputs of models without gradients (as in reinforcement learning)."
     )
     source = (
         "TheDeepChecker, which warns at twice the minimum. The comparison with the first tenth "
@@ -133,7 +131,7 @@ class LossDiverges(CurveRule):
         if self._targets_grow or self.several:
             return True
         changed = scene.phases.data_changed(best, scene.last_step)
-        return changed or not scene.supervised
+        return changed or not scene.supervised or has_other_terms(scene)
 
     def _see_explosion(
         self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]
@@ -258,7 +256,7 @@ class NegativeLoss(CurveRule):
             return None  # actions of a policy, whose loss can have either sign
         if not scene.calls or not all(call.function in _NEVER for call in scene.calls):
             return self._endless(scene, type_, count, first)
-        if count < max(3, 0.1 * self._losses[type_]) or _has_other_terms(scene):
+        if count < max(3, 0.1 * self._losses[type_]) or has_other_terms(scene):
             return None
         return self.finding(
             scene,
@@ -283,19 +281,3 @@ class NegativeLoss(CurveRule):
             evidence={"first": start, "last": end},
             severity="warning",
         )
-
-
-def _has_other_terms(scene: Scene) -> bool:
-    """Returns whether a loss also depends on tensors that are neither predictions nor targets.
-
-    These include parameters, such as a learned weight of the loss.
-    """
-    known = predictions(scene) | computed_from_targets(scene)
-    known |= {slot for call in scene.calls if (slot := prediction_of(scene, call)) is not None}
-    infos = scene.table.infos
-    return any(
-        source not in known and infos[source].kind in ("computed", "parameter")
-        for sink, sources in sources_of(scene).items()
-        if infos[sink].kind == "loss"
-        for source in sources
-    )
