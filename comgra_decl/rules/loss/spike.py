@@ -41,7 +41,7 @@ class SpikeParameters(RuleParameters):
     """Number of previous losses to compare with; at least half of them are required."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Jump:
     """A loss that jumped, and the limit for the loss after it."""
 
