@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from benchmarks.bugs.styles.common import Training
 
-_AREAS = ("generative", "kinds", "reinforcement", "representations", "schedules", "transfer")
+_AREAS = (
+    "generative",
+    "further",
+    "kinds",
+    "reinforcement",
+    "representations",
+    "schedules",
+    "transfer",
+)
 
 
 def trainings() -> dict[str, Training]:
