@@ -182,21 +182,23 @@ class Scene:
         return 0 <= means[-1] <= min(0.5 * means[0], 1.5 * min(means))
 
     @property
-    def supervised(self) -> bool:
-        """Whether a loss measures how far predictions are from targets, and nothing else is known.
+    def bootstraps(self) -> bool:
+        """Whether the loss depends on what models do, as in reinforcement learning.
 
-        False for the objectives of policies: their probabilities are combined with integers, the
-        actions, by a function that is no loss. Also false if the loss depends on outputs of models
-        without gradients, so that targets change with the model, as in temporal differences.
+        True if probabilities are combined with integers, the actions, by a function that is no
+        loss, or if the loss depends on outputs of models without gradients, so that targets change
+        with the model, as in temporal differences.
         """
-        if any(call.chooses for call in self.calls):
-            return False
-        moving = any(
+        return any(call.chooses for call in self.calls) or any(
             not gradient and graph.kinds[a] == "computed" and graph.kinds[b] == "loss"
             for graph in self.structures.values()
             for a, b, gradient in graph.edges
         )
-        return not moving and any(call.measures_distance for call in self.calls)
+
+    @property
+    def supervised(self) -> bool:
+        """Whether a loss measures how far predictions are from targets that do not follow them."""
+        return any(call.measures_distance for call in self.calls) and not self.bootstraps
 
     @property
     def parameters(self) -> dict[tuple[str, str], Mapping[str, Any]]:

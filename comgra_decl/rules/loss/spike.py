@@ -99,8 +99,9 @@ class LossSpike(LossRule):
         f"since fallen to {_RECOVERED} times the mean before the spike, or by {1 - _LEFT:.0%} of "
         "the rise), if the magnitude or shape of inputs or targets changes at the spike (as in a "
         f"curriculum), or if the learning rate has risen in the {_AFTER} steps before it (as in "
-        "warm restarts). Steps with several losses (as in adversarial training) are never more "
-        "than a hint."
+        "warm restarts). Steps with several losses (as in adversarial training) and losses that "
+        "depend on actions or on outputs of models without gradients (as in reinforcement "
+        "learning) are never more than a hint."
     )
     source = (
         "OLMo-core's SkipStepOptimizer (6 standard deviations over 128 steps) and Lightning's "
@@ -192,4 +193,5 @@ class LossSpike(LossRule):
                 and not scene.phases.rate_rose(jump.step - _AFTER, jump.step)
                 for jump in past.lasting
             )
+            and not scene.bootstraps
         )
