@@ -138,8 +138,8 @@ def growing_network() -> Reached:
             optimizer.add_param_group({"params": [*block.parameters()]})
         x, y = blobs(64)
         h = into(x)
-        for block in blocks:
-            h = h + block(h)
+        for each in blocks:
+            h = h + each(h)
         answer = out(F.relu(h))
         update(optimizer, F.cross_entropy(answer, y))
     return Reached(accuracy(answer, y), 0.8)

@@ -273,15 +273,15 @@ def actor_critic_episodes() -> Reached:
             logits, value = net(world.state)
             chance = Categorical(logits=logits)
             action = chance.sample()
-            _, reward, fell = world.step(action)
+            _, _, fell = world.step(action)
             logs.append(chance.log_prob(action))
             values.append(value)
             rewards.append(1.0)
             if bool(fell):
                 break
         total, returns = 0.0, list[float]()
-        for reward in reversed(rewards):
-            total = reward + 0.99 * total
+        for gain in reversed(rewards):
+            total = gain + 0.99 * total
             returns.insert(0, total)
         wanted = torch.tensor(returns)
         wanted = (wanted - wanted.mean()) / (wanted.std() + 1e-8)
