@@ -171,8 +171,9 @@ class Window:
         return self._parts[interval]
 
     def only(self, rows: NDArray[np.int64], first: int) -> Window:
-        """Returns the given records, in order; `first` is the index of the first one."""
-        if len(rows) == len(self) and first == self.first:
+        """Returns the given records; `first` is the index of the first one."""
+        whole = np.array_equal(rows, np.arange(len(self)))
+        if whole and first == self.first:
             return self
         return Window(
             self.table,
@@ -181,15 +182,15 @@ class Window:
             self.steps[rows],
             [self.types[row] for row in rows],
             self.train[rows],
-            self.aggregates if len(rows) == len(self) else self.aggregates[rows],
-            self.details if len(rows) == len(self) else _Some(self.details, rows),
+            self.aggregates if whole else self.aggregates[rows],
+            self.details if whole else _Some(self.details, rows),
             [self.structures[row] for row in rows] if self.structures else [],
             self.histograms,
             None if self.skipped is None else self.skipped[rows],
             None if self.shape_codes is None else self.shape_codes[rows],
             self.shapes,
             [self.facts[row] for row in rows] if self.facts else (),
-            self._planes if len(rows) == len(self) else {},
+            self._planes if whole else {},
         )
 
     def without_skipped(self) -> Window:
