@@ -21,6 +21,7 @@ from comgra_decl.rules.parameters.growing import GrowingWeight
 from comgra_decl.rules.parameters.untrained import Untrained
 from comgra_decl.rules.phases import Phases
 from comgra_decl.rules.precision.nonfinite import Nonfinite
+from comgra_decl.rules.structure.batch_mixing import BatchMixing
 from comgra_decl.rules.values.collapsing import CollapsingOutput
 from comgra_decl.rules.values.independent import InputIndependence
 from tests.rules.tape import Tape
@@ -303,6 +304,19 @@ def test_the_first_similarity_is_the_right_one_in_contrastive_losses(
     for step in range(12):
         tape.record({logits: RNG.normal(size=(16, 10)), target: np.full(16, label)}, step=step)
     assert len(tape.findings(SingleClass())) == found
+
+
+@pytest.mark.parametrize(("end", "found"), [(0.1, 0), (2.7, 1)])
+def test_a_first_loss_may_be_that_of_guessing_a_sample_by_chance(end: float, found: int) -> None:
+    tape = Tape()
+    logits = tape.slot("head", (16, 7))
+    target = tape.slot("target", (16,), role="target", kind="target", dtype="int64")
+    tape.loss_call("cross_entropy", logits, target)
+    for step in range(6):
+        values = {logits: RNG.normal(size=(16, 7)), target: np.arange(16) % 7}
+        tape.record(values, step=step)
+    tape.losses(np.linspace(np.log(16), end, 60).tolist())
+    assert len(tape.findings(BatchMixing())) == found
 
 
 @pytest.mark.parametrize(("count", "found"), [(1, 0), (8, 1)])
