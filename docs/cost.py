@@ -1,7 +1,6 @@
 """Generate `cost.md` and the costs stated in the presets from the newest measurement.
 
-python -m benchmarks && python -m benchmarks --against OLDER_CHECKOUT
-python -m benchmarks.rules --save && python -m docs.cost
+python -m benchmarks && python -m benchmarks --against OLDER_CHECKOUT && python -m docs.cost
 """
 
 from __future__ import annotations
@@ -48,10 +47,6 @@ untraced step. For comparison, two measurements of untraced steps differ by {noi
 Each run also has two fixed costs: the time to discover the model in the first recorded step
 ({first}), and the disk space of the folder before the first record ({fixed}).
 
-## Rules
-
-{rules}
-
 ## Compared with an earlier version
 
 {compared}
@@ -87,10 +82,10 @@ They were measured on one H100 80GB with torch 2.11.
 | MLP of 6 layers, width 64 | 5.6 to 5.8 ms | 1.0 | 2.9 to 3.1 | 2.2 to 2.5 | 3.9 |
 | GPT-2 124M under `torch.compile` | 24 ms | 1.0 | 14.5 to 15.2 | | |
 
-All columns except the plain step are ratios to the plain step, with every step recorded. Gradients
-are those of outputs and parameters. Training was bit-identical, no operation waited for the device,
-and peak memory was the same within 0.1%. In a separate test, an output of 1e9 elements in
-16 million samples raised peak memory from 7.7 to 13.5 GiB.
+All columns except the plain step show the ratio to the plain step, with every step recorded.
+"Gradients" refers to those of outputs and parameters. Training was bit-identical, no operation
+waited for the device, and peak memory was the same within 0.1%. In a separate test, an output of
+1e9 elements in 16 million samples raised peak memory from 7.7 to 13.5 GiB.
 
 | figure | earlier version | target | current version |
 | --- | ---: | ---: | --- |
@@ -158,7 +153,7 @@ records reuse the result if the two readings were identical.
 - `preview` keeps up to 4 kB of each tensor, by default in every 20th record. In thread time, a
   record with previews took 1.15 times as long as one without for an MLP with 7 layers, 1.08 times
   for a CNN with 6 convolutions, and 1.07 times for a transformer with 6 layers. Averaged over 20
-  records, these ratios are 1.008, 1.004 and 1.003 (one CPU thread). `preview: false` keeps none.
+  records, these ratios are 1.008, 1.004 and 1.003 (one CPU thread). `preview: false` disables them.
 - `keep` captures every step. Apart from the storage, this costs as much as recording every step.
 - Statistics that read a tensor again (quantiles, singular values, custom functions) take additional
   time for each tensor in each record.
@@ -207,7 +202,6 @@ def page(figures: dict[str, Any], comparison: dict[str, Any]) -> str:
         noise=f"{noise:.1%}",
         first=f"at most {first:.1f} s",
         fixed=f"at most {size_text(fixed)}",
-        rules=_rules(),
         compared=_compared(comparison),
         trainings=_trainings(nets),
     )
@@ -280,25 +274,6 @@ def _steps(nets: dict[str, dict[str, Any]]) -> str:
             why = "attaches nothing" if preset == "off" else "not measured"
             lines.append(f"| `{preset}` | {why} | | | | |")
     return "\n".join(lines)
-
-
-def _rules() -> str:
-    """Return the section on what rules cost, from the newest measurement."""
-    file = sorted(RESULTS.glob("rules-*.json"))[-1]
-    figures: dict[str, Any] = json.loads(file.read_text())
-    text = (
-        "With the preset `debug`, the writer thread runs the [rules](findings.md) on every record "
-        "and evaluates their findings at most once a second. The table shows the processor time "
-        "of rules in a run whose steps are all recorded, and that of the recorded step in all "
-        f"threads, including rules and storage: medians of {figures['rounds']} rounds of "
-        f"`python -m benchmarks.rules`, measured on {figures['date']} on a machine that was not "
-        "idle, so only the shares can be compared with other tables."
-    )
-    lines = ["| net | rules | recorded step | share |", "| --- | ---: | ---: | ---: |"]
-    for net, cost in figures["nets"].items():
-        rules, record = f"{1000 * cost['rules']:.2f} ms", f"{1000 * cost['record']:.3g} ms"
-        lines.append(f"| {net} | {rules} | {record} | {cost['share']:.1%} |")
-    return "\n".join([*textwrap.wrap(text, 100, break_on_hyphens=False), "", *lines])
 
 
 def _compared(comparison: dict[str, Any]) -> str:
