@@ -58,7 +58,7 @@ _SMALLER = {
         "squeezenet1_0",
     ),
 }
-"""Further models of libraries that are small enough to be trained for 200 steps."""
+"""Further models of libraries; they are small and come first."""
 
 _SIDE = 32
 """Height and width of images, if a model accepts them."""
@@ -111,8 +111,8 @@ def names() -> Iterator[str]:
 
     for family in ("timm", "torchvision", "transformers"):
         if zoo.installed(family):
-            yield from zoo.names(family)
             yield from (f"{family}/{name}" for name in _SMALLER.get(family, ()))
+            yield from zoo.names(family)
 
 
 def train(name: str) -> Outcome:
