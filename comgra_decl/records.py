@@ -57,14 +57,14 @@ SAMPLE = "sample"
 """The axis of the batch dimension, which always comes first."""
 
 POOLED = frozenset({"depth", "height", "width", "length", "time", "query", "key"})
-"""Axes along which previews hold means, since neighbours resemble each other."""
+"""Axes that previews average over, because neighbouring entries are similar."""
 
 AXIS_NAME = re.compile(r"[^\W\d][\w .-]{0,39}")
-"""What a name of an axis looks like."""
+"""The form of an axis name."""
 
 
 class Axis(NamedTuple):
-    """An axis of a preview: `size` entries of the tensor, of which `how` made the entries kept.
+    """An axis of a preview: `size` entries of the tensor, of which those in `how` were kept.
 
     "all": unchanged; "first": the first ones; "mean": entry i of m is the mean of the entries from
     floor(i size / m) to ceil((i + 1) size / m) - 1 (adaptive average pooling).

@@ -82,10 +82,10 @@ They were measured on one H100 80GB with torch 2.11.
 | MLP of 6 layers, width 64 | 5.6 to 5.8 ms | 1.0 | 2.9 to 3.1 | 2.2 to 2.5 | 3.9 |
 | GPT-2 124M under `torch.compile` | 24 ms | 1.0 | 14.5 to 15.2 | | |
 
-All columns except the plain step are ratios to the plain step, with every step recorded. Gradients
-are those of outputs and parameters. Training was bit-identical, no operation waited for the device,
-and peak memory was the same within 0.1%. In a separate test, an output of 1e9 elements in
-16 million samples raised peak memory from 7.7 to 13.5 GiB.
+All columns except the plain step show the ratio to the plain step, with every step recorded.
+"Gradients" refers to those of outputs and parameters. Training was bit-identical, no operation
+waited for the device, and peak memory was the same within 0.1%. In a separate test, an output of
+1e9 elements in 16 million samples raised peak memory from 7.7 to 13.5 GiB.
 
 | figure | earlier version | target | current version |
 | --- | ---: | ---: | --- |

@@ -477,7 +477,7 @@ def _label(slot: Slot) -> str:
 
 
 def _name(node: str, role: str, iteration: int, pass_: str = "forward") -> str:
-    """Returns the name of a tensor, without what is usual."""
+    """Returns the name of a tensor, without the parts that have default values."""
     parts = [
         node,
         role if role != "output" else "",

@@ -43,7 +43,7 @@ _LAUNCHED = 1.0
 """If child processes use more CPU seconds than this, the program counts as a launcher."""
 
 _IMPORT = "<frozen importlib._bootstrap>"
-"""The file name that frames of the import machinery have."""
+"""The file name of frames that belong to the import machinery."""
 
 _waiting: Waiting | None = None
 

@@ -23,7 +23,7 @@ def compare(
     over_batch: str = "mean",
     type: str | None = None,
 ) -> pd.DataFrame:
-    """Returns one statistic of one tensor in several runs: a row per step, a column per run.
+    """Returns one statistic of one tensor in several runs: one row per step, one column per run.
 
         run        lr_1e-3   lr_1e-2
         step
@@ -69,7 +69,7 @@ def compare(
 
 
 def differences(runs: Iterable[Run]) -> pd.DataFrame:
-    """Returns the settings in which runs differ: a row per setting, a column per run.
+    """Returns the settings in which runs differ: one row per setting, one column per run.
 
         run                    lr_1e-3  lr_1e-2
         setting

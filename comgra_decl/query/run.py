@@ -44,7 +44,7 @@ class Run(RunFacts):
 
     @property
     def records(self) -> pd.DataFrame:
-        """All records, a row per record.
+        """All records, one row per record.
 
                    step   type   mode          time structure batch_size      cost  kept tags
             record
@@ -83,7 +83,7 @@ class Run(RunFacts):
 
     @property
     def slots(self) -> pd.DataFrame:
-        """All slots, a row per slot.
+        """All slots, one row per slot.
 
                  node    role  iteration     pass      kind    dtype    shape  batch_dim ...
             slot
@@ -112,7 +112,7 @@ class Run(RunFacts):
         return self._reader.meta.bins
 
     def kpis(self) -> pd.DataFrame:
-        """Returns the metrics of all steps, recorded or not, a row per value.
+        """Returns the metrics of all steps, recorded or not, one row per value.
 
                step   type  name     value
             0     0  train  loss  2.302585
@@ -123,7 +123,7 @@ class Run(RunFacts):
         return self._snapshot.kpis_table.copy()
 
     def notes(self) -> pd.DataFrame:
-        """Returns the notes of the run in order, a row per note.
+        """Returns the notes of the run in order, one row per note.
 
                step   type          time               text
             0    40  train  1.763719e+09  warm-up is over
@@ -133,7 +133,7 @@ class Run(RunFacts):
         return self._snapshot.notes_table.copy()
 
     def findings(self) -> pd.DataFrame:
-        """Returns the rules' findings during recording, a row per finding, most important first.
+        """Returns the rules' findings during recording, one row per finding, most important first.
 
         The columns are:
 
@@ -257,7 +257,7 @@ class Run(RunFacts):
         return self.slot(node).value(step, sample=sample, part=part, type=type)
 
     def row(self, step: int, *, over_batch: str = "mean", type: str | None = None) -> pd.DataFrame:
-        """Returns all statistics of all slots recorded at a step, a row per slot.
+        """Returns all statistics of all slots recorded at a step, one row per slot.
 
         The index has the levels node, role, iteration and pass:
 
@@ -287,7 +287,7 @@ class Run(RunFacts):
         return self._snapshot.view.reshaped
 
     def samples(self, step: int, *, type: str | None = None) -> pd.DataFrame:
-        """Returns the samples recorded individually at a step, a row per sample.
+        """Returns the samples recorded individually at a step, one row per sample.
 
                     place label
             sample
@@ -311,7 +311,7 @@ class Run(RunFacts):
         over_batch: str = "mean",
         type: str | None = None,
     ) -> pd.DataFrame:
-        """Returns one statistic of all slots of a pass: a row per step, a column per slot.
+        """Returns one statistic of all slots of a pass: one row per step, one column per slot.
 
         The columns have the levels node, role, iteration and pass:
 

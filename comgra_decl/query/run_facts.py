@@ -93,7 +93,7 @@ class RunFacts:
 
     @property
     def sessions(self) -> pd.DataFrame:
-        """The sessions that wrote the run, a row per session; several if it was resumed.
+        """The sessions that wrote the run, one row per session; several if it was resumed.
 
                           started  step  first_record
             session
@@ -107,7 +107,7 @@ class RunFacts:
         return sessions_table(self._snapshot.view.sessions, self.started)
 
     def rank_differences(self) -> pd.DataFrame:
-        """Returns the tensors that should be identical on all ranks but differ, a row per tensor.
+        """Returns the tensors that should be identical on all ranks but differ, one row per tensor.
 
                  node    role  iteration     pass  first_step  difference
             0    head  weight          0  forward         120    0.000313

@@ -134,7 +134,7 @@ def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None)
 def heat(
     snapshot: Snapshot, statistic: str, pass_: str, over_batch: str, type_: str | None
 ) -> pd.DataFrame:
-    """Returns one statistic of all slots of a pass: a row per step, a column per slot."""
+    """Returns one statistic of all slots of a pass: one row per step, one column per slot."""
     found = arrays.heat(snapshot, statistic, pass_, over_batch, type_)
     index = pd.Index(found.steps, name="step")
     return pd.DataFrame(found.values, index, named_index(snapshot, found.ids))

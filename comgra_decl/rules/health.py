@@ -136,7 +136,7 @@ CHECKLIST = (
     Question("activations", "Are units alive?", ("dead_units", "all_zero"),
              ("dormant_units", "unchanged_output"), reading="alive"),
     Question("activations", "Are units unsaturated?", ("saturated",), reading="unsaturated"),
-    Question("activations", "Do activations keep spread and rank?",
+    Question("activations", "Do activations keep their spread and rank?",
              ("activation_drift", "rank_collapse"), families=("activations", "values"),
              reading="spread"),
     Question("architecture", "Does the last layer match the loss?", ("rectified_answer",),

@@ -59,8 +59,9 @@ class Spec(SpecModel):
     """Limits on the tensors whose values are kept."""
 
     preview: Previewing = PreviewSpec()
-    """How often to keep a small preview of every tensor whose values are not kept; false for
-    never."""
+    """How often to keep a small preview of each tensor that is recorded without its values; false
+    for never.
+    """
 
     schedule: ScheduleSpec = ScheduleSpec()
     """Which steps to record."""

@@ -193,8 +193,10 @@ class NodeSpec(SpecModel):
     """The batch dimension; `auto` infers it from the data, null means there is none."""
 
     axes: Annotated[AxisNames, BeforeValidator(_listed)] | None = None
-    """Names of the dims of the outputs and inputs, without the batch dim: `[head, query, key]`, for
-    pictures of them. Null, or a tensor with another number of dims: from module class and shape."""
+    """Names of the dims of outputs and inputs, without the batch dim, such as `[head, query, key]`.
+    They determine how the viewer draws the values. If this is null, or a tensor has a different
+    number of dims, names are derived from the module class and the shape.
+    """
 
     split: SplitSpec | None = None
     """Splits captured tensors into additional roles, one per head, token or expert."""

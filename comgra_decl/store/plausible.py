@@ -227,7 +227,7 @@ def check_facts(facts: Any) -> dict[str, Any]:
 
 
 def _check_previews(index: Any) -> None:
-    """Rejects an index of previews that this package cannot have written."""
+    """Rejects an index of previews that cannot have been written by this package."""
     if not isinstance(index, dict):
         raise TypeError(f"previews of a record are {type(index).__name__}")
     for name, groups in index.items():
@@ -244,7 +244,7 @@ def _check_previews(index: Any) -> None:
 
 
 def _check_axis(axis: Any, kept: int) -> None:
-    """Rejects an impossible axis of a preview that keeps `kept` entries along it."""
+    """Rejects an impossible axis of a preview; `kept` is the number of entries kept along it."""
     name, how, size = axis
     if not isinstance(name, str) or not AXIS_NAME.fullmatch(name) or how not in _HOW:
         raise ValueError("an axis of a preview is invalid")

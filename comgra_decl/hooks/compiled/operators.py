@@ -224,7 +224,7 @@ def _arrived(gradient: torch.Tensor | None, ticket: torch.Tensor) -> None:
 
 
 def operator_of(node: torch.fx.Node) -> str:
-    """Returns the name of the operator whose effect a node has, or "" if it has none."""
+    """Returns the name of the operator that a node applies as an effect, or "" if there is none."""
     if node.target is torch.ops.higher_order.with_effects:
         return str(node.args[1])
     return ""

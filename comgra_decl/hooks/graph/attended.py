@@ -68,7 +68,7 @@ class Attended:
         return facts | self._padding(seen)
 
     def _padding(self, seen: torch.Tensor) -> dict[str, int]:
-        """Returns how many different tokens are seen by any query, and how many by none."""
+        """Returns how many different tokens at least one query sees, and how many no query sees."""
         tokens = None if self.tokens is None else self.tokens()
         if tokens is None or seen.dim() < 3:
             return {}

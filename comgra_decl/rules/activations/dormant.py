@@ -28,7 +28,9 @@ class DormantParameters(SampledParameters):
     """Options of `dormant_units`."""
 
     every: Count = 20
-    """Interval in records between two checks, because values must be read from the store."""
+    """Number of records between two checks. Not every record is checked, because reading values
+    from the store takes time.
+    """
 
     patience: Count = 1
     """Number of consecutive groups of `looks` checked records that must meet the condition."""

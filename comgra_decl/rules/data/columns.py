@@ -93,7 +93,7 @@ class PlaceholderValues(Rule):
         "their mean, and no other value is within half that distance of it. The others must have "
         f"at least {_VARIED} different values, which excludes categories and binary columns."
     )
-    source = "Own definition. Common codes for missing values are -999, -1 and 1e9."
+    source = "Our own definition. Common codes for missing values are -999, -1 and 1e9."
     advice = (
         "Exclude these samples, mask them in the loss, or replace the values by the mean and "
         "mark them in an additional column."

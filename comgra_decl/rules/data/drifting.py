@@ -54,7 +54,8 @@ class InputDrift(Rule):
         "targets, and the spread of these targets changes by less than a quarter as much."
     )
     source = (
-        "Own definition. An example is data that is changed in place, as by adding noise to views."
+        "Our own definition. For example, a program may add noise to views of its data, which "
+        "changes the data in place."
     )
     advice = (
         "Check for in-place operations on the data set or on views of it (`x += noise`, `x[i:j]` "

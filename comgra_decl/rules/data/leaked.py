@@ -50,7 +50,7 @@ class TargetAmongInputs(Rule):
     )
     source = (
         "Kaufman et al., Leakage in Data Mining (2012), on features that are the target itself. "
-        "Own definition."
+        "Our own definition."
     )
     advice = (
         "Remove this element from the inputs. For sequences, check where windows end, and shift "

@@ -30,7 +30,9 @@ class RepeatedBatch(SlotRule):
         "repeat the previous record. That is, all their recorded statistics have exactly the "
         "same mean and standard deviation across the batch as before."
     )
-    source = "Own definition. The usual cause is a loader whose iterator is created in every step."
+    source = (
+        "Our own definition. The usual cause is a loader whose iterator is created in every step."
+    )
     advice = (
         "Call iter(loader) once per epoch instead of once per step, and do not set the seed "
         "inside the loop. If a single batch is intended (full-batch training, overfitting one "

@@ -100,7 +100,7 @@ class Unshuffled(Rule):
         "checked separately."
     )
     source = (
-        "Own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
+        "Our own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
         "mentions missing shuffling."
     )
     advice = "Use DataLoader(..., shuffle=True), or shuffle before splitting the data into batches."

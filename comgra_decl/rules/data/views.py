@@ -24,7 +24,7 @@ class IdenticalViews(Rule):
         "The two augmented views, or the two sides of a pair, are then identical."
     )
     source = (
-        "Own definition. Examples are an augmentation that is seeded in each call and one that "
+        "Our own definition. Examples are an augmentation that is seeded in each call and one that "
         "is not applied."
     )
     advice = (

@@ -64,7 +64,7 @@ class LaggingCopy(Rule):
     )
     source = (
         "Mnih et al., Human-level control (2015): in millions of steps, the trained network is "
-        "copied to the target network every few thousand steps. Own definition."
+        "copied to the target network every few thousand steps. Our own definition."
     )
     advice = (
         "Copy the weights to it more often (several times per run), or move it towards the "

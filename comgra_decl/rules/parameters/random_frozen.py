@@ -111,7 +111,7 @@ class RandomFrozen(Rule):
 
 
 def _models(scene: Scene) -> list[tuple[list[int], bool]]:
-    """Returns the frozen weights of layers, and whether others are trained, of each model."""
+    """Returns each model's frozen weights of layers, and whether it trains other weights."""
     slots = {(i.key.node, i.key.role): i.id for i in scene.table.infos if i.kind == "parameter"
              and i.key.pass_ == "forward"}  # fmt: skip
     found: list[tuple[list[int], bool]] = []

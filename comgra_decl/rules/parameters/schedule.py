@@ -52,8 +52,8 @@ class LearningRateSchedule(Rule):
         "times its largest value so far."
     )
     source = (
-        "Own definition. A schedule that is meant for epochs but stepped per batch decays almost "
-        "at once. One that is meant for batches but stepped per epoch hardly leaves its warm-up."
+        "Our own definition. A schedule meant for epochs but stepped once per batch decays almost "
+        "at once. One meant for batches but stepped once per epoch hardly leaves its warm-up."
     )
     advice = (
         "Check that `scheduler.step()` is called once per unit of the schedule (epoch or step). "

@@ -42,7 +42,7 @@ class ZeroLearningRate(Rule):
         "no norm of a parameter with at least two dimensions has changed. The last step of a "
         "schedule, and groups that are frozen while others are trained, are not reported."
     )
-    source = "Own definition; torch.optim accepts a learning rate of 0 without a warning."
+    source = "Our own definition; torch.optim accepts a learning rate of 0 without a warning."
     advice = "Set the learning rate (`lr`) of the optimizer, or check its schedule."
     explained_by = ("learning_rate_schedule",)
     Parameters = ZeroRateParameters

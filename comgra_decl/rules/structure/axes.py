@@ -29,7 +29,7 @@ class BatchAsTime(Rule):
     )
     source = (
         "PyTorch's documentation of nn.LSTM and nn.MultiheadAttention: `batch_first` is False by "
-        "default. Own definition."
+        "default. Our own definition."
     )
     advice = (
         "Pass batch_first=True, or transpose the input to [time, batch, features]. `comgra-decl "

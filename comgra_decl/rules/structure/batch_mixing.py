@@ -35,7 +35,7 @@ class BatchMixing(Rule):
     )
     source = (
         "Karpathy, A Recipe for Training Neural Networks, which suggests using backprop to find "
-        "information that is mixed across the batch dimension; own definition."
+        "information that is mixed across the batch dimension; our own definition."
     )
     advice = (
         "Compute the softmax over the classes: dim=1, or dim=-1 if the classes are the last "

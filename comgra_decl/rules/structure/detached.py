@@ -29,8 +29,8 @@ class Detached(Rule):
         "ignored."
     )
     source = (
-        "Own definition, based on the graph; the silent failures in the book chapter 'Debugging: "
-        "Visualizing Activation Maps & Gradients'."
+        "Our own definition, based on the graph; the silent failures in the book chapter "
+        "'Debugging: Visualizing Activation Maps & Gradients'."
     )
     advice = (
         "Between this tensor and the next one, look for detach(), .data, .item(), numpy, "

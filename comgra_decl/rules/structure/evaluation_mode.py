@@ -54,7 +54,7 @@ class TrainingInEvaluationMode(Rule):
         "Dropout). The finding is an error if the model was in training mode before, and a "
         "warning otherwise. Single modules in evaluation mode (a frozen BatchNorm) are ignored."
     )
-    source = "Own definition; the usual cause is a missing call of model.train()."
+    source = "Our own definition; the usual cause is a missing call of model.train()."
     advice = "Call model.train() after every evaluation, before the next training step."
     Parameters = EvaluationModeParameters
 

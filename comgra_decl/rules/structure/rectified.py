@@ -43,7 +43,7 @@ class RectifiedAnswer(SlotRule):
         "that tensor. The cause is a ReLU or leaky ReLU between the two tensors. Predictions "
         "whose targets are never negative are ignored."
     )
-    source = "The seeded bug in comgra's tutorial; own definition."
+    source = "The seeded bug in comgra's tutorial; our own definition."
     advice = (
         "Remove the activation function after the last layer. A sigmoid, a softmax or a loss that "
         "expects logits requires both positive and negative values."

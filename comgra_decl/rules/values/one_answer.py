@@ -49,7 +49,7 @@ class OneAnswer(SlotRule):
     certainty = 0.65
     definition = (
         "For `patience` records in a row, the predictions for all recorded samples (at least "
-        f"{_FEWEST}) favor the same class although the targets in the batch differ. Predictions "
+        f"{_FEWEST}) favour the same class although the targets in the batch differ. Predictions "
         "can have the shape [N, classes] (cross-entropy or negative log-likelihood) or consist "
         "of one logit per sample (binary cross-entropy). In addition, the mean softmax "
         "probability of that class must be high: its confidence, scaled from 0 (a probability of "
@@ -59,7 +59,7 @@ class OneAnswer(SlotRule):
     )
     source = (
         "The network that predicts 'dog' for every image in the book chapter 'Debugging: "
-        "Visualizing Activation Maps & Gradients'; own limits."
+        "Visualizing Activation Maps & Gradients'; our own limits."
     )
     advice = (
         "Check the class frequencies, the bias of the last layer, the learning rate and the "
