@@ -1,4 +1,4 @@
-"""A training of the zoo, built from a seed and run for a few steps."""
+"""A training run of the zoo, built from a seed and run for a few steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVALUATED = (3, 9)
 
 @dataclass
 class Program:
-    """A training that has been built.
+    """A training run that has been built.
 
     Attributes:
         models: the trained models; the modules of the first one are checked.
@@ -58,7 +58,7 @@ def usual(
     evaluate: bool = True,
     **options: Any,
 ) -> Program:
-    """Return a standard training: loss, backward, step, and occasional evaluations.
+    """Return a standard training run: loss, backward, step, and occasional evaluations.
 
     Args:
         model: the model; put into training mode.

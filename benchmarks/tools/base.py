@@ -19,7 +19,7 @@ Step = Callable[[], Tensor]
 
 
 class Tool(ABC):
-    """A tool that is attached to a training; one instance per line of the table.
+    """A tool that is attached to a training run; one instance per line of the table.
 
     Attributes:
         name: short key, used on the command line and in the JSON.

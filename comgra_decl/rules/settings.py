@@ -117,8 +117,8 @@ def raise_rate(scene: Scene, otherwise: str) -> str:
             return "The learning rate is 0 from the start. Set it, or check its schedule."
         return (
             f"The learning rate is 0 {since(first, after)}; it was {rates.most:.3g} before. Check "
-            "the number of steps for which its schedule is designed, and whether the schedule is "
-            "called once per step or once per epoch."
+            "how many steps its schedule is designed for, and whether the schedule is called once "
+            "per step or once per epoch."
         )
     if rates.now < _LOWERED * rates.most:
         return (

@@ -52,10 +52,11 @@ class DormantUnits(SampledRule):
     severity = "hint"
     certainty = 0.5
     definition = (
-        "More than `share` of the units in the output of an activation function are dormant: "
-        "their mean magnitude is below `activity` times the mean over all units of the layer. "
-        "Magnitudes are averaged over the recorded samples from `looks` records; only every n-th "
-        "record (`every`) is used. A unit is a channel of an image, or an index of the last "
+        "A fraction of more than `share` of the units in the output of an activation function is "
+        "dormant: the mean magnitude of such a unit is below `activity` times the mean over all "
+        "units of the layer. "
+        "Magnitudes are averaged over the recorded samples in `looks` records, taken at intervals "
+        "of `every` records. A unit is a channel of an image, or an index of the last "
         "dimension for other tensors."
     )
     source = "Sokar et al., The Dormant Neuron Phenomenon (2023), who use a threshold of 0.025."
@@ -107,8 +108,8 @@ class DormantUnits(SampledRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-            f"{self.streak.worst[slot]:.0%} of the units of {scene.table.place(slot)} are dormant, "
-            "that is, hardly active compared with the others."
+            f"{self.streak.worst[slot]:.0%} of the units of {scene.table.place(slot)} are dormant: "
+            "they are hardly active compared with the others."
         )
 
 

@@ -26,9 +26,9 @@ class RepeatedBatch(SlotRule):
     severity = "hint"
     certainty = 0.6
     definition = (
-        "For `patience` records in a row, all inputs and targets that vary across the batch "
-        "repeat the previous record. That is, all their recorded statistics have exactly the "
-        "same mean and standard deviation across the batch as before."
+        "For `patience` records in a row, all inputs and targets that vary across the batch are "
+        "the same as in the previous record: all of their recorded statistics have exactly the "
+        "same mean and standard deviation across the batch."
     )
     source = (
         "Our own definition. The usual cause is a loader whose iterator is created in every step."

@@ -40,7 +40,7 @@ class SingleClass(SlotRule):
     certainty = 0.8
     definition = (
         "For `patience` records in a row, all targets in a batch of at least "
-        f"{ClassCounts.fewest} samples have the same value. An operand in a loss written by hand "
+        f"{ClassCounts.fewest} samples have the same value. In a hand-written loss, an operand "
         "counts as a target only if it contains integers."
     )
     source = (

@@ -175,7 +175,7 @@ class VanishingGradient(SlotRule):
         return (share < self.parameters.ratio) | fallen, share
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out side branches, which a gradient of normal magnitude bypasses.
+        """Leaves out side branches, where a gradient of normal magnitude takes another path.
 
         Examples are attention keys, and residual branches behind a gain that starts at zero.
         """

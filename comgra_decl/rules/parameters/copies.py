@@ -59,8 +59,8 @@ class LaggingCopy(Rule):
         "and starts with the same values or with random ones. After at least `steps` steps, the "
         f"l2 norms of the trained model's parameters have changed by at least {_MOVED:.0%}, and "
         "those of the copy by less than `share` of this change. In training steps, the copy is "
-        "called without gradients and with different inputs than the trained model, as a target "
-        "network is."
+        "called without gradients and with other inputs than the trained model, like a target "
+        "network."
     )
     source = (
         "Mnih et al., Human-level control (2015): in millions of steps, the trained network is "

@@ -120,8 +120,8 @@ class TinyClipping(Rule):
     name = "tiny_clipping"
     certainty = 0.75
     definition = (
-        "The total norm of the gradients that the optimizer uses is the same (to a thousandth) "
-        "in at least the last `least` records and in most records. It is below `smallest`, "
+        "The total norm of the gradients that the optimizer uses is the same (within 0.1%) in at "
+        "least the last `least` records and in most records. It is below `smallest`, "
         "although the shares of individual parameters differ: gradients are clipped in every "
         "step. The rule applies only to optimizers whose steps depend on the scale of gradients "
         "(SGD, not Adam)."

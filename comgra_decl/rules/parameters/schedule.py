@@ -42,11 +42,11 @@ class LearningRateSchedule(Rule):
     name = "learning_rate_schedule"
     certainty = 0.75
     definition = (
-        "The largest learning rate of all parameter groups follows one of three courses. (1) It "
-        "falls below `tiny` times its largest value and remains there for at least `least` "
-        "steps, and for longer than it was above. (2) The run has ended after at least `least` "
-        "steps, and the rate has only risen, but has never reached `warm` times the rate with "
-        "which the optimizer was created (`initial_lr`, which schedulers store): the warm-up "
+        "The largest learning rate of all parameter groups does one of three things. (1) It falls "
+        "below `tiny` times its largest value and stays there for at least `least` steps, and for "
+        "longer than it was above. (2) The run has ended after at least `least` steps, and the "
+        "rate has only risen without ever reaching `warm` times the rate that the optimizer was "
+        "created with (`initial_lr`, which schedulers store): the warm-up "
         "never ends. For a rate that never changes, a quarter of this limit applies. (3) After "
         "at least `least` steps without a rise, it rises between two records to more than `jump` "
         "times its largest value so far."

@@ -55,7 +55,7 @@ class ShrinkingWeight(SlotRule):
     Parameters = ShrinkingParameters
     of_state = True
     statistics = ("l2",)
-    lowest, evidence = True, "share of its first size"
+    lowest, evidence = True, "share of its initial size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
     _early = per_run(Early, _FIRST)

@@ -39,8 +39,8 @@ _ADVICE = {
         "later use, set requires_grad=False."
     ),
     "unreached": (
-        "Include the output of the module in the loss, or remove the module. To keep it for later "
-        "use, set requires_grad=False."
+        "Use the output of the module in the loss, or remove the module. To keep it for later use, "
+        "set requires_grad=False."
     ),
     "not optimized": (
         "Create the optimizer after the last change to the model, or add the parameter with "

@@ -83,8 +83,8 @@ class TrainingInEvaluationMode(Rule):
                     scene,
                     place=Place(different[0]),
                     first_step=model.since,
-                    message=f"{since}, {node} is trained in evaluation mode: {different[0]} and "
-                    "similar modules behave as in evaluation.",
+                    message=f"{since}, {node} is trained in evaluation mode: modules such as "
+                    f"{different[0]} behave as in evaluation.",
                     advice=self.advice if model.trained else _FROM_START,
                     severity=self.severity if model.trained else "warning",
                     evidence={"records": model.records},

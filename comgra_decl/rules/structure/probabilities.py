@@ -186,9 +186,8 @@ class SigmoidTwice(SlotRule):
     definition = (
         "The prediction passed to `binary_cross_entropy_with_logits` was computed by a sigmoid "
         "or softmax. If autograd does not reveal how it was computed, the rule reports it only "
-        "if there are at least `patience` records and the targets vary. In addition, in every "
-        "record, all elements must be in [0, 1], with the smallest below 0.05 and the largest "
-        "above 0.95."
+        "if there are at least `patience` records and the targets vary. All elements must then be "
+        "in [0, 1] in every record, with the smallest below 0.05 and the largest above 0.95."
     )
     source = "A common mistake: applying a sigmoid before BCEWithLogitsLoss; our own definition."
     advice = (

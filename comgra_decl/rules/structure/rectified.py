@@ -38,9 +38,9 @@ class RectifiedAnswer(SlotRule):
     certainty = 0.85
     definition = (
         "For `patience` records in a row, the model's prediction, or the input of its final "
-        "sigmoid or softmax, has exactly the same maximum as the tensor from which it is "
-        f"computed. On average, however, it keeps at most {_LEFT:.0%} of the negative values of "
-        "that tensor. The cause is a ReLU or leaky ReLU between the two tensors. Predictions "
+        "sigmoid or softmax, has exactly the same maximum as the tensor it is computed from but, "
+        f"on average, keeps at most {_LEFT:.0%} of that tensor's negative values. The cause is a "
+        "ReLU or leaky ReLU between the two tensors. Predictions "
         "whose targets are never negative are ignored."
     )
     source = "The seeded bug in comgra's tutorial; our own definition."
@@ -49,7 +49,7 @@ class RectifiedAnswer(SlotRule):
         "expects logits requires both positive and negative values."
     )
     statistics = ("min", "max", "mean", "abs_mean")
-    lowest, evidence = True, "share of negative values that is left"
+    lowest, evidence = True, "share of negative values that remains"
     of_graph = True
     needs = "outputs of single layers, with `graph: true`"
 

@@ -48,7 +48,7 @@ class InputIndependence(SlotRule):
         "TheDeepChecker's test of whether outputs depend on the input."
     )
     advice = (
-        "Follow the values from the input to the tensor in which all samples become equal. Common "
+        "Follow the values from the input to the tensor where all samples become equal. Common "
         "causes are dead units, saturation, a learning rate that is too high, a bug that mixes the "
         "samples of a batch, and an input that is not used."
     )

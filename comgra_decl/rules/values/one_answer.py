@@ -51,11 +51,10 @@ class OneAnswer(SlotRule):
         "For `patience` records in a row, the predictions for all recorded samples (at least "
         f"{_FEWEST}) favour the same class although the targets in the batch differ. Predictions "
         "can have the shape [N, classes] (cross-entropy or negative log-likelihood) or consist "
-        "of one logit per sample (binary cross-entropy). In addition, the mean softmax "
-        "probability of that class must be high: its confidence, scaled from 0 (a probability of "
-        "1 / classes) to 1 (a probability of 1), is at least `surety`. This condition is "
-        "required because an untrained model also predicts a single class, but only by a small "
-        "margin."
+        "of one logit per sample (binary cross-entropy). In addition, the mean confidence in that "
+        "class is at least `surety`, on a scale from 0 (a softmax probability of 1 / classes) to 1 "
+        "(a probability of 1). An untrained model also predicts a single class, but only by a "
+        "small margin."
     )
     source = (
         "The network that predicts 'dog' for every image in the book chapter 'Debugging: "
