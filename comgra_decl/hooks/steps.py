@@ -562,7 +562,7 @@ def _classes(optimizer: Any) -> list[str]:
 
 
 def _is_one_of_several() -> bool:
-    """Whether this process trains together with others."""
+    """Whether this process trains together with other processes."""
     distributed = torch.distributed
     several = distributed.is_available() and distributed.is_initialized()
     return several and distributed.get_world_size() > 1

@@ -1,4 +1,4 @@
-"""The module hooks that run while a step is recorded, and what they do at each call."""
+"""The module hooks that run while a step is recorded."""
 
 from __future__ import annotations
 
@@ -599,7 +599,7 @@ class ModuleTracer:
         return [plan for plan in known if plan.top.takes_part and self._is_top(plan)]
 
     def _is_top(self, plan: TopPlan) -> bool:
-        """Return whether a module has not become part of another one since it was called."""
+        """Return whether a module is still not part of another one."""
         module = plan.top.module()
         return module is None or self.tops.get(id(module)) is plan
 

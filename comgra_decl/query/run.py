@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Run(RunFacts):
     """A recorded run. Its contents are loaded on access.
 
-    All data is as of the last `refresh`, or as of the opening of the run. New records of a live run
-    appear only after `refresh`. Thread-safe.
+    All data is as of the last `refresh` or, before the first one, as of opening the run. New
+    records of a live run appear only after `refresh`. Thread-safe.
 
     `slot` returns a handle to one recorded tensor. Two arguments are common to many methods. `type`
     selects the records by type of execution or by tag; None selects the records in train mode, or
@@ -177,7 +177,7 @@ class Run(RunFacts):
     # -- graph
 
     def structure(self, step: int | None = None, *, type: str | None = None) -> Structure | None:
-        """Returns the dependency graph valid at a step (None: the last one), or None."""
+        """Returns the dependency graph at a step (None: the last one); None if there is none."""
         return graphs.structure(self._snapshot, step, type)
 
     def structure_hash(self, step: int | None = None, *, type: str | None = None) -> str | None:
@@ -185,7 +185,7 @@ class Run(RunFacts):
         return graphs.structure_hash(self._snapshot, step, type)
 
     def edges(self, step: int | None = None, *, type: str | None = None) -> list[tuple[str, str]]:
-        """Returns the (source node, sink node) pairs of the graph valid at a step, each pair once.
+        """Returns the (source node, sink node) pairs of the graph at a step, each pair once.
 
         Connections within a node are omitted; `structure` contains them. If a tensor from an
         earlier step is used again, it is a separate node, such as "cell (earlier step)".
@@ -195,11 +195,10 @@ class Run(RunFacts):
     # -- statistics
 
     def cuts(self, step: int | None = None, *, type: str | None = None) -> list[str]:
-        """Returns the places in a step at which values left torch and the graph therefore ends.
+        """Returns the places in a step where values leave torch, so that the graph ends there.
 
-        Each entry consists of a node and the call through which its values left torch, such as
-        `head.item()`. Tensors that the program computed from such values have no edge from that
-        node.
+        Each entry names a node and the call that its values leave through, such as `head.item()`.
+        Tensors that the program computes from such values have no edge from that node.
         """
         graph = self.structure(step, type=type)
         return [] if graph is None else list(graph.cuts)

@@ -215,7 +215,7 @@ class RunFacts:
 
 
 _ENDED = ("finished", "stopped")
-"""States in which a trigger that has never fired cannot fire any more."""
+"""States in which a trigger that has never fired can no longer fire."""
 
 
 def _troubles(keep: Mapping[str, Any]) -> list[str]:

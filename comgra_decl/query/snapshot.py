@@ -1,4 +1,4 @@
-"""One view of a run, with the indexes that queries need."""
+"""A view of a run, with the indexes that queries need."""
 
 from __future__ import annotations
 

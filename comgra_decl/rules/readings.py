@@ -1,7 +1,7 @@
 """The recorded values behind the answers to the checklist.
 
-Readings are collected for every run, regardless of its rules. They are shown next to the answer and
-can prevent a tick, because an answer that the values contradict is never green.
+Readings are collected for every run, whatever its rules. They are shown next to the answer and can
+prevent a tick, because an answer is never green if the values contradict it.
 """
 
 from __future__ import annotations

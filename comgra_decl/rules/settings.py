@@ -73,7 +73,8 @@ class Clipping:
         norm: the norm to which gradients are clipped; None if no clipping is known.
         total: the total norm in the newest record; NaN before the first.
         run: number of records since `first`, not counting it.
-        first: the step since which the total norm is the same and the shares differ.
+        first: the first step of the period in which the total norm is the same and the shares
+            differ.
         records: number of records with a total norm that is finite and not 0.
     """
 

@@ -70,7 +70,7 @@ class Spec(SpecModel):
     """How to determine the type of execution of a step."""
 
     keep: KeepSpec | None = None
-    """Steps to keep because of their results; null for none."""
+    """Steps to keep based on their results; null for none."""
 
     rules: Rules = "default"
     """Rules that watch the run: `default` for all rules with their defaults, `off` for no rules, or

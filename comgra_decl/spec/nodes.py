@@ -178,7 +178,7 @@ class NodeSpec(SpecModel):
     `input_grad`: the gradients of the loss with respect to those tensors, summed over all their
     uses. `parameter`: the value used by the forward pass. `parameter_grad`: the gradient used by
     the optimizer (accumulated, unscaled, clipped). `parameter_grad_raw`: the gradient after the
-    backward pass. If there are several backward passes, the contribution of each one. `update`: the
+    backward pass and, if there are several passes, the contribution of each. `update`: the
     change made by the optimizer. `buffer`: the value before the forward pass. `optimizer_state`:
     moments and other state after the optimizer step.
     """

@@ -26,7 +26,7 @@ CACHE_BYTES = 128 << 20
 and index nodes."""
 
 _CREATION = 10.0
-"""Seconds during which a run without its first key is assumed to be in creation."""
+"""Seconds for which a run without its first key is assumed to be under construction."""
 
 _MOST_META = 16 << 20
 """Maximum bytes of the keys that are read first. Usually, they have about ten thousand bytes."""

@@ -120,9 +120,9 @@ def about(finding: Finding, last: int) -> str:
 
 
 def tab_counts(view: RunView) -> dict[str, tuple[str, str]]:
-    """Returns the count on each section's tab, and the worst severity there, by section.
+    """Returns the count on each section's tab and the worst severity in it, by section.
 
-    Sections without anything to count are left out.
+    Sections with nothing to count are left out.
     """
     diagnosis = found(view).diagnosis
     findings = [] if diagnosis is None else diagnosis.findings

@@ -174,7 +174,7 @@ class InnerGradients:
             self._known[id(tensor)] = weakref.ref(tensor), tensor._version, arrivals
 
     def take(self, tensor: torch.Tensor, arrival: Arrival) -> bool:
-        """Takes over an arrival; returns False if the complete gradient is available outside."""
+        """Takes over an arrival; returns False if its complete gradient is available outside."""
         if not self._known:
             return False
         ref, version, arrivals = self._known.get(id(tensor), (None, None, None))
@@ -212,7 +212,7 @@ def _checkpoints(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
 
 
 def _branches(graph: GraphModule, parts: Sequence[GraphModule]) -> Iterator[GraphModule]:
-    """Yields the branches that `torch.cond`, `scan` and similar operators call."""
+    """Yields the branches that operators such as `torch.cond` and `scan` call."""
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule) and not any(module is part for part in parts):
             yield module

@@ -1,7 +1,7 @@
-"""Facts about attention: which positions see which others, in the first records of a run.
+"""Facts about attention in the first records of a run: which positions see which others.
 
-The attention weights of a whole model are large, and most implementations do not return them. What
-a mask allows, or which weights are exactly zero, can be stored in a few values per call. See
+The attention weights of a whole model are large, and most implementations do not return them. A few
+values per call are enough to store what a mask allows, or which weights are exactly zero. See
 `records.ATTENTIONS`.
 """
 

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 _EVERY_SAMPLE = 1 << 30
 
 WITHOUT_GRADIENT = "no_grad"
-"""The pass of tensors that a training step computes while the whole model runs under
-`torch.no_grad()`."""
+"""The pass for tensors that a training step computes while the whole model runs under
+`torch.no_grad()`.
+"""
 
 _MAX_LAYOUTS = 256  # step layouts kept for reuse; bounded, since they may keep changing
 

@@ -70,7 +70,7 @@ class SingleClass(SlotRule):
 
 
 def _has_targets(call: LossCall) -> bool:
-    """Returns whether the target of a call is one, and not just another term of a loss."""
+    """Returns whether the target of a call really is a target, not just another term of a loss."""
     return not call.is_operator or call.target.is_integer
 
 

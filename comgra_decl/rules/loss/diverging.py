@@ -145,8 +145,8 @@ class LossDiverges(CurveRule):
             scene,
             first_step=step,
             message=f"The loss explodes: it reaches {highest:.4g} "
-            f"({highest / max(start, _LEAST_START):.3g} times the first loss), for the first time "
-            f"at step {step}.",
+            f"({highest / max(start, _LEAST_START):.3g} times the first loss), first at step "
+            f"{step}.",
             severity=self._how_bad(recovered=recovered),
             certainty=0.85,
             evidence={"first": start, "highest": highest},

@@ -239,7 +239,7 @@ class Untrained(SlotRule):
         )
 
     def _cancels(self, scene: Scene, node: str, role: str) -> bool:
-        """Returns whether only a module's bias lacks a gradient, as it cancels out later."""
+        """Returns whether only a module's bias lacks a gradient, because it cancels out later."""
         if role != "bias":
             return False
         weight = scene.table.by_key.get(SlotKey(node, "weight", 0, "grad"))

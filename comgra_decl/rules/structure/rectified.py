@@ -80,7 +80,7 @@ class RectifiedAnswer(SlotRule):
             self._lowest_target[targets] = np.fmin(self._lowest_target[targets], lowest)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps predictions (or inputs of a final sigmoid or softmax) that need both signs."""
+        """Keeps predictions (or inputs of a final sigmoid or softmax) that must take both signs."""
         made = [call.prediction.made_by for call in scene.calls]
         if made and not any(name in _CLIPPING or not name for name in made):
             return fired[:0]  # losses receive tensors that no activation function has computed
