@@ -152,9 +152,9 @@ CHECKLIST = (
 """All questions, in their order."""
 
 _UNSEEN = (
-    "No rule can detect the following problems: targets that leak into inputs in part, samples "
+    "No rule can detect the following problems: targets that partly leak into the inputs, samples "
     "that are in both the training and the validation data, consistently wrong labels, and data "
-    "that differ from the data in production."
+    "that differs from production data."
 )
 
 

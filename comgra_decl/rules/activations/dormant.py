@@ -52,9 +52,9 @@ class DormantUnits(SampledRule):
     severity = "hint"
     certainty = 0.5
     definition = (
-        "A fraction of more than `share` of the units in the output of an activation function is "
-        "dormant: the mean magnitude of such a unit is below `activity` times the mean over all "
-        "units of the layer. "
+        "In the output of an activation function, a fraction of more than `share` of the units is "
+        "dormant. A unit is dormant if its mean magnitude is below `activity` times the mean over "
+        "all units of the layer. "
         "Magnitudes are averaged over the recorded samples in `looks` records, taken at intervals "
         "of `every` records. A unit is a channel of an image, or an index of the last "
         "dimension for other tensors."

@@ -60,8 +60,8 @@ class EvaluationGap(SlotRule):
         "This must hold relative to the recorded training steps both before and after the "
         "evaluation, because a value between the two may simply reflect the progress of training. "
         "An evaluation is ignored if the logarithm of the factor has fallen by "
-        f"{1 - _CATCHES_UP:.0%} since the previous one, because the running statistics of "
-        "BatchNorm start at 0 and 1 and need time to catch up."
+        f"{1 - _CATCHES_UP:.0%} since the previous one: the running statistics of BatchNorm start "
+        "at 0 and 1 and take time to catch up."
     )
     source = (
         "TheDeepChecker, which compares activations in both modes and requires a similarity of "

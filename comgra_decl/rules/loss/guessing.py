@@ -62,7 +62,7 @@ class NoBetterThanGuessing(CurveRule):
         "provides no information about the target. Second, the last tenth of the training loss is "
         "`learned` times H below H, but none of at least `patience` validation losses is more than "
         "`gain` times H below H. In this case, the model learns nothing that generalizes. The rule "
-        "applies only if the first loss is {_NEAR[0]} "
+        f"applies only if the first loss is {_NEAR[0]} "
         f"to {_NEAR[1]} times ln(classes), as for an untrained model."
     )
     source = (

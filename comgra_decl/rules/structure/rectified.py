@@ -37,11 +37,11 @@ class RectifiedAnswer(SlotRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "For `patience` records in a row, the model's prediction, or the input of its final "
-        "sigmoid or softmax, has exactly the same maximum as the tensor it is computed from but, "
-        f"on average, keeps at most {_LEFT:.0%} of that tensor's negative values. The cause is a "
-        "ReLU or leaky ReLU between the two tensors. Predictions "
-        "whose targets are never negative are ignored."
+        "The rule compares the model's prediction, or the input of its final sigmoid or softmax, "
+        "with the tensor it is computed from. For `patience` records in a row, both have exactly "
+        f"the same maximum, but the first one keeps, on average, at most {_LEFT:.0%} of the other "
+        "one's negative values. The cause is a ReLU or leaky ReLU between the two tensors. "
+        "Predictions whose targets are never negative are ignored."
     )
     source = "The seeded bug in comgra's tutorial; our own definition."
     advice = (
