@@ -40,7 +40,7 @@ def plotted(recorded: Group) -> GroupPlots: ...
 def plotted(recorded: Run | Slot | Group) -> RunPlots | SlotPlots | GroupPlots:
     """Returns the plots of a run, a recorded tensor or a group of runs."""
     _use("bokeh")
-    if find_spec("matplotlib") is not None:  # an element gets its look for images when it is made
+    if find_spec("matplotlib") is not None:  # an element gets its image style when it is created
         _use("matplotlib")
     if isinstance(recorded, Group):
         return GroupPlots(recorded)

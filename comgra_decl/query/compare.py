@@ -94,7 +94,7 @@ def differences(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def _named(runs: list[Run]) -> list[tuple[str, Run]]:
-    """Returns the runs with the shortest names that are unique."""
+    """Returns the runs under the shortest names that are unique."""
     for name_of in (_name, _long_name, _path):
         names = [name_of(run) for run in runs]
         if len(set(names)) == len(names):

@@ -311,7 +311,7 @@ class View:
     def value(
         self, record: int, slot: int, sample: int | None = None, part: Part = ...
     ) -> NDArray[Any] | None:
-        """Returns a slot's raw value [samples, *dims], or one sample's [*dims], or part of it.
+        """Returns a slot's raw value [samples, *dims], one sample [*dims], or a part of either.
 
         None if there is no value or the sample does not exist.
 

@@ -28,7 +28,7 @@ from comgra_decl.viewer.panes.figures import DIGITS, IMAGE, Frame, image
 from comgra_decl.viewer.panes.hovering import Row, marked
 
 _SHADES = 128
-_INK = "#737d91"  # readable on light and dark; a colour bar does not see the theme
+_INK = "#737d91"  # readable in both themes, because a colour bar does not know the theme
 _WIDTH = 7  # characters of the colour bar's labels
 _MOST_LABELS = 26  # labels just fit an image 310 pixels high, as on a laptop
 _EMPTY: dict[str, list[Any]] = {name: [] for name in (*IMAGE, "value")}

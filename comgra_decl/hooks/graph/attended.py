@@ -18,8 +18,8 @@ from comgra_decl.torch_private import is_functorch_wrapped
 
 _SAMPLES = 8
 _MOST_CALLS = 16
-_MOST_WEIGHTS = 1 << 22  # elements of what is read per call
-_BLOCKED = -1e4  # values added to scores that leave no weight
+_MOST_WEIGHTS = 1 << 22  # maximum number of elements to read per call
+_BLOCKED = -1e4  # an added score below this value leaves no weight
 
 
 class Attended:

@@ -42,7 +42,7 @@ class Previewing:
     def add(self, index: int, slot: Slot, tensor: torch.Tensor, batch_dim: int | None) -> None:
         """Takes a preview of the tensor that the reducer numbers `index`."""
         if slot.piece is not None:
-            return  # a shard: only together do the pieces show the tensor
+            return  # a shard: its preview would show only a piece of the tensor
         shape = tuple(tensor.shape)
         names = name_axes(
             shape if batch_dim is None else shape[:batch_dim] + shape[batch_dim + 1 :],

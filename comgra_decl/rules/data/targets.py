@@ -78,7 +78,7 @@ class OrderParameters(Patient):
     """Options of `unshuffled`."""
 
     patience: Count = 1
-    """Not used; all records are considered."""
+    """Has no effect; all records are considered."""
 
     ratio: Factor = 6.0
     """Largest allowed variance of the batch means, relative to that of shuffled data."""
@@ -166,7 +166,7 @@ class ImbalanceParameters(Patient):
     """Options of `class_imbalance`."""
 
     patience: Count = 5
-    """Not used; all targets are considered."""
+    """Has no effect; all targets are considered."""
 
     ratio: Factor = 10.0
     """Largest allowed ratio between the frequencies of the most and least frequent classes."""
