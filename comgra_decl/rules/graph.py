@@ -256,7 +256,7 @@ def _info(scene: Scene, structure: Structure, key: SlotKey) -> SlotInfo:
 
 
 def _of_one_size(scene: Scene) -> set[tuple[int, int]]:
-    """Returns (source, sink) of all edges between slots with equally many elements per sample."""
+    """Returns (source, sink) of all edges between slots with as many elements per sample."""
     found = set()
     for structure in scene.structures.values():
         for a, b, _ in structure.edges:

@@ -100,7 +100,7 @@ class AttentionCollapse(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} is spread over {self.streak.worst[slot]:.2f} tokens: "
+            f"{scene.table.place(slot)} is spread over {self.streak.worst[slot]:.2f} tokens, so "
             "attention has collapsed."
         )
 

@@ -150,14 +150,17 @@ class LaggingCopy(Rule):
         return bool(judged) and all(judged)
 
     def _report(self, scene: Scene, name: str, other: str, share: float) -> Finding:
-        moved = "never changes" if not share else f"has moved only {100 * share:.2g}% as far"
+        moved = (
+            "has not changed, although that model is trained"
+            if not share
+            else f"has moved only {100 * share:.2g}% as far as that model"
+        )
         return self.finding(
             scene,
             place=Place(name),
             first_step=0,
-            message=f"{name}, a copy of {other} that is used for targets, {moved}"
-            f"{' while the trained model does' if not share else ' as the trained model'}, after "
-            f"{scene.last_step + 1} steps.",
+            message=f"After {scene.last_step + 1} steps, {name}, which is used for targets as a copy "
+            f"of {other}, {moved}.",
             evidence={"share": share, "steps": scene.last_step + 1},
         )
 
