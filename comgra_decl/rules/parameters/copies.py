@@ -159,7 +159,7 @@ class LaggingCopy(Rule):
             scene,
             place=Place(name),
             first_step=0,
-            message=f"After {scene.last_step + 1} steps, {name}, which is used for targets as a copy "
+            message=f"After {scene.last_step + 1} steps, {name}, used for targets as a copy "
             f"of {other}, {moved}.",
             evidence={"share": share, "steps": scene.last_step + 1},
         )
