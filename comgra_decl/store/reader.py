@@ -258,7 +258,7 @@ class Reader:
 
 
 def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
-    """Returns the error for a missing manifest; a new database may still be under creation."""
+    """Returns the error for a missing manifest; a new database may be under construction."""
     folder = db.place
     if isinstance(folder, Remote):  # the manifest exists, and a copy writes this key last
         return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
