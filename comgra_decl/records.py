@@ -137,7 +137,7 @@ class Structure:
     """A dependency graph between slots, as indices into `keys`; stored once, keyed by its `hash`.
 
     Each edge is (source, sink, carries_gradient). `cuts` names the places beyond which the graph
-    could not be followed, such as calls of `.item()` or numpy.
+    could not be followed, such as calls to `.item()` or numpy.
     """
 
     hash: str

@@ -29,7 +29,7 @@ class Program:
         unseen: paths of modules that run inside compiled code when traced, so they have no record.
         held: other objects that the program keeps and that tracing must not change.
         rounds_differently: whether recorded steps run different kernels than other steps.
-        calls_before: largest number of calls of a module while the program was built; these are
+        calls_before: largest number of calls to a module while the program was built; these are
             part of the first record.
     """
 

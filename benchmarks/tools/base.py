@@ -89,7 +89,7 @@ def _nothing_committed() -> Iterator[CommitClock]:
 
 @contextmanager
 def timed_method(owner: type, method: str) -> Iterator[CommitClock]:
-    """Time every call of `owner.method` until the context exits."""
+    """Time every call to `owner.method` until the context exits."""
     clock = CommitClock()
     original: Callable[..., Any] = getattr(owner, method)
 

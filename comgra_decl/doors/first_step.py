@@ -147,7 +147,7 @@ class Waiting:
     def _called_directly(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        """Handle a direct call of `module.forward(x)`, which bypasses module hooks."""
+        """Handle a direct call to `module.forward(x)`, which bypasses module hooks."""
         if not has_parameters(module):
             return
         self._start()

@@ -219,7 +219,7 @@ class Within:
 
 @dataclass
 class Seen:
-    """The output of a call, and the calls of its modules in the order in which they ended."""
+    """The output of a call, and the calls to its modules in the order in which they ended."""
 
     output: Any = None
     calls: list[Within] = field(default_factory=list)

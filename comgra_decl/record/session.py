@@ -114,7 +114,7 @@ class Session:
     def enter_direct(
         self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        """Record the direct call of `forward` during which the session was started.
+        """Record the direct call to `forward` during which the session was started.
 
         Returns:
             A function to call with the output, or None if the call is not followed.

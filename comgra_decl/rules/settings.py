@@ -156,7 +156,7 @@ def lower_decay(scene: Scene, otherwise: str) -> str:
     if not known:
         return otherwise
     rate, decay, kind = max(known, key=lambda group: group[0] * group[1])
-    elsewhere = "look for a penalty in the loss or a layer that is not needed"
+    elsewhere = "look for a penalty in the loss or an unnecessary layer"
     if not any(decay for _, decay, _ in known):
         return f"No optimizer has weight decay, so {elsewhere}."
     if kind not in DECOUPLED:

@@ -203,7 +203,7 @@ def mark_borders(graph: GraphModule) -> None:
 
 
 def _checkpoints(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
-    """Yields the calls of `torch.utils.checkpoint` with their bodies, outermost first."""
+    """Yields the calls to `torch.utils.checkpoint` with their bodies, outermost first."""
     for node in graph.graph.nodes:
         if node.target is torch.ops.higher_order.tag_activation_checkpoint:
             body = getattr(graph, str(node.args[0].target))

@@ -33,7 +33,7 @@ class FutureParameters(RuleParameters):
 
 
 class FutureVisible(Rule):
-    """Models that can see the next token, which they should predict."""
+    """Models that can see the next token, although they should predict it."""
 
     name = "future_visible"
     severity = "error"

@@ -37,7 +37,7 @@ class Columns:
         self._seen: set[int] = set()
 
     def look(self, window: Window, *, of_targets: bool) -> None:
-        """Adds the samples of the next records that were not seen before, in any epoch."""
+        """Adds the samples of the next records, except those seen in an earlier epoch."""
         table = window.table
         every = [*input_slots(table).tolist(), *target_slots(table).tolist()]
         wanted = [s for s in every if _is_table(table.infos[s])]

@@ -266,7 +266,7 @@ class NegativeLoss(CurveRule):
             scene,
             first_step=first,
             message=f"The loss is negative and keeps falling, from {start:.4g} to {end:.4g}: "
-            "training increases what the loss measures without limit.",
+            "training keeps increasing the quantity that it measures.",
             evidence={"first": start, "last": end},
             severity="warning",
         )

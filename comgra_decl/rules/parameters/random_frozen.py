@@ -79,9 +79,9 @@ class RandomFrozen(Rule):
                         scene,
                         place=scene.table.place(large[0]),
                         first_step=0,
-                        message=f"All {len(large)} frozen weights still have the random values "
-                        "with which PyTorch initializes them (uniform in ±1/sqrt(fan in)): "
-                        "pretrained weights were not loaded.",
+                        message=f"All {len(large)} frozen weights still have PyTorch's random "
+                        "initial values (uniform in ±1/sqrt(fan in)): pretrained weights "
+                        "were not loaded.",
                         evidence={"weights": len(large)},
                         also=len(large) - 1,
                         others=tuple(scene.table.place(slot) for slot in large[1:9]),

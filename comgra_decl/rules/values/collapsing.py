@@ -58,7 +58,7 @@ class CollapsingOutput(SlotRule):
         "the model."
     )
     source = (
-        "A plan in comgra's README (report a falling variance across the batch); the generator "
+        "Planned in comgra's README (report a falling variance across the batch); the generator "
         "that repeats itself in the book chapter 'Debugging: Visualizing Activation Maps & "
         "Gradients'."
     )

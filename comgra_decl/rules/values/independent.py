@@ -44,7 +44,7 @@ class InputIndependence(SlotRule):
         f"than {_VARIED:g}."
     )
     source = (
-        "A plan in comgra's README (report a falling variance across the batch); "
+        "Planned in comgra's README (report a falling variance across the batch); "
         "TheDeepChecker's test of whether outputs depend on the input."
     )
     advice = (
