@@ -282,7 +282,7 @@ with "shape", "dtype" and "slot"). "slot" is the iteration of the node `target` 
 is None for a prediction that a model returned, in any shape, and for a target that was not
 recorded. "made_by" of a prediction is the function that computed its values, as named by autograd
 ("Softmax", "Addmm"). "dim" is the dimension of a softmax whose result is passed to the call
-unchanged. "weights" are the weights of classes, if they are in the memory of the host. They are
+unchanged. "weights" are the class weights, if they are in host memory. They are
 missing where they differ from those of an earlier, otherwise equal call.
 """
 

@@ -176,8 +176,8 @@ class AttentionSink(_Pattern):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-            f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} goes to a single token, "
-            "regardless of the query."
+            f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} goes to the same token "
+            "for every query."
         )
 
 

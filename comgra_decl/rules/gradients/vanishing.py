@@ -242,7 +242,7 @@ def _models(table: SlotTable) -> dict[str, Slots]:
 
 
 def _judged_by_others(scene: Scene, models: set[str]) -> set[str]:
-    """Returns the models whose outputs enter another model, such as a critic, with gradients."""
+    """Returns the models that pass outputs with gradients to another model, such as a critic."""
     if not scene.structures:
         return models
     found = set()

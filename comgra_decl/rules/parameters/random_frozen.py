@@ -36,10 +36,11 @@ class RandomFrozen(Rule):
     certainty = 0.8
     definition = (
         "A model with trained parameters also has at least `least` frozen weights of linear or "
-        f"convolutional layers with at least {_FEW} elements. All of these weights are "
-        "distributed exactly as PyTorch initializes them: within ±1/sqrt(fan in), with a largest "
-        "element close to this bound and a standard deviation within a tenth of that of a "
-        "uniform distribution. Trained weights leave these bounds. The weights must not change "
+        f"convolutional layers with at least {_FEW} elements. All of these weights have exactly "
+        "the distribution that PyTorch initializes them with: they lie within ±1/sqrt(fan in), the "
+        "largest element is close to this bound, and the standard deviation is within a tenth of "
+        "that of a uniform distribution. Trained weights leave these bounds. The weights must not "
+        "change "
         "during the run, which excludes copies of a model and layers that are frozen later. "
         "Frozen random layers provide useful features only by chance."
     )

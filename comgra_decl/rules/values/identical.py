@@ -95,7 +95,7 @@ class IdenticalUnits(SlotRule):
         """Returns the message for a slot."""
         info = scene.table.infos[slot]
         if info.kind == "parameter" and info.key.pass_ == "forward":
-            return f"{scene.table.place(slot)} starts with all elements equal."
+            return f"{scene.table.place(slot)} starts with all elements identical."
         return (
             f"All units of {info.key.node} compute the same values: {scene.table.place(slot)} "
             f"differs between them by {self.streak.worst[slot]:.1e} of its magnitude."
