@@ -244,7 +244,7 @@ class Readings:
         known = most[np.isfinite(most)]
         if not len(known):
             return Reading("no finite prediction in the last record", "unknown")
-        text = f"predictions of a batch vary by {known.min():.2g} of the largest value"
+        text = f"within a batch, predictions vary by {known.min():.2g} times the largest value"
         # the statistics of samples can be equal although their elements differ
         return Reading(text, "fine" if known.min() > _SAME else "unknown")
 

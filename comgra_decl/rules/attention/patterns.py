@@ -26,7 +26,7 @@ from comgra_decl.rules.api import (
 )
 
 FEWEST_TOKENS = 4
-"""Number of tokens below which attention is not checked."""
+"""Minimum number of tokens for which attention is checked."""
 
 
 def could_be_attention(info: SlotInfo) -> bool:

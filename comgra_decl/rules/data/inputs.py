@@ -36,8 +36,8 @@ class TargetParameters(Patient):
     """Largest allowed mean magnitude."""
 
     reached: Fraction = 0.1
-    """Magnitude, as a share of the targets' magnitude, below which predictions are far from the
-    targets.
+    """Predictions are far from the targets if their magnitude is below this share of the targets'
+    magnitude.
     """
 
 

@@ -46,10 +46,10 @@ class VanishingParameters(Patient):
     """Smallest allowed ratio to the upper quartile, relative to the initial value of this ratio."""
 
     won: Fraction = 0.05
-    """Share of its initial value below which the loss of a competing model counts as won."""
+    """A competing model has won if its loss falls below this share of its initial value."""
 
     faded: Fraction = 0.3
-    """Share of their initial norm below which the gradients of the other model have vanished."""
+    """The gradients of the other model have vanished below this share of their initial norm."""
 
 
 class VanishingGradient(SlotRule):

@@ -27,7 +27,7 @@ class ScheduleParameters(RuleParameters):
     """Number of steps required."""
 
     tiny: Fraction = 1e-3
-    """Share of its largest value below which a learning rate has no effect."""
+    """A learning rate has no effect if it is below this share of its largest value."""
 
     warm: Fraction = 0.2
     """Share of the optimizer's learning rate that a warm-up must reach by the end of the run."""

@@ -29,7 +29,7 @@ class IdenticalParameters(Patient):
     patience: Count = 3
 
     spread: Fraction = 1e-5
-    """Difference below which units are considered equal, relative to their mean magnitude."""
+    """Units are considered equal if they differ by less than this share of their mean magnitude."""
 
 
 class IdenticalUnits(SlotRule):

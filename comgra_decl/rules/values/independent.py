@@ -28,7 +28,7 @@ class IndependentParameters(Patient):
     """Options of `input_independence`."""
 
     variation: Fraction = 1e-3
-    """Relative variation across the batch below which all samples are considered equal."""
+    """Samples are considered equal if their relative variation is below this limit."""
 
 
 class InputIndependence(SlotRule):
