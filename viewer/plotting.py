@@ -400,7 +400,7 @@ def _use(backend: str) -> None:
 
 def _metric(table: pd.DataFrame, dimension: str, smoothing: Any) -> hv.Curve:
     if not isinstance(smoothing, (int, float)) or not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing must be from 0 to less than 1, got {smoothing!r}")
+        raise ValueError(f"smoothing must be at least 0 and less than 1, got {smoothing!r}")
     values = table["value"].astype(float)
     if smoothing:
         values = values.ewm(alpha=1 - smoothing, adjust=True).mean()

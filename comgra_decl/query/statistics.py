@@ -80,7 +80,7 @@ def shape(
 def sample_series(
     snapshot: Snapshot, slot: SlotInfo, statistic: str, sample: int, type_: str | None
 ) -> pd.Series[float]:
-    """Returns one statistic of one sample of a slot by step."""
+    """Returns a statistic by step, for one sample of a slot."""
     records = snapshot.records(type_)
     number = snapshot.sample(sample)
     if is_one_of(statistic, derived.NAMES):  # a parameter is its own sample 0

@@ -261,7 +261,7 @@ class RunView:
         )
 
     def sample_series(self, slot: Slot, statistic: str, sample: int, type_: str) -> pd.Series:
-        """Returns one statistic of one sample of a slot by step (`Run.sample_series`)."""
+        """Returns a statistic by step, for one sample of a slot (`Run.sample_series`)."""
         key = ("samples", slot.id, statistic, type_)
         return self.now(key, lambda: self._handle(slot).samples(statistic, type=type_ or None))[
             sample

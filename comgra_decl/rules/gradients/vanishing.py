@@ -141,9 +141,9 @@ class VanishingGradient(SlotRule):
                 place=scene.table.place(slot),
                 first_step=0,
                 message=f"One of the competing models has won: {won} has fallen to "
-                f"{falls[won]:.1%} of its initial value, and the gradient of "
-                f"{scene.table.infos[slot].key.node} and the layers after it to "
-                f"{share[model]:.1%} of its initial norm, so these layers no longer learn.",
+                f"{falls[won]:.1%} of its initial value. The gradient norm of "
+                f"{scene.table.infos[slot].key.node} and the layers after it has fallen to "
+                f"{share[model]:.1%} of its initial value, so these layers no longer learn.",
                 advice="Weaken the winning model: use a lower learning rate, fewer steps, noise "
                 "on its inputs, a gradient penalty or spectral normalization. Or use a loss that "
                 "does not saturate (-log D(G(z)), hinge, Wasserstein).",
