@@ -155,7 +155,7 @@ class RunPlots:
         y: str = "std",
         type: str | None = None,
     ) -> hv.Points:
-        """Returns the recorded samples of a node's output as points, by two statistics.
+        """Returns the recorded samples of a node's output as points, with one statistic per axis.
 
         The dimensions are the statistics, `sample` and `category` (the sample's category, or "").
 

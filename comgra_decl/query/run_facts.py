@@ -71,7 +71,8 @@ class RunFacts:
     def ranks(self) -> list[int]:
         """Recorded ranks of a distributed training job; [0] for a single process.
 
-        A run of several ranks shows all ranks joined. A record exists as soon as all ranks have it.
+        If there are several ranks, the run combines their records. A record appears as soon as all
+        ranks have written it.
         """
         reader = self._reader
         if isinstance(reader, JoinedReader):
