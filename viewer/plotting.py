@@ -65,7 +65,7 @@ class RunPlots:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> hv.Curve:
-        """Returns one statistic of a node's output by step: `slot(node).plot.series(statistic)`."""
+        """Returns a statistic of a node's output by step: `slot(node).plot.series(statistic)`."""
         slot = self._run.slot(node)
         return SlotPlots(slot).series(statistic, over_batch=over_batch, type=type)
 
@@ -77,7 +77,7 @@ class RunPlots:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> hv.QuadMesh:
-        """Returns one statistic of all tensors in a pass, by tensor (rows) and step (columns).
+        """Returns a statistic for all tensors in a pass, by tensor (rows) and step (columns).
 
         The dimensions are `step`, `slot` (index of the column of `Run.heat`), the statistic, and
         `tensor` (name of the tensor). Cells without a record are transparent.
@@ -207,7 +207,7 @@ class SlotPlots:
         return _lines(curve)
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> hv.NdOverlay:
-        """Returns one statistic of each recorded sample by step, with the key `sample`."""
+        """Returns a statistic for each recorded sample by step, with the key `sample`."""
         table = self._slot.samples(statistic, type=type).dropna(axis="columns", how="all")
         curves = {
             number: hv.Curve(
@@ -302,7 +302,7 @@ class GroupPlots:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> hv.NdOverlay:
-        """Returns one statistic of a node's output in each run, with the key `run`."""
+        """Returns a statistic of a node's output in each run, with the key `run`."""
         table = self._group.compare(node, statistic, over_batch=over_batch, type=type)
         steps = table.index
         curves = {

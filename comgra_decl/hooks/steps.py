@@ -416,7 +416,7 @@ class Steps:
         self._scalars.turn_to(self._lanes.followed.saying)
 
     def _end_elsewhere(self, lane: Lane) -> None:
-        """End a step of a thread while a step of another thread is followed."""
+        """End a step of one thread while another thread's step is being followed."""
         lane.clock.end()
         lane.hand.end_step()
         lane.waits = True

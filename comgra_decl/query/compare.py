@@ -23,7 +23,7 @@ def compare(
     over_batch: str = "mean",
     type: str | None = None,
 ) -> pd.DataFrame:
-    """Returns one statistic of one tensor in several runs: one row per step, one column per run.
+    """Returns a statistic of one tensor across several runs: one row per step, one column per run.
 
         run        lr_1e-3   lr_1e-2
         step

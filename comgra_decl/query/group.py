@@ -90,7 +90,7 @@ class Group:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> pd.DataFrame:
-        """Returns one statistic of one tensor in all runs: one row per step, one column per run.
+        """Returns a statistic of one tensor across all runs: one row per step, one column per run.
 
             run        lr_1e-3   lr_1e-2
             step

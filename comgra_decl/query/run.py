@@ -232,7 +232,7 @@ class Run(RunFacts):
         over_batch: str = "mean",
         type: str | None = None,
     ) -> pd.Series[float]:
-        """Returns one statistic of a node's output by step: `slot(node).series(statistic)`.
+        """Returns a statistic of a node's output by step: `slot(node).series(statistic)`.
 
             step
             0     1.002241
@@ -310,7 +310,7 @@ class Run(RunFacts):
         over_batch: str = "mean",
         type: str | None = None,
     ) -> pd.DataFrame:
-        """Returns one statistic of all slots of a pass: one row per step, one column per slot.
+        """Returns a statistic for all slots in a pass: one row per step, one column per slot.
 
         The columns have the levels node, role, iteration and pass:
 

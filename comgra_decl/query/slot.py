@@ -125,7 +125,7 @@ class Slot:
         return statistics.series(self._snapshot, self._info, statistic, over_batch, type)
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> pd.DataFrame:
-        """Returns one statistic of each recorded sample: one row per step, one column per sample.
+        """Returns a statistic for each recorded sample: one row per step, one column per sample.
 
             sample         0         1
             step

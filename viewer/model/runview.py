@@ -268,7 +268,7 @@ class RunView:
         ]
 
     def heat(self, statistic: str, pass_: str, over: str, type_: str) -> pd.DataFrame:
-        """Returns one statistic of all slots at all steps (`Run.heat`)."""
+        """Returns a statistic for all slots, at every step (`Run.heat`)."""
         key = ("heat", statistic, pass_, over, type_)
 
         def read() -> pd.DataFrame:

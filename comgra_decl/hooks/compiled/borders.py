@@ -31,7 +31,7 @@ NOWHERE = -1
 """The place of a tensor that is not an input of the piece of compiled code."""
 
 _OURS = "comgra_decl."
-_WATCHED = 5  # index of this argument of `show`
+_WATCHED = 5  # position of this argument in calls to `show`
 _DROPOUTS = (
     F.dropout,
     F.dropout1d,
@@ -40,8 +40,8 @@ _DROPOUTS = (
     F.alpha_dropout,
     F.feature_alpha_dropout,
 )
-_TRAINING = 2  # index of this argument of the dropout operators
-_SEVERAL = 2  # results; with a single one, a backward always reaches either it or nothing
+_TRAINING = 2  # position of this argument in calls to dropout operators
+_SEVERAL = 2  # results; a backward pass always reaches a single result, or nothing at all
 
 
 class _Waiting(NamedTuple):
