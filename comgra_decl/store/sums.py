@@ -49,7 +49,7 @@ class SumsOfCommit:
 
     def add(self, form: ArrayForm, first: int, data: Data, lane: int) -> None:
         """Adds the whole chunks written at (first, lane) of an array."""
-        # Rows are written for each record, so their names and keys are not formatted chunk by chunk.
+        # rows are written for each record, so names are not formatted chunk by chunk
         depth, inner = form.chunk[0], _grid(form.shape[1:], form.chunk[1:], lane, data.shape[1:])
         if not inner:
             return
