@@ -164,6 +164,8 @@ class StepInfo:
 
 
 def _bytes_of_previews(info: StepInfo) -> int:
+    if not info.previews:
+        return 0
     return sum(preview.values.nbytes for preview in info.previews.values())
 
 
@@ -213,8 +215,9 @@ class RawStep:
         """Bytes held while queued."""
         histogram = 0 if self.histogram_values is None else self.histogram_values.nbytes
         extra = 0 if self.extra is None else self.extra.nbytes
-        values = sum(v.nbytes for v in (*self.values.values(), *self.spare_values.values()))
-        values += _bytes_of_previews(self.info)
+        values = _bytes_of_previews(self.info)
+        if self.values or self.spare_values:
+            values += sum(v.nbytes for v in (*self.values.values(), *self.spare_values.values()))
         return self.raw.nbytes + extra + histogram + values + 512
 
     def only(self, tensor: int) -> float:
