@@ -2,9 +2,9 @@
 
 Plays small programs in many styles (`benchmarks.bugs.styles`), and trains models of timm,
 torchvision and transformers, as their libraries initialize them, for 200 steps on data that can be
-learned. Both are recorded with the preset `debug`. All trainings that learn are healthy, so every
-error and every warning about them is a false alarm. Those that do not learn are listed and not
-counted. Models of libraries need the packages of `make neutrality`.
+learned. Both are recorded with the preset `debug`. All training runs that learn are healthy, so
+every error and every warning about them is a false alarm. Those that do not learn are listed and
+not counted. Models of libraries need the packages of `make neutrality`.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ class Outcome:
 
     @property
     def alarms(self) -> list[tuple[str, str, str]]:
-        """The false errors and warnings; none where a training does not learn."""
+        """The false errors and warnings; none where the model does not learn."""
         return [f for f in self.findings if f[0] != "hint"] if self.learns else []
 
 
 def names() -> Iterator[str]:
-    """Yields the names of all trainings whose packages are installed."""
+    """Yields the names of all training runs whose packages are installed."""
     from benchmarks.bugs.styles import trainings
     from benchmarks.neutrality import zoo
 
@@ -314,12 +314,12 @@ def _line(outcome: Outcome) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """Returns the number of trainings, and of those with a false error or warning."""
+    """Returns the number of training runs, and of those with a false error or warning."""
     ran = [o for o in outcomes if not o.failed]
     errors = [o for o in ran if any(f[0] == "error" for f in o.alarms)]
     warned = [o for o in ran if any(f[0] == "warning" for f in o.alarms)]
     return (
-        f"{len(ran)} of {len(outcomes)} trainings ran, {sum(o.learns for o in ran)} learned; "
+        f"{len(ran)} of {len(outcomes)} models ran, {sum(o.learns for o in ran)} learned; "
         f"{len(errors)} with a false error, {len(warned)} with a false warning"
     )
 

@@ -84,7 +84,7 @@ class Window:
         return all(name in self.statistics for name in statistics)
 
     def read(self, statistic: str, at: NDArray[np.int64], over_batch: str = "mean") -> Floats:
-        """Returns one statistic of the slots `at`, of shape [k, len(at)]."""
+        """Returns a statistic of the slots `at`, of shape [k, len(at)]."""
         plane = self._planes.get((statistic, over_batch))
         if plane is None:  # many rules read the same statistics, which are far apart in memory
             rank = AGGREGATES.index(over_batch)

@@ -51,8 +51,8 @@ class PoorInitialisation(SlotRule):
     name = "poor_initialisation"
     certainty = 0.65
     definition = (
-        "In the first `within` records, at least one of the following conditions holds for "
-        "`patience` records in a row, and also for the first record. (1) The standard deviation of "
+        "Within the first `within` records, at least one of the following conditions holds in the "
+        "first record and for `patience` records in a row. (1) The standard deviation of "
         "the output of a layer with weights is above `ratio` times the median over the model's "
         "layers, or below 1 / `ratio`^2 times that median. (2) The standard deviation is above "
         "`ratio`, and also above a third of `ratio` times the smallest standard deviation among "
@@ -145,7 +145,7 @@ class ActivationDrift(SlotRule):
         "finding is only a hint if the loss has fallen by half and is still near its minimum."
     )
     source = (
-        "A plan in comgra's README (report a variance that grows without bound); "
+        "Planned in comgra's README (report a variance that grows without bound); "
         "TheDeepChecker's growth rates."
     )
     advice = (
@@ -157,7 +157,7 @@ class ActivationDrift(SlotRule):
     Parameters = DriftParameters
     of_state, harmless = True, True
     statistics = ("std",)
-    evidence = "times its first size"
+    evidence = "times its initial size"
     needs = "outputs, {select: '**', capture: [output]}"
 
     _early = per_run(Early, _FIRST)

@@ -18,7 +18,7 @@ class CompetingOptimizers(Rule):
         "oppose each other: an adversarial autoencoder trains its encoder for two losses."
     )
     source = (
-        "Own definition. An example is a GAN whose discriminator optimizer also holds the "
+        "Our own definition. An example is a GAN whose discriminator optimizer also holds the "
         "generator."
     )
     advice = (

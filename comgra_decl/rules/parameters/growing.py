@@ -59,7 +59,7 @@ class GrowingWeight(SlotRule):
     Parameters = GrowingParameters
     of_state, harmless = True, True
     statistics = ("l2",)
-    evidence = "times its first or usual size"
+    evidence = "times its initial or usual size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
     _early = per_run(Early, 1)
