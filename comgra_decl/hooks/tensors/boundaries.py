@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from comgra_decl.hooks.graph.attended import Attended
+from comgra_decl.hooks.graph.telling import Telling
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.hooks.tensors.gradients import loss_node
 from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
+from comgra_decl.hooks.tensors.objective import objective_of
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.hooks.tensors.targets import Targets
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 _SCANS = 2
 """Number of records in which the backward graph is searched for softmaxes over the batch. The graph
 rarely changes."""
+
+_MOST_LOSSES = 4
+"""Maximum number of losses of a step whose structure is stored."""
 
 
 class Ends:
@@ -47,6 +52,7 @@ class Ends:
         self._losses: dict[tuple[str, int], Slot] = {}
         self._scans = _SCANS
         self._attended = Attended()
+        self._telling = Telling()
         self.targets = Targets(on_fault=on_fault)
 
     def read_inputs(
@@ -100,10 +106,13 @@ class Ends:
         iteration = capture.iteration(pass_, node)
         if capture.categories is not None:
             capture.categories.loss(backwarded)
+        if self._scans and len(capture.objectives) < _MOST_LOSSES:
+            capture.objectives.append(objective_of(backwarded))
         if self._scans and capture.batch_size and number == 0:
             self._scans -= 1
             capture.batch_softmaxes = batch_softmaxes(backwarded, capture.batch_size)
             capture.attentions = self._attended.take()
+            capture.telling += self._telling.take()
         if iteration is None:
             return
         slot = self._loss(node, iteration)
@@ -114,12 +123,12 @@ class Ends:
             graph.trace(slot, backwarded)
 
     def _attend(self, graph: Provenance, args: Any, kwargs: dict[str, Any]) -> None:
-        """Lets the graph collect facts about the attention of the model that is called."""
-        graph.attended = self._attended
+        """Lets the graph collect facts about the calls of the model that is called."""
+        graph.attended, graph.telling = self._attended, self._telling
         for _, tensor in (*tensors_in(args), *tensors_in(kwargs)):
             whole = not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool
             if whole and tensor.dim() == 2 and self._attended.tokens is None:
-                self._attended.tokens = weakref.ref(tensor)
+                self._attended.tokens = self._telling.tokens = weakref.ref(tensor)
 
     def _input(self, role: str, iteration: int) -> Slot:
         slot = self._inputs.get((role, iteration))
