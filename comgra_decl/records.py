@@ -316,6 +316,9 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
   dimensions that it sums over, "summed".
 - "mask": a softmax of "shape" over scores of which a mask has set the share "hidden" to the number
   "fill", and their share of the "weight". "masked again" is True if the result is masked, too.
+- "stale gradient": an "optimizer" (its class) steps right after a backward pass before which
+  "count" of its parameters, of which some have these "shapes", already had a gradient from before
+  the previous optimizer step. Without "where".
 - "detached prediction": the "function" of a loss whose prediction of "shape" is a detached output,
   while its target, data plus a multiple of an output, carries a gradient. Without "where".
 - "last step", "final state": the last position of a sequence, or the final state of a recurrent

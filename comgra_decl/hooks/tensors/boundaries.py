@@ -13,7 +13,7 @@ from comgra_decl.hooks.graph.telling import Telling
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.hooks.tensors.gradients import loss_node
 from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
-from comgra_decl.hooks.tensors.objective import objective_of
+from comgra_decl.hooks.tensors.objective import objective_of, with_gradients
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.hooks.tensors.targets import Targets
 
@@ -53,6 +53,8 @@ class Ends:
         self._scans = _SCANS
         self._attended = Attended()
         self._telling = Telling()
+        self._stepped = False  # whether an optimizer has stepped since the last backward pass
+        self._stale: list[torch.Tensor] = []  # parameters that had a gradient before it
         self.targets = Targets(on_fault=on_fault)
 
     def read_inputs(
@@ -108,6 +110,8 @@ class Ends:
             capture.categories.loss(backwarded)
         if self._scans and len(capture.objectives) < _MOST_LOSSES:
             capture.objectives.append(objective_of(backwarded))
+            self._stale = with_gradients(backwarded) if self._stepped else []
+            self._stepped = False
         if self._scans and capture.batch_size and number == 0:
             self._scans -= 1
             capture.batch_softmaxes = batch_softmaxes(backwarded, capture.batch_size)
@@ -121,6 +125,21 @@ class Ends:
             capture.kpi_tensors["loss" if number == 0 else f"loss[{number}]"] = index
         if graph is not None:
             graph.trace(slot, backwarded)
+
+    def before_optimizer(self, capture: StepCapture, optimizer: Any, *, closure: bool) -> None:
+        """Reads whether an optimizer uses gradients from before its previous step."""
+        self.targets.rest()
+        stale, self._stale = self._stale, []
+        self._stepped = not closure
+        if not stale or closure:
+            return
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        count = sum(id(parameter) in held for parameter in stale)
+        if count:
+            shapes = [[*p.shape] for p in stale if id(p) in held][:3]
+            name = type(optimizer).__name__
+            fact = {"kind": "stale gradient", "optimizer": name, "shapes": shapes, "count": count}
+            capture.telling.append(fact)
 
     def _attend(self, graph: Provenance, args: Any, kwargs: dict[str, Any]) -> None:
         """Lets the graph collect facts about the calls of the model that is called."""

@@ -21,6 +21,9 @@ _MOST_ELEMENTS = 1 << 20  # of a factor whose sign is read
 _COMPARING = frozenset({"MseLoss", "SmoothL1Loss", "HuberLoss", "L1Loss", "Mul"})
 _OF_A_DIFFERENCE = frozenset({"Pow", "Abs", "LinalgVectorNorm", "Norm"})
 
+_LEAF = "torch::autograd::AccumulateGrad"
+_MOST_LEAVES = 16
+
 Pair = tuple[Any, int]
 """An autograd node and the number of its output."""
 
@@ -53,6 +56,18 @@ def objective_of(loss: torch.Tensor) -> dict[str, Any]:
             for name in _kinds(node):
                 found[name] = found.get(name, 0) + 1
     return found
+
+
+def with_gradients(loss: torch.Tensor) -> list[torch.Tensor]:
+    """Returns parameters behind a loss whose gradient is not zero, out of at most 16."""
+    leaves = [n.variable for n in nodes_behind(loss) if function_name(n) == _LEAF]
+    chosen = leaves[:: max(1, len(leaves) // _MOST_LEAVES)]
+    with quiet():
+        return [p for p in chosen if _is_plain(p.grad) and bool(p.grad.any())]
+
+
+def _is_plain(gradient: torch.Tensor | None) -> bool:
+    return type(gradient) is torch.Tensor and gradient.layout == torch.strided
 
 
 def is_bootstrapped(tensor: torch.Tensor) -> bool:
@@ -251,11 +266,7 @@ def _behind(pair: Pair) -> set[Any]:
 
 
 def _parameters(nodes: set[Any]) -> set[int]:
-    return {
-        id(node.variable)
-        for node in nodes
-        if function_name(node) == "torch::autograd::AccumulateGrad"
-    }
+    return {id(node.variable) for node in nodes if function_name(node) == _LEAF}
 
 
 def _is_bootstrapped(pair: Pair) -> bool:

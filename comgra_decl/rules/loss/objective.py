@@ -37,9 +37,9 @@ class WrongLogScale(Rule):
         "Own definition."
     )
     advice = (
-        "Check the sign of the log-determinant or of log sigma. For x -> z = x exp(s) + t, the loss "
-        "is -(log p(z) + s.sum()); for a Gaussian, 0.5 ((x - mu) / sigma)^2 + log sigma; the KL "
-        "term is -0.5 (1 + logvar - mu^2 - exp(logvar))."
+        "Check the sign of the log-determinant or of log sigma. For x -> z = x exp(s) + t, the "
+        "loss is -(log p(z) + s.sum()). For a Gaussian, it is 0.5 ((x - mu) / sigma)^2 + log sigma. "
+        "The KL term is -0.5 (1 + logvar - mu^2 - exp(logvar))."
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
@@ -51,7 +51,7 @@ class WrongLogScale(Rule):
                     self.finding(
                         scene,
                         first_step=0,
-                        message=f"{along} of {along + against} logarithms of scales enter the loss "
+                        message=f"{along} of {along + against} logarithms of scales enter the "
                         "with the wrong sign: the loss falls when the scaled values shrink and "
                         "when their log-scale is reduced, so nothing keeps the scale from "
                         "vanishing.",
@@ -100,8 +100,8 @@ class NoStopGradient(Rule):
             self.finding(
                 scene,
                 first_step=0,
-                message=f"The loss only compares {pairs} pairs of outputs with each other, and both "
-                "sides carry gradients: a constant output is a perfect solution, and nothing "
+                message=f"The loss only compares {pairs} pairs of outputs with each other, and "
+                "both sides carry gradients: a constant output is a perfect solution, and nothing "
                 "prevents this collapse. The target side is probably meant to be detached.",
                 evidence={"pairs": pairs, "with a predictor": predicted},
             )

@@ -16,7 +16,6 @@ from comgra_decl.rules.api import (
     Window,
 )
 
-
 _LARGEST = 0.1  # initial rates whose square is not a usual rate
 
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from comgra_decl.rules.api import Finding, Patient, Rule, Scene, SlotTable, Window, per_run
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _NAMES = ("mean", "std", "l2", "min", "max")
 
 
 class SharedModule(Rule):
-    """List entries that are the same module and compute the same values."""
+    """Entries of a list that are the same module and compute the same values."""
 
     name = "shared_module"
     certainty = 0.75
     definition = (
-        "The parameters of a module have several names that differ only in one number, as those of "
-        "`[layer] * 4`, so several entries of a list are the same object. In `patience` "
-        "consecutive records, its calls in a step return tensors with exactly the same statistics, "
-        "although these vary between records. Layers that are shared on purpose receive different "
-        "inputs."
+        "An entry of a ModuleList or ModuleDict is called several times in a step, and in "
+        "`patience` records, all of its calls return tensors with exactly the same statistics. "
+        "The calls then have the same input, as if the entry were several modules: the list holds "
+        "the same object more than once, as `[layer] * 4` does. Layers that are shared on purpose "
+        "receive different inputs."
     )
     source = "The list `[x] * n` contains the same object n times. Own definition."
     advice = (
@@ -30,32 +27,29 @@ class SharedModule(Rule):
     )
     Parameters = Patient
 
-    _same: dict[str, int] = per_run(dict)  # records in a row, by node
+    _same: dict[str, int] = per_run(dict)  # number of records, by node
     _first: dict[str, int] = per_run(dict)
     _other: set[str] = per_run(set)  # nodes whose calls differed
-    _names: dict[str, int] = per_run(dict)
+    _known: tuple[SlotTable, dict[str, list[int]]] | None = None
 
     def look(self, window: Window) -> None:
-        """Compares the calls of each shared module."""
-        table = window.table
-        numbered = table.remembered(_shared, _shared)
+        """Compares the calls of each module in a list."""
+        if self._known is None or self._known[0] is not window.table:
+            self._known = window.table, _calls(self.scene, window.table)
         names = [name for name in _NAMES if window.has(name)]
-        for node, (count, slots) in numbered.items():
-            if node in self._other or not names:
+        for node, slots in self._known[1].items() if names else ():
+            if node in self._other:
                 continue
-            self._names[node] = count
             at = np.array(slots)
-            there = window.present[:, at].all(1)
+            there = window.present[:, at]
             values = np.stack([window.read(name, at) for name in names], -1)
-            alike = (values == values[:, :1]).all((1, 2))
-            for step, seen, same in zip(
-                window.steps.tolist(), there.tolist(), alike.tolist(), strict=True
-            ):
-                if not seen:
-                    continue
-                if not same:
-                    self._other.add(node)
-                    break
+            first = values[:, :1]
+            alike = ((values == first).all(-1) | ~there).all(1)
+            several = there.sum(1) > 1
+            if (several & ~alike).any():
+                self._other.add(node)
+                continue
+            for step in window.steps[several].tolist():
                 self._same[node] = self._same.get(node, 0) + 1
                 self._first.setdefault(node, step)
 
@@ -64,15 +58,16 @@ class SharedModule(Rule):
         for node, records in self._same.items():
             if node in self._other or records < self.parameters.patience:
                 continue
-            place = scene.table.place(_shared(scene.table)[node][1][0])
+            calls = _calls(scene, scene.table)[node]
             return [
                 self.finding(
                     scene,
-                    place=place,
+                    place=scene.table.place(calls[0]),
                     first_step=self._first[node],
-                    message=f"{self._names[node]} entries of a list are the same module, {node}: "
-                    "they share their parameters and return identical values in every step.",
-                    evidence={"entries": self._names[node], "records": records},
+                    message=f"{node} is called {len(calls)} times per step and returns the same "
+                    "values each time: several entries of its list are the same module, and share "
+                    "their parameters.",
+                    evidence={"calls": len(calls), "records": records},
                 )
             ]
         return []
@@ -82,21 +77,17 @@ class SharedModule(Rule):
         return None if scene.records else "it needs training records"
 
 
-def _shared(table: SlotTable) -> dict[str, tuple[int, list[int]]]:
-    """Returns the number of entries and the outputs of modules that a list holds several times."""
-    entries: dict[str, int] = {}
+def _calls(scene: Scene, table: SlotTable) -> dict[str, list[int]]:
+    """Returns the outputs of all calls of each module in a list that is called several times."""
+    modules = scene.documents.get("modules") or []
+    classes = {str(m["path"]): str(m["class"]) for m in modules}
+    listed = {
+        str(m["node"])
+        for m in modules
+        if classes.get(str(m["path"]).rpartition(".")[0]) in ("ModuleList", "ModuleDict")
+    }
+    found: dict[str, list[int]] = {}
     for info in table.infos:
-        if info.kind == "parameter" and len(info.names) > 1:
-            rest = {_NUMBER.sub("#", name) for name in info.names}
-            if len(rest) == 1 and any(_NUMBER.search(name) for name in info.names):
-                entries[info.key.node] = len(info.names)
-    found: dict[str, tuple[int, list[int]]] = {}
-    for node, count in entries.items():
-        at = [
-            info.id
-            for info in table.infos
-            if (info.key.node, info.key.role, info.key.pass_) == (node, "output", "forward")
-        ]
-        if len(at) > 1:
-            found[node] = count, at
-    return found
+        if info.key.node in listed and (info.key.role, info.key.pass_) == ("output", "forward"):
+            found.setdefault(info.key.node, []).append(info.id)
+    return {node: at for node, at in found.items() if len(at) > 1}
