@@ -51,6 +51,7 @@ class Ends:
         self._inputs: dict[tuple[str, int], Slot] = {}
         self._losses: dict[tuple[str, int], Slot] = {}
         self._scans = _SCANS
+        self._looks = _SCANS  # in which the structure of losses is read
         self._attended = Attended()
         self._telling = Telling()
         self._stepped = False  # whether an optimizer has stepped since the last backward pass
@@ -108,7 +109,9 @@ class Ends:
         iteration = capture.iteration(pass_, node)
         if capture.categories is not None:
             capture.categories.loss(backwarded)
-        if self._scans and len(capture.objectives) < _MOST_LOSSES:
+        if number == 0:
+            self._looks -= 1
+        if self._looks >= 0 and len(capture.objectives) < _MOST_LOSSES:
             capture.objectives.append(objective_of(backwarded))
             self._stale = with_gradients(backwarded) if self._stepped else []
             self._stepped = False

@@ -38,8 +38,8 @@ class WrongLogScale(Rule):
     )
     advice = (
         "Check the sign of the log-determinant or of log sigma. For x -> z = x exp(s) + t, the "
-        "loss is -(log p(z) + s.sum()). For a Gaussian, it is 0.5 ((x - mu) / sigma)^2 + log sigma. "
-        "The KL term is -0.5 (1 + logvar - mu^2 - exp(logvar))."
+        "loss is -(log p(z) + s.sum()). For a Gaussian, it is 0.5 ((x - mu) / sigma)^2 + log "
+        "sigma. The KL term is -0.5 (1 + logvar - mu^2 - exp(logvar))."
     )
 
     def findings(self, scene: Scene) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import accumulate
 from operator import mul
 
@@ -38,9 +39,8 @@ class ViewForPermute(Rule):
         batches = {i.shape[i.batch_dim] for i in scene.table.infos if i.batch_dim is not None}
         for fact in scene.telling:
             if fact.get("kind") == "reshape":
-                sure = moved([*fact["source"]], [*fact["target"]])
-                doubt = sure is False and batches & {*fact["source"]}
-                if sure is not None and not doubt:
+                sure = moved(fact["source"], fact["target"], batches=batches)
+                if sure is not None:
                     found.append((not sure, len(found), sure, fact))
         if not found:
             return []
@@ -65,14 +65,23 @@ class ViewForPermute(Rule):
         return None if scene.objectives else "calls are not followed; it needs `graph: true`"
 
 
-def moved(source: Sequence[int], target: Sequence[int]) -> bool | None:
-    """Returns whether a view moves a dimension: True, False if in doubt, and None if not."""
-    doubts = [found for found in map(_of_group, _groups(source, target)) if found is not None]
+def moved(
+    source: Sequence[int], target: Sequence[int], *, batches: AbstractSet[int] = frozenset()
+) -> bool | None:
+    """Returns whether a view moves a dimension: True, False if in doubt, and None if not.
+
+    Args:
+        source: the shape before.
+        target: the shape after.
+        batches: sizes of batches; a doubtful move of such a dimension is none.
+    """
+    found = [_of_group(*group, batches) for group in _groups(source, target)]
+    doubts = [each for each in found if each is not None]
     return max(doubts) if doubts else None
 
 
-Group = tuple[list[int], list[int], bool]
-"""Dimensions before and after, and whether the first of the tensor is among them."""
+Group = tuple[list[int], list[int]]
+"""Dimensions before and after."""
 
 
 def _groups(source: Sequence[int], target: Sequence[int]) -> Iterator[Group]:
@@ -84,17 +93,16 @@ def _groups(source: Sequence[int], target: Sequence[int]) -> Iterator[Group]:
         if end in others:
             then, after = ends.index(end) + 1, others.index(end) + 1
             if then - at > 1 and after - other > 1:
-                yield one[at:then], two[other:after], at == 0
+                yield one[at:then], two[other:after]
             at, other = then, after
 
 
-def _of_group(group: Group) -> bool | None:
-    one, two, of_batch = group
+def _of_group(one: list[int], two: list[int], batches: AbstractSet[int]) -> bool | None:
     if sorted(one) == sorted(two):
         low, high = sorted(one)[:2]
         if len(one) > 2 or high % low:
             return True
-        return None if of_batch else False
+        return None if batches & {low, high} else False
     for few, many in ((one, two), (two, one)):  # heads, split and merged
         if len(few) == 2 and len(many) == 3 and few[0] == many[1] != many[0]:
             return True
