@@ -70,7 +70,8 @@ class Telling:
         """Stores the facts of a call. Torch function modes must be disabled."""
         read = _READ.get(name)
         if self._states and any(_is(self._states, t) for t in tensors_of(args)):
-            self._note("final state", padded=self._padded())
+            with quiet():
+                self._note("final state", padded=self._padded())
             self._states.clear()
         if read is None or not args or _is_odd(args[0]) or _is_odd(result):
             return

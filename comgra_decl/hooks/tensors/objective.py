@@ -118,24 +118,27 @@ def _parts(node: Any) -> Iterator[tuple[Pair, int]]:
     elif name in ("Mul", "Div") and len(given) == 1:
         at, pair = given[0]
         if name == "Mul" or at == 0:
-            factor = _saved(node, "_saved_other" if at == 0 else "_saved_self")
-            yield pair, _sign(factor)
+            yield pair, _sign(_saved(node, at))
 
 
-def _saved(node: Any, name: str) -> Any:
+def _saved(node: Any, at: int) -> torch.Tensor | None:
+    """Returns the factor of a product, or the divisor, next to its input `at`, if autograd has it.
+
+    A saved tensor is not unpacked, because a checkpoint would then compute its part again.
+    """
     try:
-        return getattr(node, name, None)
-    except RuntimeError:  # freed, or overwritten since
-        return None
+        saved = node._raw_saved_self if at else node._raw_saved_other
+        if saved.unpack_hook is None and isinstance(saved.data, torch.Tensor):
+            factor: torch.Tensor = saved.data
+            return factor
+    except (AttributeError, RuntimeError):  # of an older torch, or freed
+        pass
+    return None
 
 
-def _sign(factor: Any) -> int:
+def _sign(factor: torch.Tensor | None) -> int:
     """Returns the sign that all elements of a factor have, or 0."""
-    if factor is None:
-        return 1  # a number, of which autograd keeps no tensor
-    if not isinstance(factor, torch.Tensor) or factor.numel() > _MOST_ELEMENTS:
-        return 0
-    if not factor.numel() or factor.is_complex():
+    if factor is None or not 0 < factor.numel() <= _MOST_ELEMENTS or factor.is_complex():
         return 0
     low, high = (float(x) for x in factor.detach().aminmax())
     return 1 if low >= 0 else -1 if high <= 0 else 0
@@ -215,8 +218,8 @@ def _use(pair: Pair, consumers: dict[Pair, list[tuple[Any, int]]]) -> set[int]:
 
 def _is_tensor(node: Any, at: int) -> bool:
     """Whether the other factor of a product has several elements."""
-    other = _saved(node, "_saved_self" if at else "_saved_other")
-    return isinstance(other, torch.Tensor) and other.numel() > 1
+    other = _saved(node, at)
+    return other is not None and other.numel() > 1
 
 
 # -- pairs -------------------------------------------------------------------------------------

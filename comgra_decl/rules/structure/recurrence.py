@@ -7,6 +7,9 @@ from typing import Annotated
 from comgra_decl.rules.api import Field, Finding, Int, Place, Rule, RuleParameters, Scene, Structure
 
 
+_CELLS = ("GRUCell", "LSTMCell", "RNNCell")
+
+
 class CutParameters(RuleParameters):
     """Options of `cut_recurrence`."""
 
@@ -21,11 +24,12 @@ class CutRecurrence(Rule):
     severity = "error"
     certainty = 0.8
     definition = (
-        "A recurrent cell (GRUCell, LSTMCell, RNNCell) is called at least `least` times in a step "
-        "with gradients, and in the dependency graph, no path with a gradient leads from any call "
-        "to a later one. Two cases differ: there are paths without a gradient (the state is "
-        "detached), or there are none at all (every call starts with a new state). Gradients "
-        "through several optimizer steps are not expected."
+        "A recurrent cell (a module whose class is called ...Cell) is called at least `least` "
+        "times in a step with gradients, and in the dependency graph, no path with a gradient "
+        "leads from any call to a later one. Two cases differ: there are paths without a gradient "
+        "(the state is detached), or there are none at all (every call starts with a new state; "
+        "reported only for GRUCell, LSTMCell and RNNCell). Gradients through several optimizer "
+        "steps are not expected."
     )
     source = (
         "Werbos, Backpropagation through time (1990). Truncation after a single step leaves only "
@@ -42,15 +46,17 @@ class CutRecurrence(Rule):
         if scene.structure is None:
             return []
         cells = {
-            info.key.node
+            info.key.node: info.module_class
             for info in scene.table.infos
-            if info.kind == "computed" and info.module_class in ("GRUCell", "LSTMCell", "RNNCell")
+            if info.kind == "computed" and info.module_class.endswith("Cell")
         }
-        for cell in sorted(cells):
+        for cell, kind in sorted(cells.items()):
             found = _links(scene.structure, cell)
             if found is None or found[0] < self.parameters.least or found[2]:
                 continue
             calls, values, _ = found
+            if not values and kind not in _CELLS:
+                continue
             how = (
                 "no gradient flows from one call to the previous one: its state is detached in "
                 "every call"
