@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 
 from comgra_decl.hooks.tensors.objective import objective_of
@@ -100,6 +101,23 @@ def test_scales_are_counted_by_hand() -> None:
         assert objective_of(loss) == {direction: 1, "others": 2}
         assert objective_of(3 * loss.mean() / 2) == {direction: 1, "others": 2}
         assert objective_of(loss - (2 * term * w).sum()) == {"others": 2}  # of both signs
+
+
+def test_a_checkpointed_part_is_not_computed_for_it() -> None:
+    """Unpacking what a checkpoint saved would run its part a third time, or more."""
+    runs = 0
+
+    def scaled(s: Tensor) -> Tensor:
+        nonlocal runs
+        runs += 1
+        return torch.ones(BATCH, 2) * torch.exp(s * torch.tensor([1.0, 2.0])) + s
+
+    def loss_of(model: nn.Module) -> Tensor:
+        s = model(torch.randn(BATCH, 4))
+        return (torch.utils.checkpoint.checkpoint(scaled, s, use_reentrant=False) + s).sum()
+
+    findings(WrongLogScale(), trained(loss_of, 2))
+    assert runs == 3 * 2  # forward and backward, in three steps
 
 
 # -- pairs ---------------------------------------------------------------------------------------

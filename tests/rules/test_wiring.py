@@ -77,6 +77,24 @@ def test_a_cell_without_gradients_through_time_is_found(
     assert ("detached" if carry is detached else "reset") in found.message
 
 
+class OwnCell(nn.Module):
+    """A cell written by hand, whose first state is missing."""
+
+    def __init__(self, inputs: int, size: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(size, size), nn.Linear(inputs, size)
+
+    def forward(self, x: Tensor, state: Tensor | None) -> Tensor:
+        new = self.outer(x)
+        return torch.tanh(new if state is None else new + self.inner(state))
+
+
+def test_a_cell_written_by_hand_counts_if_its_state_is_detached() -> None:
+    assert len(findings(CutRecurrence(), looped(OwnCell, detached))) == 1
+    assert not findings(CutRecurrence(), looped(OwnCell, kept))
+    assert not findings(CutRecurrence(), looped(OwnCell, reset))  # perhaps no recurrence
+
+
 class Rounds(nn.Module):
     """Message passing: a cell updates all nodes in each round."""
 

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from comgra_decl.rules.api import Field, Finding, Int, Place, Rule, RuleParameters, Scene, Structure
 
-
 _CELLS = ("GRUCell", "LSTMCell", "RNNCell")
 
 
