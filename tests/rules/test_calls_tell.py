@@ -30,6 +30,7 @@ Between = Callable[[Tensor], Tensor]
         ([8, 20, 64], [8, 64, 20], True),
         ([32, 20, 64], [20, 32, 64], True),
         ([8, 16, 64], [8, 64, 16], False),  # perhaps merges four steps
+        ([8, 16, 32], [8, 32, 16], None),  # or shifts by relative positions
         ([32, 128], [128, 32], None),  # heads of each sample: [batch * heads, size]
         ([8, 16, 64], [8, 16, 4, 16], None),
         ([32, 16, 20], [512, 20], None),
@@ -60,13 +61,14 @@ MOVING: dict[str, tuple[Between, tuple[int, ...], str]] = {
     "image": (lambda x: x.reshape(BATCH, 3, 5, 5), (5, 5, 3), "warning"),
     "time": (lambda x: torch.reshape(x, (5, BATCH, 4)), (5, 4), "warning"),
     "heads": (lambda x: x.view(BATCH, 2, 5, 4), (5, 8), "warning"),
-    "ambiguous": (lambda x: x.view(BATCH, 8, 4), (4, 8), "hint"),
+    "ambiguous": (lambda x: x.view(BATCH, 12, 4), (4, 12), "hint"),
 }
 HARMLESS: dict[str, tuple[Between, tuple[int, ...]]] = {
     "heads": (lambda x: x.view(BATCH, 5, 2, 4).transpose(1, 2), (5, 8)),
     "patches": (patches, (4, 6, 6)),
     "shuffle": (shuffled, (4, 6, 6)),
     "channels last": (lambda x: x.permute(0, 3, 1, 2).reshape(BATCH, 3, 25), (5, 5, 3)),
+    "shifted": (lambda x: F.pad(x, (1, 0)).view(BATCH, 6, 5)[:, 1:], (5, 5)),  # rows, as in XL
     "merged": (lambda x: x.reshape(BATCH, 2, 12), (4, 6)),
 }
 

@@ -82,7 +82,17 @@ def test_a_log_scale_of_the_wrong_sign_is_found(kind: Callable[[float], Loss]) -
     assert not findings(WrongLogScale(), trained(kind(1)))
 
 
-@pytest.mark.parametrize("loss_of", [distribution, sampled])
+def clipped(model: nn.Module) -> Tensor:
+    """The loss of PPO: its entropy pushes a log-scale that its probabilities divide by."""
+    mu, log_sigma = model(torch.randn(BATCH, 4)).chunk(2, 1)
+    policy = torch.distributions.Normal(mu, log_sigma.exp())
+    ratio = torch.exp(policy.log_prob(torch.randn(BATCH, 2)).sum(1) - torch.randn(BATCH))
+    gain = torch.randn(BATCH)
+    surrogate = torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain)
+    return -surrogate.mean() - 0.01 * policy.entropy().mean()
+
+
+@pytest.mark.parametrize("loss_of", [distribution, sampled, clipped])
 def test_likelihoods_of_distributions_have_the_right_sign(loss_of: Loss) -> None:
     assert not findings(WrongLogScale(), trained(loss_of))
 
@@ -165,6 +175,13 @@ def triplet(model: nn.Module) -> Tensor:
     return F.triplet_margin_loss(a, b, c)
 
 
+def focal(model: nn.Module) -> Tensor:
+    cost = F.cross_entropy(
+        model(torch.randn(BATCH, 4)), torch.randint(4, (BATCH,)), reduction="none"
+    )
+    return ((1 - torch.exp(-cost)) ** 2 * cost).mean()
+
+
 @pytest.mark.parametrize("compare", [cosine, normalized, F.mse_loss])
 def test_pairs_whose_sides_both_carry_gradients_can_collapse(
     compare: Callable[[Tensor, Tensor], Tensor],
@@ -180,10 +197,11 @@ def test_pairs_whose_sides_both_carry_gradients_can_collapse(
         twins(F.mse_loss, beside=True),
         twins(contrasted),
         trained(triplet),
+        trained(focal),
         trained(lambda model: F.mse_loss(model(torch.randn(BATCH, 4)), torch.randn(BATCH, 4))),
         trained(lambda model: (model(torch.randn(BATCH, 4)) ** 2).mean()),
     ],
-    ids=["detached", "variance", "contrastive", "triplet", "regression", "norm"],
+    ids=["detached", "variance", "contrastive", "triplet", "focal", "regression", "norm"],
 )
 def test_pairs_with_other_terms_cannot(program: Callable[[], None]) -> None:
     assert not findings(NoStopGradient(), program)

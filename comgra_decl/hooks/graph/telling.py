@@ -58,11 +58,13 @@ class Telling:
         default_factory=dict
     )
     _states: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # final states
+    _joined: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
 
     def take(self) -> list[dict[str, Any]]:
         """Returns the facts so far, and clears them."""
         found = [*self._found.values()]
-        self._found, self._weights, self._masked, self._states = {}, {}, {}, {}
+        self._found, self._weights, self._masked = {}, {}, {}
+        self._states, self._joined = {}, {}
         self.tokens = None
         return found
 
@@ -89,10 +91,16 @@ class Telling:
 
     def _reshape(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
         given = args[0]
+        if _is(self._joined, given):  # padded and viewed to shift rows: relative positions
+            return
         if isinstance(result, torch.Tensor) and given.shape != result.shape:
             source, target = _bounds(given.shape), _bounds(result.shape)
             if not (source <= target or target <= source):  # more than a split or a merge
                 self._note("reshape", source=[*given.shape], target=[*result.shape])
+
+    def _join(self, _name: str, _args: Args, _kwargs: Kwargs, result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            self._joined[id(result)] = weakref.ref(result)
 
     # -- softmaxes and what they weigh ------------------------------------------------------------
 
@@ -336,6 +344,7 @@ def _frames() -> Iterator[Any]:
 _Reader = Callable[[Telling, str, Args, Kwargs, Any], None]
 _READ: dict[str, _Reader] = {
     **dict.fromkeys(("view", "reshape"), Telling._reshape),
+    **dict.fromkeys(("pad", "cat", "concat"), Telling._join),
     "softmax": Telling._softmax,
     **dict.fromkeys(("masked_fill", "masked_fill_"), Telling._fill),
     "where": Telling._choose,

@@ -163,23 +163,50 @@ def _scales(
 ) -> dict[str, int]:
     """Counts the logarithms of scales that the loss pushes along and against their use."""
     directions: dict[Pair, set[int]] = {}
-    for node in {pair[0]: None for pair in consumers}:
-        if function_name(node) == "Exp":
-            use = _use((node, 0), consumers)
-            for pair, sign in _chain(node.next_functions[0]):
-                if signs.get(pair):
-                    directions.setdefault(pair, set()).update(u * sign * signs[pair] for u in use)
-                    break
-    for node, sign in terms:
-        if function_name(node) == "Log" and node.next_functions[0][0] is not None and sign:
-            pair = node.next_functions[0]
-            use = _use(pair, consumers)
-            directions.setdefault(pair, set()).update(u * sign for u in use)
+    for pair, found in (*_exponents(signs, consumers), *_logarithms(terms, consumers)):
+        directions.setdefault(pair, set()).update(found)
     counts = {"along": 0, "against": 0}
     for found in directions.values():
         if len(found) == 1:
             counts["along" if found == {1} else "against"] += 1
     return {name: count for name, count in counts.items() if count}
+
+
+def _exponents(
+    signs: dict[Pair, int], consumers: dict[Pair, list[tuple[Any, int]]]
+) -> Iterator[tuple[Pair, set[int]]]:
+    """Yields each added tensor s with the directions of exp(s)."""
+    added = {pair[0] for pair in signs}
+    for node in {pair[0]: None for pair in consumers}:
+        if function_name(node) != "Exp":
+            continue
+        base = next((each for each in _chain(node.next_functions[0]) if signs.get(each[0])), None)
+        if base is not None:
+            pair, sign = base
+            if _only(consumers[pair], {"Exp", "Mul", "Div", "Neg", *RESHAPING}, added):
+                use = _use((node, 0), consumers)
+                yield pair, {each * sign * signs[pair] for each in use}
+
+
+def _logarithms(
+    terms: list[tuple[Any, int]], consumers: dict[Pair, list[tuple[Any, int]]]
+) -> Iterator[tuple[Pair, set[int]]]:
+    """Yields each tensor of which the logarithm is added, with its directions."""
+    logs = {node for node, _ in terms}
+    for node, sign in terms:
+        if function_name(node) == "Log" and node.next_functions[0][0] is not None and sign:
+            pair = node.next_functions[0]
+            if _only(consumers[pair], {"Mul", "Div", "Pow", "Reciprocal", *RESHAPING}, logs):
+                yield pair, {each * sign for each in _use(pair, consumers)}
+
+
+def _only(users: list[tuple[Any, int]], names: set[str], nodes: set[Any]) -> bool:
+    """Whether a tensor is used only by certain functions and nodes.
+
+    A policy's entropy pushes the log-scale, which its log-probabilities use as well, in a way that
+    depends on the data.
+    """
+    return all(node in nodes or function_name(node) in names for node, _ in users)
 
 
 def _chain(pair: Pair) -> Iterator[tuple[Pair, int]]:
@@ -238,6 +265,8 @@ def _kinds(node: Any) -> list[str]:
         return ["others"]
     if one & two and _is_bootstrapped(first) != _is_bootstrapped(second):
         return ["pairs", "bootstrapped"]
+    if any(function_name(node) != _LEAF for node in first_nodes & second_nodes):
+        return ["others"]  # two functions of one output, such as the factors of a focal loss
     if one == two:
         return ["pairs", "alike"]
     return ["pairs", "predicted"] if one < two or two < one else ["pairs"]

@@ -22,7 +22,9 @@ class ViewForPermute(Rule):
         "elements, so the values of different positions are mixed. Dimensions of size 1 are "
         "ignored, and shapes are compared between the boundaries that both have in common. If two "
         "dimensions are swapped of which one is a multiple of the other, the view may also be a "
-        "merge of neighbours. This is only a hint, and not reported if one of the two is the batch."
+        "merge of neighbours. This is only a hint, and not reported if one of the two is the batch "
+        "or twice the other. Results of `cat` and `pad` are ignored, because a view of a padded "
+        "tensor shifts its rows (relative positions)."
     )
     source = (
         "PyTorch's documentation of `Tensor.view`: the new shape must keep the order of elements. "
@@ -102,6 +104,8 @@ def _of_group(one: list[int], two: list[int], batches: AbstractSet[int]) -> bool
         low, high = sorted(one)[:2]
         if len(one) > 2 or high % low:
             return True
+        if high == 2 * low:  # halves, or a shift by relative positions
+            return None
         return None if batches & {low, high} else False
     for few, many in ((one, two), (two, one)):  # heads, split and merged
         if len(few) == 2 and len(many) == 3 and few[0] == many[1] != many[0]:
