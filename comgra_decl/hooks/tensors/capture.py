@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 _EVERY_SAMPLE = 1 << 30
 
 WITHOUT_GRADIENT = "no_grad"
-"""The pass of tensors that a training step computes while the whole model runs under
-`torch.no_grad()`."""
+"""The pass for tensors that a training step computes while the whole model runs under
+`torch.no_grad()`.
+"""
 
 _MAX_LAYOUTS = 256  # step layouts kept for reuse; bounded, since they may keep changing
 
@@ -84,7 +85,7 @@ class StepCapture:
         self.telling: list[dict[str, Any]] = []  # facts of calls that can show a mistake
         self.objectives: list[dict[str, Any]] = []  # the structure of each loss
         self.optimizers: list[dict[str, Any]] = []  # facts of those that have stepped
-        self.said: dict[str, Any] = {}  # what the program said of the step, for triggers
+        self.said: dict[str, Any] = {}  # values that the program logged for the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
         self.measured: Measured | None = None  # opt-in statistics
         self.previewing: Previewing | None = None
