@@ -307,6 +307,31 @@ earlier positions than the query's. If the model's input is tokens at the same p
 different tokens at positions that no query sees.
 """
 
+TELLING = "telling"
+"""Fact of the first records: calls whose arguments can show a mistake, at most 64, once per line.
+
+Each is a dict with "kind" and "where", the function and line of the program. The kinds are:
+
+- "reshape": a view of shape "source" as "target" that neither only splits nor only merges
+  dimensions.
+- "single": a softmax of "shape" over its dimension "dim", which has size 1.
+- "weighs": a matrix product or einsum with the result of a softmax of "shape" over "dim", and the
+  dimensions that it sums over, "summed".
+- "mask": a softmax of "shape" over scores of which a mask has set the share "hidden" to the number
+  "fill", and their share of the "weight". "masked again" is True if the result is masked, too.
+- "stale gradient": an "optimizer" (its class) steps right after a backward pass before which
+  "count" of its parameters, of which some have these "shapes", already had a gradient from before
+  the previous optimizer step. Without "where".
+- "detached prediction": the "function" of a loss whose prediction of "shape" is a detached output,
+  while its target, data plus a multiple of an output, carries a gradient. Without "where".
+- "last step", "final state": the last position of a sequence, or the final state of a recurrent
+  module, is read. "padded" is the share of samples that end with padding.
+"""
+
+OBJECTIVES = "objectives"
+"""Fact of the first records: the structure of each loss that `backward` was called on, a dict of
+counts; see `hooks.tensors.objective`."""
+
 MODES = "modes"
 """Fact of a record: for each model that was called with gradients, by node, whether it was in
 training mode in any of these calls."""

@@ -129,6 +129,8 @@ ATTRIBUTES = {
     "_callback_from_stance": "torch._dynamo.eval_frame",
     "_next_isolate_recompiles_id": "torch._dynamo.eval_frame, 2.13",
     "_CODE_STATE": "torch._dynamo.pgo",
+    "_raw_saved_self": "autograd's nodes of products and quotients",
+    "_raw_saved_other": "autograd's nodes of products and quotients",
     "_clone_with_backend": "callables that torch._dynamo.convert_frame creates for a backend",
     "_torchdynamo_orig_backend": "the same, 2.13",
     "_FrameAction": "torch._C._dynamo.eval_frame",

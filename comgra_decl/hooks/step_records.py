@@ -14,8 +14,10 @@ from comgra_decl.records import (
     BATCH_SOFTMAXES,
     LOSS_CALLS,
     MODES,
+    OBJECTIVES,
     OPTIMIZERS,
     SKIPPED_STEP,
+    TELLING,
     RawStep,
     StepInfo,
 )
@@ -321,6 +323,8 @@ class StepRecords:
             MODES: capture.modes,
             BATCH_SOFTMAXES: capture.batch_softmaxes,
             ATTENTIONS: capture.attentions,
+            TELLING: capture.telling,
+            OBJECTIVES: capture.objectives,
             OPTIMIZERS: capture.optimizers,
         }
         info.extra |= {name: known for name, known in facts.items() if known}

@@ -694,10 +694,10 @@ class ModuleTracer:
         self, capture: StepCapture, optimizer: torch.optim.Optimizer, *, closure: bool
     ) -> None:
         """Read the gradients before an optimizer step, whose arithmetic contains no targets."""
-        self._ends.targets.rest()
         if self.functions is not None:
             self.functions.ends(sys._getframe(1))
         with without_functions():
+            self._ends.before_optimizer(capture, optimizer, closure=closure)
             self.parameters.before_step(optimizer, capture, closure=closure)
 
     def after_optimizer(self, capture: StepCapture, optimizer: torch.optim.Optimizer) -> None:

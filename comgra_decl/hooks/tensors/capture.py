@@ -82,6 +82,8 @@ class StepCapture:
         self.modes: dict[str, bool] = {}  # whether each model was called in training mode
         self.batch_softmaxes: list[list[int]] = []  # shapes of those over the batch
         self.attentions: list[dict[str, Any]] = []  # facts of attention calls
+        self.telling: list[dict[str, Any]] = []  # facts of calls that can show a mistake
+        self.objectives: list[dict[str, Any]] = []  # the structure of each loss
         self.optimizers: list[dict[str, Any]] = []  # facts of those that have stepped
         self.said: dict[str, Any] = {}  # values that the program logged for the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
@@ -113,6 +115,8 @@ class StepCapture:
         self.modes = {}
         self.batch_softmaxes = []
         self.attentions = []
+        self.telling = []
+        self.objectives = []
         self.optimizers = []
         self.batch_size = None
         self.cost = 0.0
