@@ -81,7 +81,7 @@ def row_of(run: Run) -> RunRow:
     facts, git = run.facts, run.facts.get("git") or {}
     metrics = metrics_of(run)
     settings = settings_of(run)
-    lasts = [int(steps[-1]) for steps, _ in metrics.values() if len(steps)]
+    lasts = [int(steps[-1]) for name, (steps, _) in metrics.items() if ": " not in name]
     lasts += run.steps[-1:].tolist()
     records = run.records
     return RunRow(
