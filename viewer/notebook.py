@@ -16,7 +16,7 @@ from bokeh.resources import INLINE
 from panel.io.resources import CDN_DIST, DIST_DIR
 
 from comgra_decl.errors import UnknownNameError, did_you_mean, shown
-from comgra_decl.query import Run
+from comgra_decl.query import Run, RunSummary
 from comgra_decl.records import AGGREGATES
 from comgra_decl.viewer.components.base import Component
 from comgra_decl.viewer.dashboard import Dashboard
@@ -51,6 +51,13 @@ class OneRun(Catalogue):
     def __init__(self, run: Run) -> None:
         super().__init__(run.path)
         self._only = RunView(run)
+        steps = run.steps
+        self.summaries = {
+            run.name: RunSummary(
+                run.path, run.group, run.name, run.state, len(run.records),
+                int(steps[-1]) if len(steps) else None, run.started, run.error,
+            )
+        }  # fmt: skip
         self.entries = (RunEntry(run.name, "", run.name, run.state, not len(run.records)),)
 
     def poll(self, *, wait: bool = False) -> None:

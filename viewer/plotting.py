@@ -22,6 +22,7 @@ from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_me
 from comgra_decl.query import Group, Run
 from comgra_decl.query.slot import Slot
 from comgra_decl.viewer.model.distribution import cumulative, quantile
+from comgra_decl.viewer.model.series import smoothed
 from comgra_decl.viewer.notebook import Look
 from comgra_decl.viewer.palette import BLUE, LINES, SCALE
 
@@ -402,9 +403,8 @@ def _metric(table: pd.DataFrame, dimension: str, smoothing: Any) -> hv.Curve:
     if not isinstance(smoothing, (int, float)) or not 0 <= smoothing < 1:
         raise ValueError(f"smoothing must be from 0 to less than 1, got {smoothing!r}")
     values = table["value"].astype(float)
-    if smoothing:
-        values = values.ewm(alpha=1 - smoothing, adjust=True).mean()
-    points = pd.DataFrame({"step": table["step"].to_numpy(), dimension: values.to_numpy()})
+    smooth = smoothed(values.to_numpy(), smoothing)
+    points = pd.DataFrame({"step": table["step"].to_numpy(), dimension: smooth})
     return hv.Curve(points, "step", dimension)
 
 

@@ -15,6 +15,7 @@ from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.components.htmlview import HtmlView
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.comparison_target import Other
+from comgra_decl.viewer.model.runs import DEFAULT, Overlaid
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.takeaway import CSV, clean_name
@@ -50,6 +51,7 @@ class Shown:
     other: Other | None = None
     run: str = ""
     walk: str = ""
+    overlaid: Overlaid = DEFAULT
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from comgra_decl.visible import visible
 
-Kind = Literal["number", "step", "cell", "line", "subject", "text"]
-"""How a value is written: number: as `model.numbers.number` does; step: a whole number; cell: a
+Kind = Literal["number", "power", "step", "cell", "line", "subject", "text"]
+"""How a value is written: number: as `model.numbers.number` does; power: a decimal logarithm, as
+the number itself; step: a whole number; cell: a
 number of a heat map, see `marked`; line: the name in `names` at this row; subject: the name of the
 tensor; text: unchanged."""
 
@@ -34,6 +35,7 @@ const counted = (value) => Math.round(value).toLocaleString("en").replaceAll(","
 _CODE = f"""{NUMBER}
 if (format === "subject") return subject;
 if (format === "line") return names[Math.floor(value)] ?? "";
+if (format === "power") return number(10 ** value);
 if (format === "step") return counted(value);
 if (format === "cell" && !Number.isFinite(value)) {{
   return value > 0 ? "NaN or infinite" : "not recorded";
@@ -68,6 +70,12 @@ class Hover:
             formatters={row.field: self._writer for row in written},
             mode="mouse",
         )
+
+    def put(self, rows: list[Row]) -> None:
+        """Replaces the rows; their fields must have been given to the constructor."""
+        tooltips = [(row.label, _shown(row)) for row in rows]
+        if self.tool.tooltips != tooltips:
+            self.tool.tooltips = tooltips
 
     def along(self, lines: list[Any]) -> None:
         """Shows the nearest point of each line, wherever the pointer is above or below it."""

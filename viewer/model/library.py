@@ -1,0 +1,213 @@
+"""Facts, metrics and series of all runs, read in the background and shared by all sessions."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.query import (
+    Clock,
+    RunRow,
+    RunSummary,
+    at_steps,
+    clock_of,
+    metrics_of,
+    open_run,
+    row_of,
+)
+from comgra_decl.viewer.model.cache import size_of
+from comgra_decl.viewer.model.catalogue import Catalogue
+
+HELD = 96 << 20
+"""Maximum size in bytes of the metrics and series in memory."""
+
+XAxis = Literal["step", "time", "samples"]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to draw of a run: a metric or, with a node, a statistic of a tensor.
+
+    Attributes:
+        run: Name of the run below the root.
+        metric: Name of the metric, as in `RunRow.last`; "" for a tensor.
+        node, role, iteration, pass_: The tensor.
+        statistic, over, type: The statistic, its aggregate over the batch, and the step type.
+    """
+
+    run: str
+    metric: str = ""
+    node: str = ""
+    role: str = ""
+    iteration: int = 0
+    pass_: str = "forward"
+    statistic: str = ""
+    over: str = "mean"
+    type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Numbers of one run by step, with the clock that turns steps into times and samples.
+
+    Empty if the run lacks the metric or the tensor.
+    """
+
+    steps: NDArray[np.int64]
+    values: Floats
+    clock: Clock
+
+    def x(self, axis: XAxis) -> Floats:
+        """Returns the position of each value on an axis."""
+        return at_steps(self.clock, self.steps, axis)
+
+
+class Library:
+    """Reads all runs of a catalogue, one after the other, on a background thread.
+
+    What a session asks for comes first. `version` increases whenever something has been read.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.version = 0
+        self._catalogue = catalogue
+        self._rows: dict[str, tuple[RunSummary, RunRow | str]] = {}
+        self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._size = 0
+        self._asked: OrderedDict[Hashable, Wanted] = OrderedDict()
+        self._due: list[str] = []
+        self._reading = ""
+        self._lock = threading.Lock()
+        self._worker: threading.Thread | None = None
+
+    def refresh(self) -> None:
+        """Notices new and changed runs; returns immediately."""
+        summaries = self._catalogue.summaries
+        with self._lock:
+            self._due = [
+                name
+                for name, summary in summaries.items()
+                if self._rows.get(name, (None,))[0] != summary and name != self._reading
+            ]
+            gone = self._rows.keys() - summaries.keys()
+            for name in gone:
+                del self._rows[name]
+            self.version += bool(gone)
+        self._work()
+
+    def rows(self) -> dict[str, RunRow]:
+        """Returns the rows read so far by name of the run, newest run first."""
+        known = dict(self._rows)
+        found = {name: known[name][1] for name in self._catalogue.summaries if name in known}
+        return {name: row for name, row in found.items() if isinstance(row, RunRow)}
+
+    def problems(self) -> dict[str, str]:
+        """Returns why runs could not be read, by name."""
+        return {name: row for name, (_, row) in list(self._rows.items()) if isinstance(row, str)}
+
+    def get(self, wanted: Wanted) -> Recorded | None:
+        """Returns what is wanted, or None until it has been read."""
+        key = (wanted, self._stamp(wanted.run))
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+                found: Recorded = self._held[key][0]
+                return found
+            self._asked[key] = wanted
+            older = [k for k in self._held if isinstance(k, tuple) and k[0] == wanted]
+        self._work()
+        return self._held[older[-1]][0] if older and older[-1] in self._held else None
+
+    def wait(self) -> None:
+        """Waits until everything has been read."""
+        while (worker := self._worker) is not None:
+            worker.join()
+
+    def _stamp(self, run: str) -> RunSummary | None:
+        return self._catalogue.summaries.get(run)
+
+    # --- on the background thread ------------------------------------------------------------
+
+    def _work(self) -> None:
+        with self._lock:
+            if self._worker is None and (self._asked or self._due):
+                self._worker = threading.Thread(
+                    target=self._read_all, name="comgra_decl library", daemon=True
+                )
+                self._worker.start()
+
+    def _read_all(self) -> None:
+        while True:
+            with self._lock:
+                self._reading = ""
+                if not (self._asked or self._due):
+                    self._worker = None
+                    return
+                key, wanted = self._asked.popitem(last=False) if self._asked else (None, None)
+                name = self._due.pop(0) if wanted is None else wanted.run
+                self._reading = name if wanted is None else ""
+            summary = self._stamp(name)
+            if wanted is None and summary is not None:
+                row = _row(summary)
+                with self._lock:
+                    self._rows[name] = summary, row
+            elif wanted is not None:
+                self._hold(key, _recorded(summary, wanted))
+            with self._lock:
+                self.version += 1
+
+    def _hold(self, key: Hashable, found: Recorded) -> None:
+        size = size_of(found)
+        with self._lock:
+            self._held[key] = found, size
+            self._size += size
+            while self._size > HELD and len(self._held) > 1:
+                self._size -= self._held.popitem(last=False)[1][1]
+
+
+_libraries: WeakKeyDictionary[Catalogue, Library] = WeakKeyDictionary()
+
+
+def library_of(catalogue: Catalogue) -> Library:
+    """Returns the only library of a catalogue."""
+    return _libraries.setdefault(catalogue, Library(catalogue))
+
+
+def _row(summary: RunSummary) -> RunRow | str:
+    """Returns the row of a run, or why it cannot be read."""
+    if summary.error is not None and summary.state in ("damaged", "unreadable"):
+        return summary.error
+    try:
+        return row_of(open_run(summary.path))
+    except (ComgraError, OSError) as error:
+        return str(error)
+
+
+def _recorded(summary: RunSummary | None, wanted: Wanted) -> Recorded:
+    nothing = Recorded(np.empty(0, np.int64), np.empty(0), Clock(*(np.empty(0),) * 3))
+    if summary is None:
+        return nothing
+    try:
+        run = open_run(summary.path)
+        if wanted.metric:
+            steps, values = metrics_of(run)[wanted.metric]
+        else:
+            slot = run.slot(
+                wanted.node, role=wanted.role, of=wanted.pass_, iteration=wanted.iteration
+            )
+            series = slot.series(
+                wanted.statistic, over_batch=wanted.over, type=wanted.type or None
+            ).dropna()
+            steps, values = series.index.to_numpy(np.int64), series.to_numpy(np.float64)
+        return Recorded(steps, values, clock_of(run))
+    except (ComgraError, OSError, KeyError):
+        return nothing
