@@ -33,7 +33,7 @@ from comgra_decl.viewer.state import SELECTION, ViewState
 _LOG = logging.getLogger(__name__)
 _KEPT = ("section", "scale", "expanded", "pass_", "slicing", "order", "window",
          "other", "other_step", "axis", "ticked", "smoothing", "x_axis", "metric",
-         "against")  # fmt: skip
+         "against", "brush")  # fmt: skip
 _OTHERS = ("run", "colour", "follow", "revision", "looked", "other_revision", "views", "walk",
            "library", *_KEPT)  # fmt: skip
 
@@ -149,6 +149,15 @@ class Dashboard:
 
     def _wanted_point(self, view: RunView, wanted: dict[str, Any]) -> dict[str, Any]:
         """Returns the requested fields of the selection, and what they imply for others."""
+        brush = wanted.get("brush")
+        if brush is not None and brush.runs:
+            wanted["ticked"] = tuple(
+                name
+                for name in self.catalogue.summaries
+                if name in brush.runs or name.rpartition("/")[2] in brush.runs
+            )
+        if brush is not None and len(brush.samples) == 1:  # one sample can be shown everywhere
+            wanted.setdefault("batch", str(brush.samples[0]))
         point: dict[str, Any] = {"iteration": self._iteration}
         point |= {name: wanted[name] for name in SELECTION if name in wanted}
         for name in ("statistic", "batch"):
@@ -191,7 +200,7 @@ class Dashboard:
             view, state.selection, state.colour, state.scale, state.expanded, state.follow,
             pass_=state.pass_, slicing=state.slicing, order=state.order, window=state.window,
             axis=state.axis, other=self._other, run=state.run, walk=state.walk,
-            overlaid=state.overlaid,
+            overlaid=state.overlaid, brush=state.brush,
         )  # fmt: skip
 
     def _give_notice(self, run: str, error: ComgraError | None, wanted: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ from comgra_decl.viewer.model.catalogue import RunEntry
 from comgra_decl.viewer.model.library import Library
 from comgra_decl.viewer.panes.base import Act, Pane, Shown
 from comgra_decl.viewer.panes.compare import ComparePane
-from comgra_decl.viewer.panes.custom import CustomPane
 from comgra_decl.viewer.panes.distribution import DistributionPane
 from comgra_decl.viewer.panes.figures import unit_range
 from comgra_decl.viewer.panes.findings import FindingsPane
@@ -162,8 +161,14 @@ def sections(
         "run": Section(lambda: _alone(RunPane(act), "")),
     }
     if views is not None:
-        made["views"] = Section(lambda: _alone(CustomPane(act, views), _PADDED))
+        made["views"] = Section(lambda: _views(act, views))
     return made
+
+
+def _views(act: Act, views: ViewsFile) -> tuple[list[Pane], Any]:
+    from comgra_decl.viewer.panes.custom import CustomPane  # loads HoloViews
+
+    return _alone(CustomPane(act, views), _PADDED)
 
 
 def _overview(act: Act) -> tuple[list[Pane], Any]:

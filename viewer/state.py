@@ -7,6 +7,7 @@ from typing import Any
 
 import param
 
+from comgra_decl.viewer.model.brushing import NOTHING, Brush
 from comgra_decl.viewer.model.runs import SMOOTHINGS, X_AXES, Overlaid
 from comgra_decl.viewer.model.selection import Selection
 
@@ -58,6 +59,7 @@ class ViewState(param.Parameterized):
         walk: Finding and stop of the walk through the evidence, "" outside a walk; see
             `model.walk`.
         ticked, smoothing, x_axis, metric, against: See `model.runs.Overlaid`.
+        brush: Samples, steps and runs that a custom view has brushed.
         library: Number of facts about other runs that were read in the background.
         type, step, node, role, iteration, gradient, batch, statistic, auto_batch, auto_statistic:
             See `Selection`; "" as batch or statistic stands for the one that fits the tensor.
@@ -96,6 +98,7 @@ class ViewState(param.Parameterized):
     x_axis: Any = param.Selector(default="step", objects=list(X_AXES))
     metric = param.String(default="")
     against = param.String(default="")
+    brush = param.ClassSelector(default=NOTHING, class_=Brush)
     library = param.Integer(default=-1)
 
     def __init__(self, **params: Any) -> None:

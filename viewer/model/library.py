@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.errors import ComgraError
+from comgra_decl.errors import ComgraError, UnknownNameError
 from comgra_decl.query import (
     Clock,
+    Run,
     RunRow,
     RunSummary,
     at_steps,
@@ -26,8 +28,14 @@ from comgra_decl.query import (
 from comgra_decl.viewer.model.cache import size_of
 from comgra_decl.viewer.model.catalogue import Catalogue
 
-HELD = 96 << 20
+HELD = 256 << 20
 """Maximum size in bytes of the metrics and series in memory."""
+
+_RECENT = 30.0
+"""Seconds for which numbers count as being on screen. They do not make room for others, which would
+have to make room for them in turn."""
+
+_LOG = logging.getLogger(__name__)
 
 XAxis = Literal["step", "time", "samples"]
 Floats = NDArray[np.float64]
@@ -59,16 +67,30 @@ class Wanted:
 class Recorded:
     """Numbers of one run by step, with the clock that turns steps into times and samples.
 
-    Empty if the run lacks the metric or the tensor.
+    Empty if the run lacks the metric or the tensor, or if `left_out`: there was no room for it.
     """
 
     steps: NDArray[np.int64]
     values: Floats
     clock: Clock
+    left_out: bool = False
 
     def x(self, axis: XAxis) -> Floats:
         """Returns the position of each value on an axis."""
         return at_steps(self.clock, self.steps, axis)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Numbers of a run, and the summary of the run when they were read."""
+
+    summary: RunSummary | None
+    found: Recorded
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return size_of(self.found)
 
 
 class Library:
@@ -81,9 +103,10 @@ class Library:
         self.version = 0
         self._catalogue = catalogue
         self._rows: dict[str, tuple[RunSummary, RunRow | str]] = {}
-        self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._held: OrderedDict[Wanted, _Held] = OrderedDict()
+        self._used: dict[Wanted, float] = {}
         self._size = 0
-        self._asked: OrderedDict[Hashable, Wanted] = OrderedDict()
+        self._asked: dict[Wanted, None] = {}  # in order
         self._due: list[str] = []
         self._reading = ""
         self._lock = threading.Lock()
@@ -115,17 +138,19 @@ class Library:
         return {name: row for name, (_, row) in list(self._rows.items()) if isinstance(row, str)}
 
     def get(self, wanted: Wanted) -> Recorded | None:
-        """Returns what is wanted, or None until it has been read."""
-        key = (wanted, self._stamp(wanted.run))
+        """Returns what is wanted, or None until it has been read.
+
+        Of a run with new records, returns the previous numbers until the new ones have been read.
+        """
         with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-                found: Recorded = self._held[key][0]
-                return found
-            self._asked[key] = wanted
-            older = [k for k in self._held if isinstance(k, tuple) and k[0] == wanted]
+            held = self._held.get(wanted)
+            if held is not None:
+                self._held.move_to_end(wanted)
+                self._used[wanted] = time.monotonic()
+            if held is None or held.summary != self._stamp(wanted.run):
+                self._asked[wanted] = None
         self._work()
-        return self._held[older[-1]][0] if older and older[-1] in self._held else None
+        return None if held is None else held.found
 
     def wait(self) -> None:
         """Waits until everything has been read."""
@@ -152,7 +177,7 @@ class Library:
                 if not (self._asked or self._due):
                     self._worker = None
                     return
-                key, wanted = self._asked.popitem(last=False) if self._asked else (None, None)
+                wanted = next(iter(self._asked), None)
                 name = self._due.pop(0) if wanted is None else wanted.run
                 self._reading = name if wanted is None else ""
             summary = self._stamp(name)
@@ -161,17 +186,29 @@ class Library:
                 with self._lock:
                     self._rows[name] = summary, row
             elif wanted is not None:
-                self._hold(key, _recorded(summary, wanted))
+                self._hold(wanted, _Held(summary, _recorded(summary, wanted)))
             with self._lock:
                 self.version += 1
 
-    def _hold(self, key: Hashable, found: Recorded) -> None:
-        size = size_of(found)
+    def _hold(self, wanted: Wanted, new: _Held) -> None:
         with self._lock:
-            self._held[key] = found, size
-            self._size += size
-            while self._size > HELD and len(self._held) > 1:
-                self._size -= self._held.popitem(last=False)[1][1]
+            del self._asked[wanted]
+            self._drop(wanted)
+            now = time.monotonic()
+            while self._held and self._size + new.size > HELD:
+                oldest = next(iter(self._held))
+                if now - self._used[oldest] < _RECENT:
+                    new = replace(new, found=replace(_NOTHING, left_out=True))
+                    break
+                self._drop(oldest)
+            self._held[wanted] = new
+            self._used[wanted] = now
+            self._size += new.size
+
+    def _drop(self, wanted: Wanted) -> None:
+        old = self._held.pop(wanted, None)
+        self._used.pop(wanted, None)
+        self._size -= 0 if old is None else old.size
 
 
 _libraries: WeakKeyDictionary[Catalogue, Library] = WeakKeyDictionary()
@@ -188,26 +225,32 @@ def _row(summary: RunSummary) -> RunRow | str:
         return summary.error
     try:
         return row_of(open_run(summary.path))
-    except (ComgraError, OSError) as error:
-        return str(error)
+    except Exception as error:  # noqa: BLE001 - the table shows it, and other runs are read
+        if not isinstance(error, ComgraError):
+            _LOG.exception("cannot read %s", summary.path)
+        return str(error) or type(error).__name__
+
+
+_NOTHING = Recorded(np.empty(0, np.int64), np.empty(0), Clock(*(np.empty(0),) * 3))
 
 
 def _recorded(summary: RunSummary | None, wanted: Wanted) -> Recorded:
-    nothing = Recorded(np.empty(0, np.int64), np.empty(0), Clock(*(np.empty(0),) * 3))
     if summary is None:
-        return nothing
+        return _NOTHING
     try:
-        run = open_run(summary.path)
-        if wanted.metric:
-            steps, values = metrics_of(run)[wanted.metric]
-        else:
-            slot = run.slot(
-                wanted.node, role=wanted.role, of=wanted.pass_, iteration=wanted.iteration
-            )
-            series = slot.series(
-                wanted.statistic, over_batch=wanted.over, type=wanted.type or None
-            ).dropna()
-            steps, values = series.index.to_numpy(np.int64), series.to_numpy(np.float64)
+        return _read(open_run(summary.path), wanted)
+    except (UnknownNameError, KeyError):
+        return _NOTHING
+    except Exception:  # noqa: BLE001 - other runs are read nevertheless
+        _LOG.exception("cannot read %s", summary.path)
+        return _NOTHING
+
+
+def _read(run: Run, wanted: Wanted) -> Recorded:
+    if wanted.metric:
+        steps, values = metrics_of(run)[wanted.metric]
         return Recorded(steps, values, clock_of(run))
-    except (ComgraError, OSError, KeyError):
-        return nothing
+    slot = run.slot(wanted.node, role=wanted.role, of=wanted.pass_, iteration=wanted.iteration)
+    series = slot.series(wanted.statistic, over_batch=wanted.over, type=wanted.type or None)
+    series = series.dropna()
+    return Recorded(series.index.to_numpy(np.int64), series.to_numpy(np.float64), clock_of(run))

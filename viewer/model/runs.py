@@ -190,12 +190,14 @@ class Lines:
         lines: The lines; runs without values are left out.
         loading: Number of runs that are still being read.
         lacking: Number of runs that lack the metric or the tensor.
+        left_out: Number of runs for which there was no room in memory.
         unit: Unit of the x axis: "" or "s", "min", "h".
     """
 
     lines: tuple[OverlaidLine, ...]
     loading: int
     lacking: int
+    left_out: int = 0
     unit: str = ""
 
     def logarithmic(self) -> Lines:
@@ -237,7 +239,9 @@ def _lines(library: Library, wanted: Sequence[Wanted], overlaid: Overlaid) -> Li
     scale, unit = _unit(overlaid.x_axis, [numbers for _, numbers in there])
     points = _POINTS if len(there) <= _FEW else _POINTS // 4
     lines = tuple(_line(run, numbers, overlaid, scale, points) for run, numbers in there)
-    return Lines(lines, len(found) - len(known), len(known) - len(there), unit)
+    left_out = sum(numbers.left_out for _, numbers in known)
+    lacking = len(known) - len(there) - left_out
+    return Lines(lines, len(found) - len(known), lacking, left_out, unit)
 
 
 def _line(

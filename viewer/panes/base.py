@@ -14,6 +14,7 @@ import panel as pn
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.components.htmlview import HtmlView
 from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.model.brushing import NOTHING, Brush
 from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.runs import DEFAULT, Overlaid
 from comgra_decl.viewer.model.runview import RunView
@@ -52,6 +53,7 @@ class Shown:
     run: str = ""
     walk: str = ""
     overlaid: Overlaid = DEFAULT
+    brush: Brush = NOTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,8 @@ def _note(lines: Lines) -> str:
         parts.append(f"{count(lines.loading)} still loading")
     if lines.lacking:
         parts.append(f"not recorded in {count(lines.lacking)} of the runs")
+    if lines.left_out:
+        parts.append(f"no room in memory for {count(lines.left_out)}")
     return ", ".join(parts)
 
 

@@ -155,6 +155,22 @@ def test_lines_of_a_tensor_and_runs_without_it(library: Library) -> None:
     assert not len(none.steps)
 
 
+def test_runs_that_do_not_fit_in_memory_are_left_out(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("comgra_decl.viewer.model.library.HELD", 700)
+    names = [f"sweep/run-{i}" for i in range(4)]
+    for _ in range(2):
+        lines = model.metric_lines(library, names, model.DEFAULT, "loss")
+        library.wait()
+    assert lines.left_out > 0
+    assert len(lines.lines) + lines.left_out == 4
+    version = library.version
+    model.metric_lines(library, names, model.DEFAULT, "loss")
+    library.wait()
+    assert library.version == version  # nothing is read again and again
+
+
 def test_settings_have_scales_by_their_kind() -> None:
     lr = model.scale_of("lr", list(RATES))
     assert np.allclose(lr.places, [0, 1 / 3, 2 / 3, 1])
