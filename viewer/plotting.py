@@ -26,10 +26,13 @@ from comgra_decl.viewer.model.drawing import Drawing, draw, limit_of
 from comgra_decl.viewer.model.library import XAxis
 from comgra_decl.viewer.model.series import smoothed
 from comgra_decl.viewer.notebook import Look
-from comgra_decl.viewer.palette import BLUE, LINES, SCALE, faded, signed_faded
+from comgra_decl.viewer.palette import BLUE, LINES, SCALE, signed_faded
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles that `SlotPlots.distribution` shows."""
+
+_DENSITY = ("#a9c3ea", BLUE)
+"""Colours of few and of many points in an image."""
 
 MOST_POINTS = 100_000
 """Number of points above which `shaded` draws an image."""
@@ -452,7 +455,7 @@ def shaded(element: Any, *, dynamic: bool = True) -> Any:
         raise MissingPackageError(
             "drawing this many points needs Datashader: pip install 'comgra-decl[big]'"
         ) from error
-    colours: dict[str, Any] = {"cmap": [faded(BLUE)[16], BLUE]}
+    colours: dict[str, Any] = {"cmap": list(_DENSITY)}
     if isinstance(element, hv.NdOverlay):
         key = str(element.kdims[0])
         many = -(-len(element) // len(LINES))

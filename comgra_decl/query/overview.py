@@ -130,14 +130,14 @@ def overview(runs: Iterable[Run]) -> pd.DataFrame:
 def metrics_of(run: Run) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
     """Returns steps [k] and values [k] of every metric, losses first.
 
-    Metrics of the training type are named as they were logged, others "eval: loss". A run whose
-    loss is recorded but not logged, such as a run of evaluations, has the recorded one.
+    Metrics of the training type are named as they were logged, others "eval: loss".
     """
     table = run.kpis()
-    training = _training_types(run)
+    table["type"] = table["type"].fillna("")
+    training = {"", *_training_types(run)}
     found: dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
     for (name, type_), part in table.groupby(["name", "type"], sort=False):
-        label = str(name) if type_ in training or type_ is None else f"{type_}: {name}"
+        label = str(name) if type_ in training else f"{type_}: {name}"
         if label in found:  # several training types, such as one for each part of a GAN
             label = f"{type_}: {name}"
         part = part.sort_values("step", kind="stable")

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 import comgra_decl as comgra
 from comgra_decl.errors import UnknownNameError
-from comgra_decl.query import Run, part
+from comgra_decl.query import Difference, Parting, Run, part, sentences
 
 CAPTURE = ["output", "output_grad", "parameter", "parameter_grad"]
 SPEC = {"nodes": {"all": {"select": "**", "capture": CAPTURE, "values": True}}, "graph": True}
@@ -227,3 +228,22 @@ def test_runs_with_nothing_in_common_are_an_error(
     assert session.path is not None
     with pytest.raises(UnknownNameError, match="no tensor in common"):
         part(pairs["base"][0], comgra.open_run(session.path))
+
+
+@pytest.mark.parametrize(
+    ("drift", "gradual"), [([2e-6, 5e-6, 3e-5], True), ([0, 0, 3e-5], False), ([3e-5], False)]
+)
+def test_a_difference_that_grows_out_of_rounding_is_gradual(
+    drift: list[float], gradual: bool
+) -> None:
+    steps = np.arange(len(drift))
+    last = int(steps[-1])
+    first = Difference("head", "output", 0, "forward", last, "mean", 1.0, 1.1, drift[-1], 1e-5)
+    found = Parting(
+        first, last - 1 if last else None, (first,), steps, np.array(drift), 7, (), (),
+        pd.DataFrame(),
+    )  # fmt: skip
+    assert found.gradual is gradual
+    text = " ".join(sentences(found))
+    assert f"The runs part at step {last}, at head, output: mean 1 and 1.1" in text
+    assert ("may only have amplified rounding" in text) is gradual
