@@ -84,7 +84,8 @@ class LinesFigure:
         }
         self.frame.label(label, _note(lines))
         if shown.lines:
-            self.frame.show(x=_extent(xs), y=bounds(*(raw if smooth else ys)))
+            usual = [_without_outliers(values) for values in raw] if smooth else []
+            self.frame.show(x=_extent(xs), y=bounds(*ys, *usual))
 
     def _tapped(self, x: float, _: float) -> None:
         if self._axis == "step":
@@ -219,6 +220,12 @@ def _note(lines: Lines) -> str:
     if lines.left_out:
         parts.append(f"no room in memory for {count(lines.left_out)}")
     return ", ".join(parts)
+
+
+def _without_outliers(values: Any) -> Any:
+    """Returns two quantiles, so that a few jumps do not flatten the smooth line."""
+    finite = values[np.isfinite(values)]
+    return np.quantile(finite, [0.02, 0.98]) if len(finite) else finite
 
 
 def _extent(xs: list[Any]) -> tuple[float, float]:
