@@ -480,7 +480,7 @@ def _metric(table: pd.DataFrame, dimension: str, smoothing: Any, *, x: str = "st
     if not isinstance(smoothing, (int, float)) or not 0 <= smoothing < 1:
         raise ValueError(f"smoothing must be from 0 to less than 1, got {smoothing!r}")
     values = table["value"].astype(float)
-    smooth = smoothed(values.to_numpy(), smoothing)
+    smooth = smoothed(np.asarray(values, np.float64), smoothing)
     points = pd.DataFrame({x: table[x].to_numpy(), dimension: smooth})
     return hv.Curve(points, x, dimension)
 

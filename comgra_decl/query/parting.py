@@ -269,11 +269,11 @@ class _Pair:
             name, over = divmod(int(relative[tensor].argmax()), len(AGGREGATES))
             what = self._statistics[name]
             what += f" ({AGGREGATES[over]} over the batch)" if over else ""
-            numbers = (float(side[tensor, name, over]) for side in (here, there))
+            place = tensor, name, over
             found.append(
                 Difference(
-                    *self.matches[tensor][0].key, step, what, *numbers,
-                    float(largest[tensor]), float(self._tolerances[tensor]),
+                    *self.matches[tensor][0].key, step, what, float(here[place]),
+                    float(there[place]), float(largest[tensor]), float(self._tolerances[tensor]),
                 )
             )  # fmt: skip
         return found, float(largest.max(initial=0.0))
@@ -343,7 +343,7 @@ class _Pair:
         return np.abs(rows[:, self._statistics.index(name), AGGREGATES.index("abs_max")])
 
 
-def _records(run: Run, type_: str | None) -> pd.Series[int]:
+def _records(run: Run, type_: str | None) -> pd.Series[Any]:
     """Returns the number of the last record of each step; None: training."""
     table = run.records
     chosen = table["mode"] == "train" if type_ is None else table["type"] == type_

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -187,7 +188,8 @@ def test_a_reordered_tensor_is_found_by_its_values(
 ) -> None:
     """All statistics of a transposed weight agree; only its values tell."""
     base, port = pairs["base"][0], pairs["wrong port"][0]
-    rows = [run.row(0).loc[("2", "weight", 0, "forward")] for run in (base, port)]
+    weight: Any = ("2", "weight", 0, "forward")
+    rows = [run.row(0).loc[weight] for run in (base, port)]
     assert rows[0].equals(rows[1])
     found = part(base, port)
     assert found.first is not None

@@ -231,7 +231,8 @@ def _row(summary: RunSummary) -> RunRow | str:
         return str(error) or type(error).__name__
 
 
-_NOTHING = Recorded(np.empty(0, np.int64), np.empty(0), Clock(*(np.empty(0),) * 3))
+_NO_CLOCK = Clock(np.empty(0, np.int64), np.empty(0), np.empty(0))
+_NOTHING = Recorded(np.empty(0, np.int64), np.empty(0), _NO_CLOCK)
 
 
 def _recorded(summary: RunSummary | None, wanted: Wanted) -> Recorded:
@@ -252,5 +253,6 @@ def _read(run: Run, wanted: Wanted) -> Recorded:
         return Recorded(steps, values, clock_of(run))
     slot = run.slot(wanted.node, role=wanted.role, of=wanted.pass_, iteration=wanted.iteration)
     series = slot.series(wanted.statistic, over_batch=wanted.over, type=wanted.type or None)
-    series = series.dropna()
-    return Recorded(series.index.to_numpy(np.int64), series.to_numpy(np.float64), clock_of(run))
+    known = series.dropna()
+    values = np.asarray(known, np.float64)
+    return Recorded(np.asarray(known.index, np.int64), values, clock_of(run))

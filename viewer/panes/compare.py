@@ -213,7 +213,9 @@ class ComparePane(Pane):
     def _show_difference(self, number: int) -> None:
         """Selects the tensor and step of a difference, on both sides."""
         shown = self._shown
-        known = None if shown is None else search_of(shown.view, shown.other and shown.other.view)
+        if shown is None or shown.other is None:
+            return
+        known = search_of(shown.view, shown.other.view)
         if known is None or known.found is None:
             return
         one = known.found.differences[number]

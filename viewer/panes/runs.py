@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import panel as pn
 
+from comgra_decl.query import RunRow
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.components.chooser import Chooser
 from comgra_decl.viewer.components.runs_table import RunsTableView
@@ -146,7 +147,7 @@ class RunsPane(Pane):
         against = at.against if at.against in settings else ""
         return model.Overlaid(at.ticked, at.smoothing, at.x_axis, metric, against)
 
-    def _put_table(self, rows: dict[str, model.RunRow], shown: str) -> None:
+    def _put_table(self, rows: dict[str, RunRow], shown: str) -> None:
         problems = self._library.problems()
         key = (tuple(map(id, rows.values())), tuple(problems))
         if key != self._tabled:

@@ -16,7 +16,7 @@ from comgra_decl.viewer.model.runs import X_AXES, Lines, Overlaid, Trials
 from comgra_decl.viewer.model.series import bounds
 from comgra_decl.viewer.palette import GREY
 from comgra_decl.viewer.panes.figures import Frame, plainly
-from comgra_decl.viewer.panes.hovering import Row
+from comgra_decl.viewer.panes.hovering import Kind, Row
 from comgra_decl.visible import visible
 
 _TICK = """
@@ -64,7 +64,7 @@ class LinesFigure:
         self.frame.set_log(log)
         value = Row("value", "$snap_y", "power" if log else "number")
         label = X_AXES[overlaid.x_axis] + (f" ({lines.unit})" if lines.unit else "")
-        kind = "number" if overlaid.x_axis == "time" else "step"
+        kind: Kind = "number" if overlaid.x_axis == "time" else "step"
         self.frame.hover.put([_RUN, Row(label, "$snap_x", kind), value])
         smooth = overlaid.smoothing != "0"
         names = [visible(line.run) for line in shown.lines]
@@ -193,7 +193,7 @@ def _source(*columns: str) -> ColumnDataSource:
 
 
 def _empty(source: ColumnDataSource) -> dict[str, Any]:
-    return {name: [] for name in source.data}
+    return {str(name): [] for name in source.data}
 
 
 def _labels(ticks: list[tuple[float, str]]) -> CustomJSTickFormatter:

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -34,7 +35,7 @@ run.plot.kpis("loss")
 def lab(fake: FakeRun, tmp_path: Path) -> Iterator[str]:
     """The address of a notebook in a JupyterLab of its own."""
     pytest.importorskip("jupyterlab")
-    cells = [
+    cells: list[dict[str, Any]] = [
         {"cell_type": "code", "source": text.strip(), "metadata": {}, "outputs": [],
          "execution_count": None, "id": f"cell{i}"}
         for i, text in enumerate(CELLS.format(path=str(fake.path)).split("---"))
@@ -67,7 +68,7 @@ def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
             with urlopen(address, timeout=1):
                 return
         except OSError:
-            pytest.importorskip("time").sleep(0.1)
+            time.sleep(0.1)
     pytest.fail("JupyterLab does not answer")
 
 

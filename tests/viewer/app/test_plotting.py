@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -321,7 +322,7 @@ RANGES = """() => Bokeh.documents.flatMap((document) =>
     [figure.x_range.start, figure.x_range.end]))"""
 """Visible parts of the x axes of all figures."""
 
-PICTURES = {
+PICTURES: dict[str, Callable[[Any], Any]] = {
     "series": lambda run: run.slot("head").plot.series("std"),
     "samples": lambda run: run.slot("head").plot.samples("mean"),
     "histogram": lambda run: run.slot("head").plot.histogram(0),

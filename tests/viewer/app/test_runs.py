@@ -17,7 +17,7 @@ from comgra_decl.query import RunRow, open_run
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model import runs as model
 from comgra_decl.viewer.model.catalogue import Catalogue
-from comgra_decl.viewer.model.library import Library, Wanted, library_of
+from comgra_decl.viewer.model.library import Library, Wanted, XAxis, library_of
 from comgra_decl.viewer.model.series import smoothed
 from comgra_decl.viewer.url import format_query, parse
 from tests.support.fake_run import FakeRun
@@ -109,8 +109,8 @@ def test_the_table_has_all_runs_with_changed_settings_and_problems(library: Libr
 def test_findings_sort_by_severity() -> None:
     counts = [None, {}, {"hint": 5}, {"warning": 1}, {"warning": 2, "hint": 1}, {"error": 1}]
     cells = [model._findings(each) for each in counts]
-    keys = [cell.key for cell in cells[1:]]
-    assert keys == sorted(keys, key=float)
+    keys: list[Any] = [cell.key for cell in cells[1:]]
+    assert keys == sorted(keys)
     assert [cell.text for cell in cells] == [
         "not checked", "none", "5 hints", "1 warning", "2 warnings, 1 hint", "1 error",
     ]  # fmt: skip
@@ -130,10 +130,11 @@ def test_lines_are_the_metric_of_each_ticked_run_on_the_chosen_axis(library: Lib
         assert line.x.tolist() == losses["step"].tolist()
         assert line.raw.tolist() == losses["value"].tolist()
         assert np.allclose(line.y, tensorboard(losses["value"].tolist(), 0.6))
-        for axis, values in (
+        expected: tuple[tuple[XAxis, Any], ...] = (
             ("time", run.records.query("mode == 'train'")["time"] - run.started),
             ("samples", run.records.query("mode == 'train'")["batch_size"].cumsum().shift(1)),
-        ):
+        )
+        for axis, values in expected:
             moved = model.metric_lines(library, [name], model.Overlaid(x_axis=axis), "loss")
             assert np.allclose(moved.lines[0].x, values.fillna(0).astype(float))
     assert model.metric_lines(library, names, at, "loss").logarithmic().lines[0].raw[0] == (
