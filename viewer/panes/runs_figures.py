@@ -147,7 +147,8 @@ class TrialsFigure:
     def _places(self) -> tuple[Any, Any]:
         """Returns x and y of each run [runs, points]."""
         scales = self._trials.scales
-        places = np.array([scale.places for scale in scales]).reshape(len(scales), -1).T
+        shape = len(scales), len(self._trials.runs)
+        places = np.array([scale.places for scale in scales]).reshape(shape).T
         if len(scales) == 2:
             return places[:, :1], places[:, 1:]
         x = np.broadcast_to(np.arange(len(scales), dtype=float), places.shape)

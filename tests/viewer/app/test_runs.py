@@ -250,6 +250,7 @@ def test_the_address_keeps_what_is_drawn(sweep: Path) -> None:
 def test_the_pane_draws_ticked_runs_and_saves_them(sweep: Path) -> None:
     board = Dashboard(Catalogue(sweep), query="?section=runs&node=head&tick=sweep/run-1")
     pane: Any = board.screen.sections["runs"].panes[0]
+    assert not pane._problem.visible  # nothing has been read yet
     for _ in range(2):  # tables first, then the lines that they make visible
         library_of(board.catalogue).wait()
         board.poll()
