@@ -266,14 +266,17 @@ class _Pair:
         largest = relative.max(axis=1)
         found = []
         for tensor in np.flatnonzero(largest > self._tolerances).tolist():
-            name, over = divmod(int(relative[tensor].argmax()), len(AGGREGATES))
+            each = relative[tensor].reshape(-1, len(AGGREGATES))
+            if each[:, 0].max() > self._tolerances[tensor]:  # means over the batch say it plainly
+                each[:, 1:] = 0
+            name, over = divmod(int(each.argmax()), len(AGGREGATES))
             what = self._statistics[name]
             what += f" ({AGGREGATES[over]} over the batch)" if over else ""
             place = tensor, name, over
             found.append(
                 Difference(
                     *self.matches[tensor][0].key, step, what, float(here[place]),
-                    float(there[place]), float(largest[tensor]), float(self._tolerances[tensor]),
+                    float(there[place]), float(each.max()), float(self._tolerances[tensor]),
                 )
             )  # fmt: skip
         return found, float(largest.max(initial=0.0))
