@@ -81,7 +81,8 @@ export function render({ model }) {
   function say() {
     const of = order.length < table.rows.length ? `${order.length} of ` : "";
     const runs = table.rows.length === 1 ? "run" : "runs";
-    status.textContent = `${of}${table.rows.length} ${runs}, ${ticked.size} ticked`;
+    const more = model.reading ? `, reading ${model.reading} more` : "";
+    status.textContent = `${of}${table.rows.length} ${runs}, ${ticked.size} ticked${more}`;
     none.disabled = !ticked.size;
   }
 
@@ -223,6 +224,7 @@ export function render({ model }) {
   model.on("ready", showReady);
   model.on("content", take);
   model.on("shown", draw);
+  model.on("reading", say);
   model.on("ticked", () => {
     if (!outbox.idle) return; // a newer choice is on its way
     ticked = new Set(model.ticked);

@@ -21,12 +21,14 @@ class RunsTableView(Component):
             None, ...]}, ...]}`. Rows are sorted and filtered by `key`; None sorts last.
         ticked: Names of the ticked runs.
         shown: Name of the open run.
+        reading: Number of runs that are still being read.
     """
 
     content = param.String(default='{"columns": [], "rows": []}')
 
     ticked = param.List(default=[], item_type=str)
     shown = param.String(default="")
+    reading = param.Integer(default=0)
 
     _esm = source("shared.js", "handover.js", "runs_table.js")
     _stylesheets: ClassVar = [source("runs_table.css")]

@@ -133,9 +133,15 @@ class Library:
         found = {name: known[name][1] for name in self._catalogue.summaries if name in known}
         return {name: row for name, row in found.items() if isinstance(row, RunRow)}
 
+    def names(self) -> list[str]:
+        """Returns the names of all listed runs, read or not, newest first."""
+        return list(self._catalogue.summaries)
+
     def problems(self) -> dict[str, str]:
         """Returns why runs could not be read, by name."""
-        return {name: row for name, (_, row) in list(self._rows.items()) if isinstance(row, str)}
+        listed = self._catalogue.summaries
+        known = [(name, row) for name, (_, row) in list(self._rows.items()) if name in listed]
+        return {name: row for name, row in known if isinstance(row, str)}
 
     def get(self, wanted: Wanted) -> Recorded | None:
         """Returns what is wanted, or None until it has been read.

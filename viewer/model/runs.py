@@ -293,6 +293,14 @@ class Trials:
     runs: tuple[str, ...]
     scales: tuple[Scale, ...]
 
+    def ordered(self, order: Sequence[int]) -> Trials:
+        """Returns the runs in another order."""
+        scales = (
+            replace(s, places=s.places[[*order]], texts=tuple(s.texts[i] for i in order))
+            for s in self.scales
+        )
+        return Trials(tuple(self.runs[i] for i in order), tuple(scales))
+
 
 def trials_of(rows: Mapping[str, RunRow], metric: str, against: Sequence[str]) -> Trials:
     """Returns all runs that have a metric, on the axes of settings and of its last value."""

@@ -103,7 +103,7 @@ class RunsPane(Pane):
         rows = self._library.rows()
         metrics, settings = model.metrics_in(rows), model.settings_in(rows)
         at = self._resolved(shown.overlaid, metrics, settings)
-        self._names = list(rows)
+        self._names = self._library.names()
         self._ticked = model.ticked_of(at, self._names, without_rank(shown.run))
         self._colours = model.colours_of(self._names)
         self._put_table(rows, without_rank(shown.run))
@@ -153,9 +153,9 @@ class RunsPane(Pane):
         if key != self._tabled:
             self._tabled = key
             self._rows = rows  # keeps the rows alive, so that their ids stay theirs
-            colours = self._colours | dict.fromkeys(problems, "#8a93a6")
-            self.table.put(content=model.table_of(rows, problems).json(colours))
-        self.table.put(ticked=list(self._ticked), shown=shown)
+            self.table.put(content=model.table_of(rows, problems).json(self._colours))
+        reading = len(self._names) - len(rows) - len(problems)
+        self.table.put(ticked=list(self._ticked), shown=shown, reading=max(reading, 0))
 
     def _choose(self, message: Message) -> None:
         self.act(**message)

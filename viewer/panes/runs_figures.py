@@ -24,6 +24,7 @@ return Number.isInteger(tick)
   ? tick.toLocaleString("en").replaceAll(",", "\u202f") : String(Number(tick.toPrecision(4)))
 """
 _RUN = Row("run", "@run", "text")
+_FEW = 50  # runs that are not ticked; more of them are fainter
 _LONGEST = 22  # characters of the label of an axis or a tick
 
 
@@ -121,13 +122,16 @@ class TrialsFigure:
         self.panel = self.frame.pane()
 
     def draw(self, trials: Trials, ticked: set[str], colours: Mapping[str, str]) -> None:
-        """Draws all runs; those that are not ticked are faint."""
+        """Draws all runs; those that are not ticked are faint, and behind the others."""
+        order = sorted(range(len(trials.runs)), key=lambda i: trials.runs[i] in ticked)
+        trials = trials.ordered(order)
         self._trials = trials
+        faint = 0.35 if len(order) <= _FEW else 0.12
         names = [visible(run) for run in trials.runs]
         look: dict[str, Any] = {
             "run": names,
             "colour": [colours[run] if run in ticked else GREY for run in trials.runs],
-            "alpha": [0.95 if run in ticked else 0.35 for run in trials.runs],
+            "alpha": [0.95 if run in ticked else faint for run in trials.runs],
             "texts": [
                 ", ".join(f"{scale.label}: {scale.texts[i]}" for scale in trials.scales)
                 for i in range(len(names))
