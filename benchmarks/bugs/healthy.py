@@ -2,7 +2,7 @@
 
 Trains models of timm, torchvision and transformers, as their libraries initialize them, for 200
 steps on data that can be learned, with the preset `debug`, and prints what the rules find. All
-trainings whose loss falls are healthy, so every error and every warning about them is a false
+training runs whose loss falls are healthy, so every error and every warning about them is a false
 alarm. Those whose loss does not fall are listed and not counted.
 Needs the packages of `make neutrality`.
 """
@@ -59,12 +59,12 @@ class Outcome:
 
     @property
     def alarms(self) -> list[tuple[str, str, str]]:
-        """The false errors and warnings; none where a training does not learn."""
+        """The false errors and warnings; none where the model does not learn."""
         return [f for f in self.findings if f[0] != "hint"] if self.learns else []
 
 
 def names() -> Iterator[str]:
-    """Yields the names of all trainings whose packages are installed."""
+    """Yields the names of all training runs whose packages are installed."""
     from benchmarks.neutrality import zoo
 
     for family in ("timm", "torchvision", "transformers"):
@@ -230,12 +230,12 @@ def _line(outcome: Outcome) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """Returns the number of trainings, and of those with a false error or warning."""
+    """Returns the number of training runs, and of those with a false error or warning."""
     ran = [o for o in outcomes if not o.failed]
     errors = [o for o in ran if any(f[0] == "error" for f in o.alarms)]
     warned = [o for o in ran if any(f[0] == "warning" for f in o.alarms)]
     return (
-        f"{len(ran)} of {len(outcomes)} trainings ran, {sum(o.learns for o in ran)} learned; "
+        f"{len(ran)} of {len(outcomes)} models ran, {sum(o.learns for o in ran)} learned; "
         f"{len(errors)} with a false error, {len(warned)} with a false warning"
     )
 

@@ -251,7 +251,7 @@ class Steps:
         self._losses.announce(self._on_backward if by_hand else None)
 
     def _on_backward(self, tensors: Any) -> None:
-        """Handle a call of `backward`, before it runs, in a program without optimizer steps."""
+        """Handle a call to `backward`, before it runs, in a program without optimizer steps."""
         if self._ending.over:
             return
         lane = self._turns.elsewhere()
@@ -416,7 +416,7 @@ class Steps:
         self._scalars.turn_to(self._lanes.followed.saying)
 
     def _end_elsewhere(self, lane: Lane) -> None:
-        """End a step of a thread while a step of another thread is followed."""
+        """End a step of one thread while another thread's step is being followed."""
         lane.clock.end()
         lane.hand.end_step()
         lane.waits = True
@@ -512,7 +512,7 @@ class Steps:
     def _on_watched_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> bool:
-        """Handle the call of an outermost module; return whether it decides about the step."""
+        """Handle the call to an outermost module; return whether it decides about the step."""
         with self._together:
             if self._lanes.several and (
                 is_within_call(sys._getframe(1)) or not self._turns.turn_here()
@@ -562,7 +562,7 @@ def _classes(optimizer: Any) -> list[str]:
 
 
 def _is_one_of_several() -> bool:
-    """Whether this process trains together with others."""
+    """Whether this process trains together with other processes."""
     distributed = torch.distributed
     several = distributed.is_available() and distributed.is_initialized()
     return several and distributed.get_world_size() > 1

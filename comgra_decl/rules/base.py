@@ -313,9 +313,8 @@ class SlotRule(Rule):
     """Name of the value that measures the severity of the problem."""
 
     backwards: ClassVar[bool] = False
-    """Where the finding is located if several slots first meet the condition at the same step. True
-    selects the last of them in the forward pass, which is appropriate for gradients; False selects
-    the first.
+    """Which slot the finding names if several first meet the condition at the same step: the last
+    one in the forward pass (True), which is appropriate for gradients, or the first (False).
     """
 
     of_state: ClassVar[bool] = False
@@ -465,7 +464,9 @@ class SampledParameters(Patient):
     """Options of a rule that reads tensor values from some of the records."""
 
     every: Count = 10
-    """Interval in records between two checks, because values must be read from the store."""
+    """Number of records between two checks. Not every record is checked, because reading values
+    from the store takes time.
+    """
 
     patience: Count = 3
     """Number of consecutive checked records that must meet the condition."""

@@ -23,10 +23,9 @@ class Causes:
     """Traces a finding back to the earliest unusual tensor.
 
     Unusual values are caused upstream, and unusual gradients downstream. The search continues as
-    long as the next tensor is itself unusual and became so no later than the finding began. A
-    tensor is unusual if it is part of a rule's finding or has an unusual magnitude. The cause is
-    the tensor that became unusual first. If there are several, it is the one that is computed first
-    in a step.
+    long as the next tensor is also unusual, and was so when the finding began. A tensor is unusual
+    if it is part of a rule's finding or has an unusual magnitude. The cause is the tensor that
+    became unusual first. If there are several, it is the one that is computed first in a step.
 
     Args:
         scene: facts about the run.

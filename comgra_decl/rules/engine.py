@@ -175,7 +175,7 @@ class Engine:
 
     def _give_up_reading(self, error: Exception) -> None:
         self._readings = None
-        _log.warning("the values of the checklist are disabled", exc_info=error)
+        _log.warning("checklist values are disabled", exc_info=error)
 
     def _each(self, method: str, seen: Window | Numbers, rules: Sequence[Rule]) -> None:
         for rule in rules:

@@ -30,7 +30,7 @@ def predictions(scene: Scene) -> set[int]:
 
 
 def predictions_and_logits(scene: Scene) -> set[int]:
-    """Returns the predictions and the tensors from which modules without weights compute them.
+    """Returns the predictions, and the tensors that modules without weights compute them from.
 
     Follows each prediction back to the last layer with weights, as long as a tensor is computed
     from a single tensor with the same number of elements.
@@ -186,7 +186,7 @@ def same_shape_edges(scene: Scene) -> Iterator[tuple[int, int]]:
 
 
 def sources_of(scene: Scene) -> dict[int, list[int]]:
-    """Returns the slots from which each slot is computed, according to all graphs so far."""
+    """Returns the slots that each slot is computed from, according to all graphs so far."""
     found: dict[int, list[int]] = {}
     for structure in scene.structures.values():
         for sink, sources in _sources(structure).items():
@@ -256,7 +256,7 @@ def _info(scene: Scene, structure: Structure, key: SlotKey) -> SlotInfo:
 
 
 def _of_one_size(scene: Scene) -> set[tuple[int, int]]:
-    """Returns (source, sink) of all edges between slots with equally many elements per sample."""
+    """Returns (source, sink) of all edges between slots with as many elements per sample."""
     found = set()
     for structure in scene.structures.values():
         for a, b, _ in structure.edges:

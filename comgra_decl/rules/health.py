@@ -136,7 +136,7 @@ CHECKLIST = (
     Question("activations", "Are units alive?", ("dead_units", "all_zero"),
              ("dormant_units", "unchanged_output"), reading="alive"),
     Question("activations", "Are units unsaturated?", ("saturated",), reading="unsaturated"),
-    Question("activations", "Do activations keep spread and rank?",
+    Question("activations", "Do activations keep their spread and rank?",
              ("activation_drift", "rank_collapse"), families=("activations", "values"),
              reading="spread"),
     Question("architecture", "Does the last layer match the loss?", ("rectified_answer",),
@@ -152,9 +152,9 @@ CHECKLIST = (
 """All questions, in their order."""
 
 _UNSEEN = (
-    "No rule can detect the following problems: targets that leak into inputs in part, samples "
+    "No rule can detect the following problems: targets that partly leak into the inputs, samples "
     "that are in both the training and the validation data, consistently wrong labels, and data "
-    "that differ from the data in production."
+    "that differs from production data."
 )
 
 

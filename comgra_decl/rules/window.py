@@ -82,7 +82,7 @@ class Window:
         return all(name in self.statistics for name in statistics)
 
     def read(self, statistic: str, at: NDArray[np.int64], over_batch: str = "mean") -> Floats:
-        """Returns one statistic of the slots `at`, of shape [k, len(at)]."""
+        """Returns a statistic of the slots `at`, of shape [k, len(at)]."""
         rank = AGGREGATES.index(over_batch)
         return self.aggregates[:, at, self.statistics.index(statistic), rank]
 

@@ -137,7 +137,7 @@ def test_a_reading_adds_the_rules_that_its_kind_of_run_needs() -> None:
 
 
 def test_the_checklist_never_stands_without_what_no_rule_can_see() -> None:
-    assert ["leak into inputs" in sentence for sentence in unseen(CLEAN)] == [True]
+    assert ["leak into the inputs" in sentence for sentence in unseen(CLEAN)] == [True]
     zero = replace(CLEAN, caveats=("The loss is exactly 0.",))
     assert unseen(zero) == ["The loss is exactly 0.", *unseen(CLEAN)]
 

@@ -36,11 +36,11 @@ class DeadUnits(SlotRule):
     name = "dead_units"
     certainty = 0.75
     definition = (
-        "For `patience` records in a row, more than `share` of the gradient elements are exactly "
-        "zero, both for a module's bias and for its weight, while other gradients are not. These "
-        "elements belong to units that are inactive for all samples in the batch. Alternatively, "
-        "more than `zeros` of the output of a rectifier is zero, while its input is not entirely "
-        "zero."
+        "For `patience` records in a row, a fraction of more than `share` of a module's bias "
+        "gradient is exactly zero, and so is the same fraction of its weight gradient, while other "
+        "gradients are nonzero. The corresponding units are inactive for all samples in the batch. "
+        "The rule also reports a rectifier if a fraction of more than `zeros` of its output is "
+        "zero although its input is not entirely zero."
     )
     source = (
         "SageMaker Debugger, which reports layers in which more than half of the units are dead; "
@@ -111,5 +111,5 @@ class DeadUnits(SlotRule):
         """Returns the message for a slot."""
         info, share = scene.table.infos[slot], self.streak.worst[slot]
         if info.kind == "parameter":
-            return f"{share:.0%} of the units of {info.key.node} are dead, that is, never active."
+            return f"{share:.0%} of the units of {info.key.node} are dead: they are never active."
         return f"{share:.1%} of {scene.table.place(slot)} is zero."

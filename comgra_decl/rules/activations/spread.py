@@ -50,8 +50,8 @@ class PoorInitialisation(SlotRule):
     name = "poor_initialisation"
     certainty = 0.65
     definition = (
-        "In the first `within` records, at least one of the following conditions holds for "
-        "`patience` records in a row, and also for the first record. (1) The standard deviation of "
+        "Within the first `within` records, at least one of the following conditions holds in the "
+        "first record and for `patience` records in a row. (1) The standard deviation of "
         "the output of a layer with weights is above `ratio` times the median over the model's "
         "layers, or below 1 / `ratio`^2 times that median. (2) The standard deviation is above "
         "`ratio`, and also above a third of `ratio` times the smallest standard deviation among "
@@ -141,7 +141,7 @@ class ActivationDrift(SlotRule):
         "zero. Predictions, their logits and losses are ignored."
     )
     source = (
-        "A plan in comgra's README (report a variance that grows without bound); "
+        "Planned in comgra's README (report a variance that grows without bound); "
         "TheDeepChecker's growth rates."
     )
     advice = (
@@ -153,7 +153,7 @@ class ActivationDrift(SlotRule):
     Parameters = DriftParameters
     of_state = True
     statistics = ("std",)
-    evidence = "times its first size"
+    evidence = "times its initial size"
     needs = "outputs, {select: '**', capture: [output]}"
 
     _early = per_run(Early, _FIRST)

@@ -36,8 +36,8 @@ class TargetParameters(Patient):
     """Largest allowed mean magnitude."""
 
     reached: Fraction = 0.1
-    """Magnitude, as a share of the targets' magnitude, below which predictions are far from the
-    targets.
+    """Predictions are far from the targets if their magnitude is below this share of the targets'
+    magnitude.
     """
 
 
@@ -54,7 +54,7 @@ class TargetScale(SlotRule):
         "below `reached` times the magnitude of the targets. With common learning rates, a model "
         "then takes very long to reach the scale of the targets."
     )
-    source = "Own definition; models are initialized for outputs of about unit magnitude."
+    source = "Our own definition; models are initialized for outputs of about unit magnitude."
     advice = (
         "Subtract the mean of the training targets and divide by their standard deviation, or "
         "predict the logarithm. Apply the inverse transformation to predictions."

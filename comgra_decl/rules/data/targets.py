@@ -40,7 +40,7 @@ class SingleClass(SlotRule):
     certainty = 0.8
     definition = (
         "For `patience` records in a row, all targets in a batch of at least "
-        f"{ClassCounts.fewest} samples have the same value. An operand in a loss written by hand "
+        f"{ClassCounts.fewest} samples have the same value. In a hand-written loss, an operand "
         "counts as a target only if it contains integers."
     )
     source = (
@@ -70,7 +70,7 @@ class SingleClass(SlotRule):
 
 
 def _has_targets(call: LossCall) -> bool:
-    """Returns whether the target of a call is one, and not just another term of a loss."""
+    """Returns whether the target of a call really is a target, not just another term of a loss."""
     return not call.is_operator or call.target.is_integer
 
 
@@ -78,7 +78,7 @@ class OrderParameters(Patient):
     """Options of `unshuffled`."""
 
     patience: Count = 1
-    """Not used; all records are considered."""
+    """Has no effect; all records are considered."""
 
     ratio: Factor = 6.0
     """Largest allowed variance of the batch means, relative to that of shuffled data."""
@@ -100,7 +100,7 @@ class Unshuffled(Rule):
         "checked separately."
     )
     source = (
-        "Own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
+        "Our own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
         "mentions missing shuffling."
     )
     advice = "Use DataLoader(..., shuffle=True), or shuffle before splitting the data into batches."
@@ -166,7 +166,7 @@ class ImbalanceParameters(Patient):
     """Options of `class_imbalance`."""
 
     patience: Count = 5
-    """Not used; all targets are considered."""
+    """Has no effect; all targets are considered."""
 
     ratio: Factor = 10.0
     """Largest allowed ratio between the frequencies of the most and least frequent classes."""

@@ -145,8 +145,8 @@ class LossDiverges(CurveRule):
             scene,
             first_step=step,
             message=f"The loss explodes: it reaches {highest:.4g} "
-            f"({highest / max(start, _LEAST_START):.3g} times the first loss), for the first time "
-            f"at step {step}.",
+            f"({highest / max(start, _LEAST_START):.3g} times the first loss), first at step "
+            f"{step}.",
             severity=self._how_bad(recovered=recovered),
             certainty=0.85,
             evidence={"first": start, "highest": highest},
@@ -210,10 +210,10 @@ class NegativeLoss(CurveRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "At least a tenth of all losses are below -0.001, although the loss is that of a "
-        "classifier, which cannot be negative. A loss counts as that of a classifier if "
-        "predictions are compared with targets only by `cross_entropy`, `nll_loss` or a binary "
-        "cross-entropy, and the loss depends on nothing else according to the graph. "
+        "At least a tenth of all losses are below -0.001, although the model is a classifier, "
+        "whose loss cannot be negative. The model counts as a classifier if only "
+        "`cross_entropy`, `nll_loss` or a binary cross-entropy compares predictions with targets "
+        "and, according to the graph, the loss depends on nothing else. "
         "Alternatively, no such function is called, the targets are not integers, nine out of "
         "ten losses are negative, and the loss keeps falling. A negative loss keeps falling if "
         "the magnitude of the mean of the last tenth is more than `growth` times that of the "
@@ -266,7 +266,7 @@ class NegativeLoss(CurveRule):
             scene,
             first_step=first,
             message=f"The loss is negative and keeps falling, from {start:.4g} to {end:.4g}: "
-            "training increases what the loss measures without limit.",
+            "training keeps increasing the quantity that it measures.",
             evidence={"first": start, "last": end},
             severity="warning",
         )

@@ -43,10 +43,10 @@ class LossNotFalling(CurveRule):
     severity = "warning"
     certainty = 0.6
     definition = (
-        "After at least `least` losses, the loss has not fallen. It has fallen if the mean of "
-        "the last quarter is below the mean of the first tenth by `fall` times the latter. A "
-        "smaller decrease is sufficient if it exceeds both three standard errors and a quarter "
-        "of this amount. The rule applies to steps with a single loss, because the losses of "
+        "The loss does not fall over at least `least` losses. It counts as falling if the mean "
+        "of the last quarter is lower than the mean of the first tenth by a fraction `fall`. A "
+        "smaller decrease is sufficient if it exceeds both three standard errors and a quarter of "
+        "this amount. The rule applies to steps with a single loss, because the losses of "
         "competing models do not have to fall. If a run has ended with fewer losses, but at "
         "least `least_of_ended`, the rule requires the loss to have risen. The mean of the last "
         "quarter must then exceed the larger of the mean of the first quarter and the first "

@@ -82,8 +82,8 @@ class LossSpike(LossRule):
         "many standard deviations above the mean, it must also exceed the mean by a quarter of "
         "the first loss. These conditions exclude single unusual batches late in training, when "
         "losses are very small. The finding is only a hint if every spike is followed by a loss "
-        "that is less than half as many standard deviations above the mean. Such a spike is "
-        "caused by a batch, for example a small last batch, and not by the model."
+        "that is less than half as many standard deviations above the mean. Such a spike is caused "
+        "by a batch, such as a small last batch, rather than by the model."
     )
     source = (
         "OLMo-core's SkipStepOptimizer (6 standard deviations over 128 steps) and Lightning's "

@@ -16,7 +16,7 @@ class CompetingOptimizers(Rule):
         "because they hold the same parameters."
     )
     source = (
-        "Own definition. An example is a GAN whose discriminator optimizer also holds the "
+        "Our own definition. An example is a GAN whose discriminator optimizer also holds the "
         "generator."
     )
     advice = (

@@ -57,7 +57,7 @@ class GrowingWeight(SlotRule):
     Parameters = GrowingParameters
     of_state = True
     statistics = ("l2",)
-    evidence = "times its first or usual size"
+    evidence = "times its initial or usual size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
     _early = per_run(Early, 1)

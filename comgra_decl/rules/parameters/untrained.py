@@ -39,8 +39,8 @@ _ADVICE = {
         "later use, set requires_grad=False."
     ),
     "unreached": (
-        "Include the output of the module in the loss, or remove the module. To keep it for later "
-        "use, set requires_grad=False."
+        "Use the output of the module in the loss, or remove the module. To keep it for later use, "
+        "set requires_grad=False."
     ),
     "not optimized": (
         "Create the optimizer after the last change to the model, or add the parameter with "
@@ -239,7 +239,7 @@ class Untrained(SlotRule):
         )
 
     def _cancels(self, scene: Scene, node: str, role: str) -> bool:
-        """Returns whether only a module's bias lacks a gradient, as it cancels out later."""
+        """Returns whether only a module's bias lacks a gradient, because it cancels out later."""
         if role != "bias":
             return False
         weight = scene.table.by_key.get(SlotKey(node, "weight", 0, "grad"))

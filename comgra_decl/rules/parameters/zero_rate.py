@@ -37,12 +37,13 @@ class ZeroLearningRate(Rule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "The learning rate of all parameter groups of all optimizers has been 0 for at least "
-        "`least` steps, and for at least `share` of the steps so far, and still is. In this time, "
-        "no norm of a parameter with at least two dimensions has changed. The last step of a "
+        "The learning rate of every parameter group in every optimizer is 0 and has been 0 for at "
+        "least `least` steps, which make up a fraction of at least `share` of all steps so far. "
+        "During these steps, the norms of all parameters with at least two dimensions have stayed "
+        "the same. The last step of a "
         "schedule, and groups that are frozen while others are trained, are not reported."
     )
-    source = "Own definition; torch.optim accepts a learning rate of 0 without a warning."
+    source = "Our own definition; torch.optim accepts a learning rate of 0 without a warning."
     advice = "Set the learning rate (`lr`) of the optimizer, or check its schedule."
     explained_by = ("learning_rate_schedule",)
     Parameters = ZeroRateParameters

@@ -25,9 +25,9 @@ class BatchMixing(Rule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "The prediction passed to `nll_loss` was computed by a log-softmax over a dimension "
-        "other than that of the classes (the second dimension, or the only one). Two further "
-        "conditions lead only to a warning. First, a softmax in the backward graph of the loss "
+        "The prediction passed to `nll_loss` was computed by a log-softmax over a dimension other "
+        "than the classes (the second dimension, or the only one). Two further conditions lead "
+        "only to a warning. First, a softmax in the backward graph of the loss "
         "runs over the batch. This is assumed if the softmax runs over dimension 0, the size of "
         "this dimension equals the batch size of the targets, and the next dimension has a "
         "different size. Second, the only loss of the run is a cross-entropy whose first value "
@@ -35,7 +35,7 @@ class BatchMixing(Rule):
     )
     source = (
         "Karpathy, A Recipe for Training Neural Networks, which suggests using backprop to find "
-        "information that is mixed across the batch dimension; own definition."
+        "information that is mixed across the batch dimension; our own definition."
     )
     advice = (
         "Compute the softmax over the classes: dim=1, or dim=-1 if the classes are the last "

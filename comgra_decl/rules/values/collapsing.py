@@ -48,8 +48,9 @@ class CollapsingOutput(SlotRule):
         "each recorded statistic, the relative variation is the standard deviation across the "
         "samples divided by the largest magnitude; the rule uses the statistic with the largest "
         "relative variation. In addition, the largest of these standard deviations must not "
-        "exceed its initial value. Otherwise a tensor that starts near zero and gains an offset "
-        "would be reported, although it still distinguishes the samples. Alternatively, an "
+        "exceed its initial value. Without this condition, the rule would report tensors that "
+        "start near zero and gain an offset, although they still distinguish the samples. "
+        "Alternatively, an "
         "output that the model returns, and that no loss compares with a target, has shrunk to "
         "less than `fall` times its initial l2 norm. Such an output no longer distinguishes the "
         "samples. For example, the posterior of an autoencoder may collapse to its prior. The "
@@ -57,7 +58,7 @@ class CollapsingOutput(SlotRule):
         "the model."
     )
     source = (
-        "A plan in comgra's README (report a falling variance across the batch); the generator "
+        "Planned in comgra's README (report a falling variance across the batch); the generator "
         "that repeats itself in the book chapter 'Debugging: Visualizing Activation Maps & "
         "Gradients'."
     )
@@ -81,7 +82,7 @@ class CollapsingOutput(SlotRule):
     any_statistic, lowest = VARYING, True
     needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
     fewest_samples = 4
-    evidence = "share of its first variation"
+    evidence = "share of its initial variation"
 
     _early = per_run(Early, _FIRST)
     _early_apart = per_run(Early, _FIRST)

@@ -28,7 +28,7 @@ class IndependentParameters(Patient):
     """Options of `input_independence`."""
 
     variation: Fraction = 1e-3
-    """Relative variation across the batch below which all samples are considered equal."""
+    """Samples are considered equal if their relative variation is below this limit."""
 
 
 class InputIndependence(SlotRule):
@@ -44,11 +44,11 @@ class InputIndependence(SlotRule):
         f"than {_VARIED:g}."
     )
     source = (
-        "A plan in comgra's README (report a falling variance across the batch); "
+        "Planned in comgra's README (report a falling variance across the batch); "
         "TheDeepChecker's test of whether outputs depend on the input."
     )
     advice = (
-        "Follow the values from the input to the tensor in which all samples become equal. Common "
+        "Follow the values from the input to the tensor where all samples become equal. Common "
         "causes are dead units, saturation, a learning rate that is too high, a bug that mixes the "
         "samples of a batch, and an input that is not used."
     )
