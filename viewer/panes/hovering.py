@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from comgra_decl.visible import visible
 
 Kind = Literal["number", "power", "step", "cell", "line", "subject", "text"]
-"""How a value is formatted. number: as in `model.numbers.number`; power: a decimal logarithm, as the
-number itself; step: as an integer; cell: as a value of a heat map, see `marked`; line: as the name
-of this row in `names`; subject: as the tensor's name; text: unchanged.
+"""How a value is formatted. number: as in `model.numbers.number`; power: a decimal logarithm, as
+the number itself; step: as an integer; cell: as a value of a heat map, see `marked`; line: as the
+name of this row in `names`; subject: as the tensor's name; text: unchanged.
 """
 
 NUMBER = """
