@@ -40,7 +40,7 @@ def lab(fake: FakeRun, tmp_path: Path) -> Iterator[str]:
          "execution_count": None, "id": f"cell{i}"}
         for i, text in enumerate(CELLS.format(path=str(fake.path)).split("---"))
     ]  # fmt: skip
-    kernel = {"kernelspec": {"name": "python3", "display_name": "python3"}}
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     book = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
     (tmp_path / "book.ipynb").write_text(json.dumps(book))
     with closing(socket.socket()) as free:
@@ -79,6 +79,7 @@ def test_the_viewer_answers_and_plots_zoom(lab: str, chromium: Any) -> None:
     page.set_default_timeout(120_000)
     page.goto(lab)
     page.locator(".jp-Notebook .jp-Cell").first.wait_for()
+    page.get_by_role("button", name=re.compile(r"\| Idle$")).wait_for()
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text(re.compile("^Run All Cells$")).click()
     step = page.locator(".number").first
