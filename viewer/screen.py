@@ -14,6 +14,7 @@ from comgra_decl.viewer.files import Files
 from comgra_decl.viewer.model.catalogue import RunEntry
 from comgra_decl.viewer.model.choices import run_choice
 from comgra_decl.viewer.model.headline import tab_counts
+from comgra_decl.viewer.model.library import Library
 from comgra_decl.viewer.model.states import BRAND, Notice, damage_of, head_of
 from comgra_decl.viewer.panes.base import Act, Pane, Shown, html_view, problem_card
 from comgra_decl.viewer.panes.graph import GraphPane
@@ -41,6 +42,7 @@ class Screen:
     Args:
         act: Changes the selection; see `Dashboard.change`.
         state: State of the session.
+        library: Facts and metrics of all runs.
         runs: Returns the available runs.
         views: Custom views; None without a views file.
     """
@@ -50,6 +52,7 @@ class Screen:
         act: Act,
         *,
         state: ViewState,
+        library: Library,
         runs: Callable[[], tuple[RunEntry, ...]],
         views: ViewsFile | None = None,
     ) -> None:
@@ -59,7 +62,7 @@ class Screen:
         self.graph = GraphPane(self._select)
         self.steps = StepsPane(act)
         self.selectors = SelectorsPane(act, lambda: run_choice(runs(), state.run))
-        self.sections = sections(act, runs=runs, views=views)
+        self.sections = sections(act, library=library, runs=runs, views=views)
         self.files = Files(lambda: _panes(self), lambda: state.selection)
         self.url = UrlSync(width=0, height=0, margin=0)
         self.head = html_view(sizing_mode=None)

@@ -7,6 +7,8 @@ from typing import Any
 
 import param
 
+from comgra_decl.viewer.model.brushing import NOTHING, Brush
+from comgra_decl.viewer.model.runs import SMOOTHINGS, X_AXES, Overlaid
 from comgra_decl.viewer.model.selection import Selection
 
 SECTIONS = {
@@ -14,6 +16,7 @@ SECTIONS = {
     "inspect": "Inspect",
     "values": "Values",
     "compare": "Compare",
+    "runs": "Runs",
     "kpis": "KPIs",
     "modules": "Modules",
     "findings": "Findings",
@@ -42,7 +45,7 @@ class ViewState(param.Parameterized):
         expanded: Expanded groups of the graph; None until the user expands or collapses one.
         follow: Whether to show the newest step as it arrives.
         revision: Revision of the displayed run.
-        looked: Number of times a run was reopened.
+        looked: Number of checks and searches of the run that have ended.
         pass_: Pass that the Values and Compare sections show.
         slicing: Dims of raw values used as rows and columns; see `model.slicing`.
         order: One of `ORDERS`.
@@ -55,6 +58,9 @@ class ViewState(param.Parameterized):
         views: Displayed version of the custom views file.
         walk: Finding and stop of the walk through the evidence, "" outside a walk; see
             `model.walk`.
+        ticked, smoothing, x_axis, metric, against: See `model.runs.Overlaid`.
+        brush: Samples, steps and runs that a custom view has brushed.
+        library: Number of facts about other runs that were read in the background.
         type, step, node, role, iteration, gradient, batch, statistic, auto_batch, auto_statistic:
             See `Selection`; "" as batch or statistic stands for the one that fits the tensor.
     """
@@ -87,9 +93,21 @@ class ViewState(param.Parameterized):
     other_revision = param.Integer(default=-1)
     views = param.Integer(default=-1)
     walk = param.String(default="")
+    ticked = param.ClassSelector(default=None, class_=tuple, allow_None=True)
+    smoothing: Any = param.Selector(default="0", objects=list(SMOOTHINGS))
+    x_axis: Any = param.Selector(default="step", objects=list(X_AXES))
+    metric = param.String(default="")
+    against = param.String(default="")
+    brush = param.ClassSelector(default=NOTHING, class_=Brush)
+    library = param.Integer(default=-1)
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)  # type: ignore[no-untyped-call]
+
+    @property
+    def overlaid(self) -> Overlaid:
+        """What the section *Runs* shows."""
+        return Overlaid(**{f.name: getattr(self, f.name) for f in fields(Overlaid)})
 
     @property
     def selection(self) -> Selection:

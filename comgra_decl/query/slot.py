@@ -241,7 +241,7 @@ class Slot:
     def plot(self) -> Any:
         """Plots of this tensor as HoloViews elements, which compose with `+` and `*`.
 
-        Its methods are `series`, `samples`, `histogram` and `distribution`.
+        Its methods are `series`, `samples`, `histogram`, `distribution` and `preview`.
 
         Raises:
             MissingPackageError: no viewer is installed.

@@ -24,7 +24,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One selector; `style` is "menu", "buttons", "actions" or "number" (`low` to `high`)."""
+    """One selector; `style` is "menu", "buttons", "actions", "slider" or "number".
+
+    A number is from `low` to `high`.
+    """
 
     name: str
     label: str

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from comgra_decl.visible import visible
 
-Kind = Literal["number", "step", "cell", "line", "subject", "text"]
-"""How a value is formatted. number: as in `model.numbers.number`; step: as an integer; cell: as a
-value of a heat map, see `marked`; line: as the name of this row in `names`; subject: as the
-tensor's name; text: unchanged.
+Kind = Literal["number", "power", "step", "cell", "line", "subject", "text"]
+"""How a value is formatted. number: as in `model.numbers.number`; power: a decimal logarithm, as
+the number itself; step: as an integer; cell: as a value of a heat map, see `marked`; line: as the
+name of this row in `names`; subject: as the tensor's name; text: unchanged.
 """
 
 NUMBER = """
@@ -35,6 +35,7 @@ const counted = (value) => Math.round(value).toLocaleString("en").replaceAll(","
 _CODE = f"""{NUMBER}
 if (format === "subject") return subject;
 if (format === "line") return names[Math.floor(value)] ?? "";
+if (format === "power") return number(10 ** value);
 if (format === "step") return counted(value);
 if (format === "cell" && !Number.isFinite(value)) {{
   return value > 0 ? "NaN or infinite" : "not recorded";
@@ -69,6 +70,12 @@ class Hover:
             formatters={row.field: self._writer for row in written},
             mode="mouse",
         )
+
+    def put(self, rows: list[Row]) -> None:
+        """Replaces the rows; their fields must have been given to the constructor."""
+        tooltips = [(row.label, _shown(row)) for row in rows]
+        if self.tool.tooltips != tooltips:
+            self.tool.tooltips = tooltips
 
     def along(self, lines: list[Any]) -> None:
         """Shows the nearest point of each line, even if the pointer is far above or below it."""

@@ -160,7 +160,7 @@ def test_all_sections_are_there_in_dark_and_in_light(viewer: Callable[..., Any])
     page = viewer(
         "?step=11&section=inspect", color_scheme="light"
     )  # its choice is remembered there
-    page.get_by_role("tab", name="Run").click()
+    page.get_by_role("tab", name="Run", exact=True).click()
     page.get_by_text("max_elements").first.wait_for()
     page.locator("table.entries").wait_for()
     page.get_by_role("tab", name="KPIs").click()
