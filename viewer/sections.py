@@ -9,6 +9,7 @@ import panel as pn
 
 from comgra_decl.viewer.custom import ViewsFile
 from comgra_decl.viewer.model.catalogue import RunEntry
+from comgra_decl.viewer.panes.attention import AttentionPane
 from comgra_decl.viewer.panes.base import Act, Pane, Shown
 from comgra_decl.viewer.panes.compare import ComparePane
 from comgra_decl.viewer.panes.custom import CustomPane
@@ -146,6 +147,7 @@ def sections(
         "overview": Section(lambda: _overview(act)),
         "inspect": Section(lambda: _inspect(act)),
         "values": Section(lambda: _alone(SheetPane(act), _FILLED)),
+        "attention": Section(lambda: _alone(AttentionPane(act), "")),
         "compare": Section(lambda: _alone(ComparePane(act, runs), _FILLED)),
         "kpis": Section(lambda: _alone(KpisPane(act), _PADDED)),
         "modules": Section(lambda: _alone(ModulesPane(act), _PADDED)),

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from comgra_decl.viewer.state import ORDERS, SECTIONS, ViewState
+from comgra_decl.viewer.state import HIDDEN, LEAST, MOST, ORDERS, SECTIONS, SHOWN, ViewState
 
 _TEXTS = {
     "run": "run",
@@ -25,6 +25,7 @@ _TEXTS = {
     "slice": "slicing",
     "window": "window",
     "other": "other",
+    "between": "between",
 }
 _NUMBERS = {"step": "step", "iteration": "iteration", "other_step": "other_step"}
 _CHOICES: dict[str, Collection[str]] = {
@@ -32,6 +33,8 @@ _CHOICES: dict[str, Collection[str]] = {
     "scale": ("linear", "log"),
     "order": ORDERS,
     "axis": ("recorded", "relative"),
+    "measure": ("raw", "relative"),
+    "graph": (HIDDEN, SHOWN, *map(str, range(LEAST, MOST + 1))),
 }
 _LONGEST = 500
 _MOST_OPEN = 500

@@ -50,6 +50,9 @@ class Shown:
     other: Other | None = None
     run: str = ""
     walk: str = ""
+    measure: str = "raw"
+    between: str = ""
+    route: int = 0
 
 
 @dataclass(frozen=True, slots=True)
