@@ -59,8 +59,9 @@ class Spec(SpecModel):
     """Limits on the tensors whose values are kept."""
 
     preview: Previewing = PreviewSpec()
-    """How often to keep a small preview of every tensor whose values are not kept; false for
-    never."""
+    """How often to keep a small preview of each tensor that is recorded without its values; false
+    for never.
+    """
 
     schedule: ScheduleSpec = ScheduleSpec()
     """Which steps to record."""
@@ -69,7 +70,7 @@ class Spec(SpecModel):
     """How to determine the type of execution of a step."""
 
     keep: KeepSpec | None = None
-    """Steps to keep because of their results; null for none."""
+    """Steps to keep based on their results; null for none."""
 
     rules: Rules = "default"
     """Rules that watch the run: `default` for all rules with their defaults, `off` for no rules, or
