@@ -24,6 +24,7 @@ from comgra_decl.viewer.model.partings import ended
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.states import head_of, notice_for
+from comgra_decl.viewer.model.unusual import UNUSUAL
 from comgra_decl.viewer.model.verdicts import looks
 from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.prefetching import Ahead
@@ -31,9 +32,9 @@ from comgra_decl.viewer.screen import Screen
 from comgra_decl.viewer.state import SELECTION, ViewState
 
 _LOG = logging.getLogger(__name__)
-_KEPT = ("section", "scale", "expanded", "pass_", "slicing", "order", "window",
-         "other", "other_step", "axis", "ticked", "smoothing", "x_axis", "metric",
-         "against", "brush")  # fmt: skip
+_KEPT = ("section", "scale", "measure", "expanded", "graph", "between", "route", "pass_",
+         "slicing", "order", "window", "other", "other_step", "axis", "ticked", "smoothing",
+         "x_axis", "metric", "against", "brush")  # fmt: skip
 _OTHERS = ("run", "colour", "follow", "revision", "looked", "other_revision", "views", "walk",
            "library", *_KEPT)  # fmt: skip
 
@@ -119,7 +120,7 @@ class Dashboard:
         if "iteration" in wanted:
             self._iteration = at.iteration
         colour = wanted.get("colour", state.colour)
-        painted = ("forward", DIFFERENCE, *view.gradient_passes())
+        painted = ("forward", DIFFERENCE, UNUSUAL, *view.gradient_passes())
         others = {
             "run": run,
             "revision": view.revision,
@@ -201,6 +202,7 @@ class Dashboard:
             pass_=state.pass_, slicing=state.slicing, order=state.order, window=state.window,
             axis=state.axis, other=self._other, run=state.run, walk=state.walk,
             overlaid=state.overlaid, brush=state.brush,
+            measure=state.measure, between=state.between, route=state.route,
         )  # fmt: skip
 
     def _give_notice(self, run: str, error: ComgraError | None, wanted: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import panel as pn
 from comgra_decl.viewer.custom import ViewsFile
 from comgra_decl.viewer.model.catalogue import RunEntry
 from comgra_decl.viewer.model.library import Library
+from comgra_decl.viewer.panes.attention import AttentionPane
 from comgra_decl.viewer.panes.base import Act, Pane, Shown
 from comgra_decl.viewer.panes.compare import ComparePane
 from comgra_decl.viewer.panes.distribution import DistributionPane
@@ -152,6 +153,7 @@ def sections(
         "overview": Section(lambda: _overview(act)),
         "inspect": Section(lambda: _inspect(act)),
         "values": Section(lambda: _alone(SheetPane(act), _FILLED)),
+        "attention": Section(lambda: _alone(AttentionPane(act), "")),
         "compare": Section(lambda: _alone(ComparePane(act, runs), _FILLED)),
         "runs": Section(lambda: _alone(RunsPane(act, library), _FILLED)),
         "kpis": Section(lambda: _alone(KpisPane(act), _PADDED)),

@@ -15,6 +15,7 @@ SECTIONS = {
     "overview": "Overview",
     "inspect": "Inspect",
     "values": "Values",
+    "attention": "Attention",
     "compare": "Compare",
     "runs": "Runs",
     "kpis": "KPIs",
@@ -28,6 +29,10 @@ SECTIONS = {
 
 ORDERS = ("", "high", "low", "largest", "smallest")
 """Sort orders for raw values: by position, value or magnitude."""
+
+HIDDEN, SHOWN = "hidden", "shown"
+LEAST, MOST = 150, 3000
+"""What the user wants to see of the graph; least and largest height in pixels."""
 
 SELECTION = tuple(field.name for field in fields(Selection))
 """Names of the parameters that make up a `Selection`."""
@@ -43,6 +48,10 @@ class ViewState(param.Parameterized):
         section: Key of `SECTIONS`.
         scale: How series are drawn: "linear" or "log".
         expanded: Expanded groups of the graph; None until the user expands or collapses one.
+        measure: Whether values are drawn as recorded or relative to their batch.
+        graph: `HIDDEN`, `SHOWN` or the height of the graph in pixels; "" leaves it to the section.
+        between: Second node, compared with the selected one; "" if there is none.
+        route: Number of the path between the two nodes that the graph shows.
         follow: Whether to show the newest step as it arrives.
         revision: Revision of the displayed run.
         looked: Number of checks and searches of the run that have ended.
@@ -80,6 +89,10 @@ class ViewState(param.Parameterized):
     scale: Any = param.Selector(default="linear", objects=["linear", "log"])
     section: Any = param.Selector(default="overview", objects=list(SECTIONS))
     expanded = param.ClassSelector(default=None, class_=frozenset, allow_None=True)
+    measure: Any = param.Selector(default="raw", objects=["raw", "relative"])
+    graph = param.String(default="")
+    between = param.String(default="")
+    route = param.Integer(default=0)
     follow = param.Boolean(default=False)
     revision = param.Integer(default=-1)
     looked = param.Integer(default=0)

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from comgra_decl.viewer.model.runs import SMOOTHINGS, X_AXES
-from comgra_decl.viewer.state import ORDERS, SECTIONS, ViewState
+from comgra_decl.viewer.state import HIDDEN, LEAST, MOST, ORDERS, SECTIONS, SHOWN, ViewState
 
 _TEXTS = {
     "run": "run",
@@ -28,6 +28,7 @@ _TEXTS = {
     "other": "other",
     "metric": "metric",
     "against": "against",
+    "between": "between",
 }
 _NUMBERS = {"step": "step", "iteration": "iteration", "other_step": "other_step"}
 _CHOICES: dict[str, Collection[str]] = {
@@ -37,6 +38,8 @@ _CHOICES: dict[str, Collection[str]] = {
     "axis": ("recorded", "relative"),
     "smoothing": SMOOTHINGS,
     "x_axis": X_AXES,
+    "measure": ("raw", "relative"),
+    "graph": (HIDDEN, SHOWN, *map(str, range(LEAST, MOST + 1))),
 }
 _LONGEST = 500
 _MOST = {"open": 500, "tick": 100}

@@ -17,7 +17,7 @@ from comgra_decl.errors import (
 )
 from comgra_decl.records import AGGREGATES, SlotInfo
 
-from . import derived
+from . import derived, unusual
 from .snapshot import Snapshot, aggregate
 
 if TYPE_CHECKING:
@@ -102,6 +102,12 @@ class Arrays:
         there = ids < table.shape[1]
         found[:, there] = table[:, ids[there]][..., np.array(columns, np.int64)]
         return found
+
+    def unusual(
+        self, step: int, statistic: str = "std", *, type: str | None = None
+    ) -> NDArray[np.float64]:
+        """Returns the distance of each sample from the rest of its batch, [slots, samples]."""
+        return unusual.distances(self._snapshot, step, statistic, type)
 
     def shapes(self, step: int, *, type: str | None = None) -> dict[int, Shape]:
         """Returns the shapes of the slots recorded at a step; None where damaged."""

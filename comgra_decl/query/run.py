@@ -15,8 +15,9 @@ from comgra_decl.records import Structure
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
 
-from . import arrays, derived, graphs, statistics
+from . import arrays, between, derived, graphs, statistics
 from .arrays import Arrays
+from .between import Between
 from .chunks import Chunk, chunks
 from .display import from_viewer
 from .run_facts import RunFacts
@@ -192,6 +193,36 @@ class Run(RunFacts):
         """
         return graphs.edges(self._snapshot, step, type)
 
+    def between(
+        self,
+        source: str | Slot,
+        sink: str | Slot,
+        *,
+        step: int | None = None,
+        type: str | None = None,
+    ) -> Between:
+        """Returns what happens between two tensors: gains, dead values, paths of the gradient.
+
+        `run.between("embed", "head").signal` is the root mean square of the values of a sample at
+        "head", averaged over the batch, divided by that at "embed". `gradient` is the same ratio of
+        the gradients, backwards. `dead` is the largest share of zeros on the way. `paths` are the
+        ways through the graph, ranked by the share of the gradient that they carry. Where a tensor
+        has several readers, its gradient is the sum of what each passes on. These parts are not
+        recorded, so each reader's part is estimated to be proportional to the l2 norm of the
+        reader's own gradient.
+
+        Args:
+            source: the tensor at the beginning: a node, whose output is meant, or a slot.
+            sink: the tensor at the end.
+            step: a recorded step; None: the last one.
+            type: type of execution; None: training.
+
+        Raises:
+            UnknownNameError: there is no such tensor or step.
+        """
+        ends = [self.slot(end).key if isinstance(end, str) else end.key for end in (source, sink)]
+        return between.between(self._snapshot, ends[0], ends[1], step, type)
+
     # -- statistics
 
     def cuts(self, step: int | None = None, *, type: str | None = None) -> list[str]:
@@ -301,6 +332,27 @@ class Run(RunFacts):
         labels = snapshot.view.extra(record).get("labels") or [None] * len(places)
         index = pd.RangeIndex(len(places), name="sample")
         return pd.DataFrame({"place": places, "label": pd.Series(labels, index, object)}, index)
+
+    def unusual(
+        self, step: int, statistic: str = "std", *, type: str | None = None
+    ) -> pd.DataFrame:
+        """Returns how far each recorded sample is from the rest of its batch, at each tensor.
+
+            sample                                      0         1
+            node  role   iteration pass
+            embed output 0         forward         -0.412     0.297
+            head  output 0         forward         -0.371    11.806
+
+        The unit is the standard deviation of the statistic over the other samples of the batch, and
+        0 is their mean. The sample itself is left out, because an outlier in a small batch would
+        hide itself in the deviation. In the example, sample 1 becomes an outlier between "embed"
+        and "head". NaN for tensors without a batch dimension and in batches of fewer than three
+        samples.
+
+        Raises:
+            UnknownNameError: the step or the statistic does not exist.
+        """
+        return statistics.unusual(self._snapshot, step, statistic, type)
 
     def heat(
         self,

@@ -39,6 +39,11 @@ class Slot:
     # -- identity
 
     @property
+    def key(self) -> SlotKey:
+        """Node, role, iteration and pass."""
+        return self._key
+
+    @property
     def node(self) -> str:
         """Name of the node: a module path or an annotated name."""
         return self._key.node

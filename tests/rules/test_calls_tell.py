@@ -115,7 +115,9 @@ def clusters(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "wrong", [attention(1), attention(-2, "einsum", 0.1), attention(1, "bmm")], ids=str
+    "wrong",
+    [attention(1), attention(-2, "einsum", 0.1), attention(1, "bmm")],
+    ids=["matmul", "einsum", "bmm"],
 )
 def test_a_softmax_over_the_queries_is_found(wrong: Between) -> None:
     (found,) = findings(SoftmaxAxis(), lambda: train_around(wrong, 5, 4))
@@ -126,7 +128,7 @@ def test_a_softmax_over_the_queries_is_found(wrong: Between) -> None:
 @pytest.mark.parametrize(
     "right",
     [attention(2), attention(-1, "einsum"), attention(-1, drop=0.1), slots, clusters],
-    ids=str,
+    ids=["matmul", "einsum", "dropout", "slots", "clusters"],
 )
 def test_a_softmax_over_what_is_summed_is_not(right: Between) -> None:
     assert not findings(SoftmaxAxis(), lambda: train_around(right, 5, 4))

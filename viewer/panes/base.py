@@ -54,6 +54,9 @@ class Shown:
     walk: str = ""
     overlaid: Overlaid = DEFAULT
     brush: Brush = NOTHING
+    measure: str = "raw"
+    between: str = ""
+    route: int = 0
 
 
 @dataclass(frozen=True, slots=True)
