@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -186,8 +187,13 @@ def pooled(dim: int) -> Between:
 def test_a_softmax_over_one_value_is_found() -> None:
     (found,) = findings(SingleWeight(), lambda: train_around(pooled(-1), 5, 4))
     assert (found.severity, found.evidence["shape"]) == ("hint", "[6, 5, 1]")
-    for right in (pooled(1), lambda x: x.softmax(-1), lambda x: x[:, :1].flatten(1).softmax(-1)):
-        assert not findings(SingleWeight(), lambda right=right: train_around(right, 5, 4))
+    rights: list[Between] = [
+        pooled(1),
+        lambda x: x.softmax(-1),
+        lambda x: x[:, :1].flatten(1).softmax(-1),
+    ]
+    for right in rights:
+        assert not findings(SingleWeight(), partial(train_around, right, 5, 4))
 
 
 # -- the last step ---------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import accumulate
 from operator import mul
+from typing import Any
 
 from comgra_decl.rules.api import Finding, Place, Rule, Scene
 
@@ -37,7 +38,7 @@ class ViewForPermute(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first such view, a certain one if there is one."""
-        found = []
+        found: list[tuple[bool, int, bool, dict[str, Any]]] = []
         batches = {i.shape[i.batch_dim] for i in scene.table.infos if i.batch_dim is not None}
         for fact in scene.telling:
             if fact.get("kind") == "reshape":
