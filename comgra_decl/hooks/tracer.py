@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.compiled.observers import Observers
     from comgra_decl.hooks.direct_calls import DirectCalls
     from comgra_decl.hooks.graph.provenance import Provenance
+    from comgra_decl.hooks.probing.probing import Probing
     from comgra_decl.hooks.tensors.capture import StepCapture
     from comgra_decl.spec import Spec
 
@@ -492,6 +493,8 @@ class ModuleTracer:
                 )
         if capture is not None and capture.categories is not None:
             capture.categories.leave(output)
+        if capture is not None and capture.probing is not None:
+            capture.probing.leave(output)
         if capture is not None and capture.aside and self._batch_before is not None:
             capture.batch_size = self._batch_before  # the step keeps the size of its training batch
         self._calls.left()
@@ -522,12 +525,33 @@ class ModuleTracer:
         capture.batch_size = first_batch_size(args, kwargs) or capture.batch_size
         if capture.categories is not None:
             capture.categories.enter(module, args, kwargs, capture.batch_size)
+        if capture.probing is not None:
+            self._probe(capture.probing, module, plan, args, kwargs, capture)
         if self.observers is not None:
             self.observers.place(plan.modules)
         if plan.top.parametric and capture.count(plan) == 0:
             self.parameters.read(plan, capture)
         if self._in_model:
             self._ends.read_inputs(capture, args, kwargs, self._graph)
+
+    def _probe(
+        self,
+        probing: Probing,
+        module: nn.Module,
+        plan: TopPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        capture: StepCapture,
+    ) -> None:
+        """Let the probes copy a model that is trained, or see the arguments of a loss."""
+        if plan.top.parametric and not capture.aside:
+            probing.enter(module, plan, args, kwargs, iteration=capture.upcoming("input"))
+        else:
+            probing.called(module, args, kwargs, capture.batch_size)
+
+    def input_slot(self, role: str, iteration: int) -> Slot:
+        """Return the slot of an input of a model; `iteration` counts the models of a step."""
+        return self._ends.input_slot(role, iteration)
 
     def _prepares(self, plan: TopPlan, args: Any, kwargs: Any) -> bool:
         """Return whether a part without parameters receives the inputs of its model.

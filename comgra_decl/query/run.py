@@ -167,12 +167,15 @@ class Run(RunFacts):
         """
         return self._snapshot.view.document(name) if is_one_of(name, [name]) else None
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self, *, probes: bool = True) -> Iterator[Chunk]:
         """Yields all records in stored order, in chunks.
 
         Use this method to process an entire run with little memory, as the rules do.
+
+        Args:
+            probes: whether to include the records of probes.
         """
-        return chunks(self._snapshot)
+        return chunks(self._snapshot, probes=probes)
 
     # -- graph
 
