@@ -222,7 +222,8 @@ class Probe:
             return None
         began = time.perf_counter()
         try:
-            return self._record(pending, info, table)
+            with secluded(pending.copy.device):
+                return self._record(pending, info, table)
         except ProbeError as error:
             self._refuse(str(error))
         except Exception as error:
@@ -243,11 +244,10 @@ class Probe:
         copy.set_mode(training)
         capture.begin()
         capture.batch_size = len(samples)
-        with secluded(copy.device):
-            with nullcontext() if copy.moved else pending.autocast.again():
-                facts = self._run(pending, Subject(copy, samples))
-            own = StepInfo(info.step, info.time, probe_type(self.name), PROBE_MODE)
-            raw = capture.close(own, table)
+        with nullcontext() if copy.moved else pending.autocast.again():
+            facts = self._run(pending, Subject(copy, samples))
+        own = StepInfo(info.step, info.time, probe_type(self.name), PROBE_MODE)
+        raw = capture.close(own, table)
         own.samples = samples.places
         if samples.labels:
             own.extra["labels"] = samples.labels
