@@ -19,6 +19,7 @@ from comgra_decl.viewer.panes.kpis import KpisPane
 from comgra_decl.viewer.panes.modules import ModulesPane
 from comgra_decl.viewer.panes.notes import NotesPane
 from comgra_decl.viewer.panes.overview import OverviewPane
+from comgra_decl.viewer.panes.pictures import PicturesPane
 from comgra_decl.viewer.panes.run import FactsPane, RunPane
 from comgra_decl.viewer.panes.series import SeriesPane
 from comgra_decl.viewer.panes.sheet import SheetPane
@@ -146,6 +147,7 @@ def sections(
         "overview": Section(lambda: _overview(act)),
         "inspect": Section(lambda: _inspect(act)),
         "values": Section(lambda: _alone(SheetPane(act), _FILLED)),
+        "pictures": Section(lambda: _alone(PicturesPane(act), _PADDED)),
         "compare": Section(lambda: _alone(ComparePane(act, runs), _FILLED)),
         "kpis": Section(lambda: _alone(KpisPane(act), _PADDED)),
         "modules": Section(lambda: _alone(ModulesPane(act), _PADDED)),

@@ -13,6 +13,7 @@ SECTIONS = {
     "overview": "Overview",
     "inspect": "Inspect",
     "values": "Values",
+    "pictures": "Pictures",
     "compare": "Compare",
     "kpis": "KPIs",
     "modules": "Modules",

@@ -87,7 +87,9 @@ class Owners:
 
     def note(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """Store the parent of a newly assigned module; called by torch's registration hook."""
-        if _is_compiling() or is_secluded():  # otherwise this function would become part of the compiled code
+        if (
+            _is_compiling() or is_secluded()
+        ):  # otherwise this function would become part of the compiled code
             return
         try:
             self.version += 1

@@ -16,6 +16,7 @@ from .compare import compare, differences
 from .group import Group, open_group
 from .listing import RunSummary, list_runs
 from .opening import open_run, require_folder
+from .pictures import Picture
 from .preview import Preview
 from .run import Run
 from .slot import Slot
@@ -25,6 +26,7 @@ __all__ = [
     "Location",
     "NotedCheck",
     "NotedChecks",
+    "Picture",
     "Preview",
     "Remote",
     "Run",

@@ -94,6 +94,11 @@ class Pictures:
                 found.setdefault(slot.key.pass_.removeprefix(PICTURE_PREFIX), []).append(slot)
         return found
 
+    def facts(self, step: int) -> dict[str, dict[str, Any]]:
+        """Returns the facts of the pictures of a step; see `Run.picture_facts`."""
+        record = self._snapshot.record(step, self._type)
+        return dict(self._snapshot.view.extra(record).get(PICTURES, {}))
+
     def named(self, name: str, step: int | None, node: str | None) -> Picture:
         """Returns a picture; see `Run.picture`."""
         recorded = self._recorded
@@ -287,9 +292,7 @@ class Pictures:
     def _value(self, node: str, step: int) -> NDArray[Any]:
         return self._run.slot(node).value(step, type=self._type)
 
-    def _over_steps(
-        self, slot: SlotInfo, steps: list[int], node: str
-    ) -> dict[int, NDArray[Any]]:
+    def _over_steps(self, slot: SlotInfo, steps: list[int], node: str) -> dict[int, NDArray[Any]]:
         """Returns the values of a node at the steps that have as many samples as the last one."""
         view = self._snapshot.view
         found = {}

@@ -398,6 +398,18 @@ class Run(RunFacts):
         """
         return Pictures(self, self._snapshot, type).named(name, step, node)
 
+    def picture_facts(self, step: int, *, type: str | None = None) -> dict[str, dict[str, Any]]:
+        """Returns the facts of the pictures that a probe made at a step, by name.
+
+        Each has "method", and "target", "gap" or "layer" where they apply. "refused" is the reason
+        why a picture could not be made.
+
+        Args:
+            step: the step.
+            type: type of execution; None: the first probe.
+        """
+        return Pictures(self, self._snapshot, type).facts(step)
+
     def embedding(
         self, node: str, basis: str | Basis = "all", *, type: str | None = None
     ) -> Picture:

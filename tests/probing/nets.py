@@ -139,7 +139,7 @@ class Trained:
             "requires": [p.requires_grad for p in self.model.parameters()],
             "losses": self.losses,
             "calls": getattr(self.model, "calls", 0),
-            "hooked": (self.hooked, self.everywhere, self.seen),
+            "hooked": (self.hooked, self.everywhere),
             "drawn": self.drawn,
         }
 

@@ -225,9 +225,7 @@ def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | No
     return Drawn([Map(None, point.role, total / times)])
 
 
-def _windows(
-    size: Iterable[int], window: list[int], stride: int
-) -> Iterator[tuple[slice, ...]]:
+def _windows(size: Iterable[int], window: list[int], stride: int) -> Iterator[tuple[slice, ...]]:
     """Yield the places of all windows; those at the end are cut at the border."""
     starts = [
         range(0, (max(0, ceil((whole - part) / stride)) + 1) * stride, stride)

@@ -85,9 +85,7 @@ class Probing:
         for probe in self._probes:
             probe.drop()
 
-    def ended(
-        self, info: StepInfo, table: SlotTable, sink: Callable[[RawStep], None]
-    ) -> None:
+    def ended(self, info: StepInfo, table: SlotTable, sink: Callable[[RawStep], None]) -> None:
         """Run the probes that are due after a step that is recorded, and emit their records."""
         for probe in self._probes:
             raw = probe.ended(info, table)

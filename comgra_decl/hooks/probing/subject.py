@@ -186,6 +186,7 @@ def _replaced(
     args: tuple[Any, ...], kwargs: dict[str, Any], point: Point
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     found = next(t for p, t in [*tensors_in(args), *tensors_in(kwargs)] if p == point.place)
+
     def other(tensor: torch.Tensor) -> torch.Tensor:
         return point.value if tensor is found else tensor
 
