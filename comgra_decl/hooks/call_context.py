@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from comgra_decl.hooks.probing.seclusion import is_secluded
+from comgra_decl.hooks.probing.seclusion import SECLUDED, is_secluded
 from comgra_decl.torch_private import graph_task, module_call, tracing_state
 
 
@@ -39,7 +39,9 @@ def is_no_step() -> bool:
     `torch.jit.trace`, any computation made by comgra_decl would become part of the traced program.
     A probe calls a copy of the model.
     """
-    return graph_task() != -1 or tracing_state() is not None or is_secluded()
+    if graph_task() != -1 or tracing_state() is not None:
+        return True
+    return bool(SECLUDED) and is_secluded()
 
 
 def is_traced() -> bool:

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.compiled.observers import Observers
     from comgra_decl.hooks.direct_calls import DirectCalls
     from comgra_decl.hooks.graph.provenance import Provenance
-    from comgra_decl.hooks.probing.probing import Probing
     from comgra_decl.hooks.tensors.capture import StepCapture
     from comgra_decl.spec import Spec
 
@@ -523,10 +522,8 @@ class ModuleTracer:
         self._model_called = self._model_called or self._in_model
         self._batch_before = capture.batch_size
         capture.batch_size = first_batch_size(args, kwargs) or capture.batch_size
-        if capture.categories is not None:
-            capture.categories.enter(module, args, kwargs, capture.batch_size)
-        if capture.probing is not None:
-            self._probe(capture.probing, module, plan, args, kwargs, capture)
+        if capture.categories is not None or capture.probing is not None:
+            self._look_at_samples(capture, module, plan, args, kwargs)
         if self.observers is not None:
             self.observers.place(plan.modules)
         if plan.top.parametric and capture.count(plan) == 0:
@@ -534,20 +531,24 @@ class ModuleTracer:
         if self._in_model:
             self._ends.read_inputs(capture, args, kwargs, self._graph)
 
-    def _probe(
+    def _look_at_samples(
         self,
-        probing: Probing,
+        capture: StepCapture,
         module: nn.Module,
         plan: TopPlan,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        capture: StepCapture,
     ) -> None:
-        """Let the probes copy a model that is trained, or see the arguments of a loss."""
+        """Let the probes copy a model that is trained, and look for the classes of its samples."""
+        if capture.categories is not None:
+            capture.categories.enter(module, args, kwargs, capture.batch_size)
+        if capture.probing is None:
+            return
         if plan.top.parametric and not capture.aside:
-            probing.enter(module, plan, args, kwargs, iteration=capture.upcoming("input"))
+            iteration = capture.upcoming("input")
+            capture.probing.enter(module, plan, args, kwargs, iteration=iteration)
         else:
-            probing.called(module, args, kwargs, capture.batch_size)
+            capture.probing.called(module, args, kwargs, capture.batch_size)
 
     def input_slot(self, role: str, iteration: int) -> Slot:
         """Return the slot of an input of a model; `iteration` counts the models of a step."""

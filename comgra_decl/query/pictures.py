@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -83,7 +83,7 @@ class Pictures:
     @property
     def names(self) -> list[str]:
         """The recorded pictures, followed by those that can be computed from the records."""
-        return [*self._recorded, *_COMPUTED]
+        return [*self._recorded, *self._COMPUTED]
 
     @property
     def _recorded(self) -> dict[str, list[SlotInfo]]:
@@ -104,13 +104,13 @@ class Pictures:
         recorded = self._recorded
         if name in recorded:
             return self._of_record(name, recorded[name], step, node)
-        if name not in _COMPUTED:
+        if name not in self._COMPUTED:
             known = self.names
             raise UnknownNameError(
                 f"there is no picture {shown(name)}{did_you_mean(name, known) or '.'} "
                 f"This run has {', '.join(map(repr, known))}."
             )
-        return _COMPUTED[name](self, step, node)
+        return self._COMPUTED[name](self, step, node)
 
     def _of_record(
         self, name: str, slots: list[SlotInfo], step: int | None, node: str | None
@@ -358,18 +358,15 @@ class Pictures:
             )
         return classes, scores[: len(classes)]
 
-
-_Compute = Callable[[Pictures, "int | None", "str | None"], Picture]
-
-_COMPUTED: dict[str, _Compute] = {
-    "likeness": Pictures._layers,
-    "likeness_over_steps": Pictures._over_time,
-    "confusion": Pictures._confusion,
-    "reliability": Pictures._reliability,
-    "linear_probe": Pictures._linear,
-    "dead_units": Pictures._dead,
-    "spectrum": Pictures._spectrum,
-    "flow": Pictures._flow,
-    "loss_cam": Pictures._loss_cam,
-}
-"""What can be computed from records alone, by name."""
+    _COMPUTED: ClassVar[dict[str, Callable[[Pictures, int | None, str | None], Picture]]] = {
+        "likeness": _layers,
+        "likeness_over_steps": _over_time,
+        "confusion": _confusion,
+        "reliability": _reliability,
+        "linear_probe": _linear,
+        "dead_units": _dead,
+        "spectrum": _spectrum,
+        "flow": _flow,
+        "loss_cam": _loss_cam,
+    }
+    """What can be computed from records alone, by name."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -25,9 +27,10 @@ PICTURES = {
 }
 
 
-def probes(mode: str = "eval", **spec: Any) -> dict[str, Any]:
+def probes(mode: str = "eval", name: str = "conv", **spec: Any) -> dict[str, Any]:
     eyes = {"samples": {"count": 4}, "mode": mode, "schedule": {"first": 2, "every": 2}, **spec}
-    return {"probes": {"eyes": eyes}, "pictures": PICTURES}
+    possible = [*PICTURES] if name == "conv" else ["saliency", "line"]
+    return {"probes": {"eyes": eyes}, "pictures": {k: PICTURES[k] for k in possible}}
 
 
 def traced(name: str, **spec: Any) -> tuple[Trained, Recording]:
@@ -42,7 +45,7 @@ def traced(name: str, **spec: Any) -> tuple[Trained, Recording]:
 def test_training_and_all_other_records_are_the_same_to_the_last_bit(name: str, mode: str) -> None:
     plain = train(name).state()
     without, bare = traced(name)
-    with_probes, found = traced(name, **probes(mode))
+    with_probes, found = traced(name, **probes(mode, name))
     assert with_probes.state() == plain == without.state()
     assert with_probes.seen == without.seen
 
@@ -63,7 +66,7 @@ def test_training_and_all_other_records_are_the_same_to_the_last_bit(name: str, 
 def test_an_error_in_the_copy_ends_the_probe_but_neither_tracing_nor_training() -> None:
     calls = 0
 
-    def fails(self: CleanCopy, *_: Any, **__: Any) -> Any:
+    def fails(*_: Any, **__: Any) -> Any:
         nonlocal calls
         calls += 1
         raise RuntimeError("no such kernel")
@@ -77,10 +80,27 @@ def test_an_error_in_the_copy_ends_the_probe_but_neither_tracing_nor_training() 
     assert "the copy of the model failed (RuntimeError: no such kernel)" in warning
 
 
-def test_a_spec_without_probes_never_reaches_their_code() -> None:
-    with patch("comgra_decl.hooks.probing.probing.Probing", side_effect=AssertionError):
-        _, found = traced("conv")
-    assert len(found.steps) == 5
+def calls_of_probing(**spec: Any) -> int:
+    """Count the calls of functions of the room during a traced training."""
+    count = 0
+
+    def see(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal count
+        if event == "call":
+            count += "/hooks/probing/" in frame.f_code.co_filename
+
+    with recording({**EVERYTHING, **spec}):
+        sys.setprofile(see)
+        try:
+            train("conv")
+        finally:
+            sys.setprofile(None)
+    return count
+
+
+def test_without_probes_none_of_their_code_is_called() -> None:
+    assert calls_of_probing() == 0
+    assert calls_of_probing(**probes()) > 100
 
 
 def test_a_copy_is_freed_when_it_is_closed_and_not_when_python_looks_for_cycles() -> None:

@@ -159,7 +159,7 @@ def stored(run: Run) -> list[str]:
     return [finding.message for finding in diagnose(run).findings]
 
 
-# -- agreement with the record of the step --------------------------------------------------------
+# -- agreement with the record of the step -----------------------------------------------------
 
 
 def test_in_the_mode_of_training_the_whole_batch_gives_what_the_step_computed() -> None:
@@ -189,7 +189,7 @@ def test_the_copy_runs_under_the_same_autocast() -> None:
     assert (probe.values[head] == step.values[head][:2]).all()
 
 
-# -- samples from elsewhere -------------------------------------------------------------------------
+# -- samples from elsewhere --------------------------------------------------------------------
 
 
 def given(start: int) -> tuple[tuple[Tensor], dict[str, Any], list[int]]:
@@ -235,7 +235,7 @@ def test_samples_that_are_none_are_refused_before_training(batch: Any, why: str)
     assert why in warning
 
 
-# -- models -----------------------------------------------------------------------------------------
+# -- models ------------------------------------------------------------------------------------
 
 
 class Locked(Net):
@@ -332,7 +332,7 @@ def seeded() -> Iterator[None]:
         yield
 
 
-# -- the spec -----------------------------------------------------------------------------------------
+# -- the spec ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,9 @@ def _tiles(view: RunView, type_: str, step: int) -> tuple[Tile, ...]:
     for number, label in enumerate(labels):
         known = scores is not None and number < len(scores)
         row = scores[number] if known and scores is not None else None
-        image = "" if inputs is None or number >= len(inputs) else _photo(view, inputs[number])
+        image = (
+            "" if inputs is None or number >= len(inputs) else _photo(view, type_, inputs[number])
+        )
         tiles.append(
             Tile(
                 number,
@@ -196,10 +198,11 @@ def _cross_entropy(scores: NDArray[Any], label: Any) -> float | None:
     return float(np.log(np.exp(shifted).sum()) - shifted[place])
 
 
-def _photo(view: RunView, value: NDArray[Any]) -> str:
+def _photo(view: RunView, type_: str, value: NDArray[Any]) -> str:
     """Returns an input as an image: a photo if the spec says how, else its values in grey."""
     value = np.asarray(value, np.float64)
-    declared = next((p.show.image for p in view.run.spec.probes.values()), None)
+    probe = view.run.spec.probes.get(type_.removeprefix(PROBE_PREFIX))
+    declared = None if probe is None else probe.show.image
     if value.ndim == 3 and value.shape[0] in (1, 3):
         if declared is not None:
             channels = (-1, 1, 1)

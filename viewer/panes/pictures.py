@@ -9,7 +9,7 @@ import numpy as np
 from comgra_decl.query import Picture
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
-from comgra_decl.viewer.model.numbers import count, number
+from comgra_decl.viewer.model.numbers import MISSING, count, number
 from comgra_decl.viewer.model.pictures import Album, Card, Cloud, Tile, album
 from comgra_decl.viewer.palette import LINES, colour_at
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
@@ -176,7 +176,7 @@ def _heat(picture: Picture, names: list[str], most: float) -> str:
 
 def _cell(value: float, most: float) -> str:
     if value != value:  # NaN
-        return '<td title="not defined">–</td>'
+        return f'<td title="not defined">{MISSING}</td>'
     share = min(max(value / most, 0.0), 1.0) if most else 0.0
     dark = "#fff" if share < 0.6 else "#111"
     return f'<td style="background:{colour_at(share)};color:{dark}">{value:.2g}</td>'

@@ -280,9 +280,11 @@ class Probe:
         for name, picture in self._pictures.items():
             try:
                 result = drawn(picture, subject)
-            except ProbeError as error:
-                facts[name] = {"method": picture.method, "refused": str(error)}
-                self._warn(f"there is no picture {name!r}: {error}")
+            except Exception as error:
+                known = isinstance(error, ProbeError)
+                reason = str(error) if known else f"{type(error).__name__}: {error}"
+                facts[name] = {"method": picture.method, "refused": reason}
+                self._warn(f"there is no picture {name!r}: {reason}")
                 continue
             facts[name] = result.facts
             for each in result.maps:
