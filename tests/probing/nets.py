@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.overrides import TorchFunctionMode
 
 CLASSES = 3
@@ -84,7 +85,7 @@ def reparametrised() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the older form, which programs still use
         older = nn.utils.weight_norm(nn.Linear(64, 8))
-    pruned = nn.utils.prune.random_unstructured(nn.Linear(8, 8), "weight", amount=0.5)
+    pruned = prune.random_unstructured(nn.Linear(8, 8), "weight", amount=0.5)
     return nn.Sequential(
         nn.Flatten(),
         older,

@@ -91,11 +91,12 @@ def test_pictures_equal_captum(form: str, dtype: torch.dtype) -> None:
     def run(x: Tensor) -> Tensor:
         return reference(x)
 
-    given = {"target": target}
-    same(values(model, x, method="saliency", **given), captum.Saliency(run).attribute(x, target))
+    leaf = x.clone().requires_grad_()  # Captum warns otherwise
+    given: dict[str, Any] = {"target": target}
+    same(values(model, x, method="saliency", **given), captum.Saliency(run).attribute(leaf, target))
     same(
         values(model, x, method="input_x_gradient", **given),
-        captum.InputXGradient(run).attribute(x, target),
+        captum.InputXGradient(run).attribute(leaf, target),
     )
     for layer in ("conv1", "conv2"):
         same(
@@ -104,10 +105,10 @@ def test_pictures_equal_captum(form: str, dtype: torch.dtype) -> None:
         )
     guided = values(model, x, method="guided_backprop", **given)
     with pytest.warns(UserWarning, match="backward hooks"):
-        wanted = captum.GuidedBackprop(reference).attribute(x, target)
+        wanted = captum.GuidedBackprop(reference).attribute(leaf, target)
     same(guided, wanted)
     with pytest.warns(UserWarning, match="backward hooks"):
-        both = captum.GuidedGradCam(reference, reference.conv2).attribute(x, target)
+        both = captum.GuidedGradCam(reference, reference.conv2).attribute(leaf, target)
     same(values(model, x, method="guided_grad_cam", select="conv2", **given), both)
     for baseline in (0.0, 0.7):
         same(
@@ -129,12 +130,13 @@ def test_pictures_of_resnet18_equal_captum() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18(weights=None).eval()
     x = torch.randn(2, 3, 64, 64)
-    same(values(model, x, method="saliency", target=5), captum.Saliency(model).attribute(x, 5))
+    leaf = x.clone().requires_grad_()
+    same(values(model, x, method="saliency", target=5), captum.Saliency(model).attribute(leaf, 5))
     for layer in ("layer4.1.bn2", "layer2.0.conv1", "layer4"):  # in-place operations follow each
         wanted = captum.LayerGradCam(model, model.get_submodule(layer)).attribute(x, 5)[:, 0]
         same(values(model, x, method="grad_cam", select=layer, target=5), wanted)
     with pytest.warns(UserWarning, match="backward hooks"):
-        wanted = captum.GuidedBackprop(model).attribute(x, 5)
+        wanted = captum.GuidedBackprop(model).attribute(leaf, 5)
     same(values(model, x, method="guided_backprop", target=5), wanted)
 
 

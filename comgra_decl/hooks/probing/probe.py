@@ -148,8 +148,9 @@ class Probe:
                     self._take_samples(module, args, kwargs, copy.device)
         except NotReadyError:
             return
-        except ProbeError as error:
-            self._refuse(str(error))
+        except Exception as error:
+            known = isinstance(error, ProbeError)
+            self._refuse(str(error) if known else f"{type(error).__name__}: {error}")
             return
         if copy.moved:
             self._warn(f"{device} has no room for a copy of the model, so the copy is on the CPU")
