@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 _UNITS = ("channel", "feature", "unit")
 """Names of the axis whose entries are the units of a layer."""
 
+_MAPS = ("grad_cam", "occlusion")
+"""Methods whose pictures have one number for each place, and no channels."""
+
+_PLACES = ("depth", "height", "width")
+
 _RIDGE = 1.0
 """Penalty of the linear model that reads classes from a layer, scikit-learn's default."""
 
@@ -135,8 +140,8 @@ class Pictures:
         record = self._snapshot.record(at, type_)
         facts = self._snapshot.view.extra(record).get(PICTURES, {}).get(name, {})
         dims = axis_names(slot, values.shape[1:], whole_numbers=False)
-        if facts.get("method") in ("grad_cam", "occlusion"):
-            dims = ("height", "width")[-values.ndim + 1 :] if values.ndim < 4 else dims
+        if facts.get("method") in _MAPS and len(dims) <= len(_PLACES):
+            dims = _PLACES[-len(dims) :] if len(dims) > 1 else ("length",)
         labels = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
         return Picture(name, values, (SAMPLE, *dims), slot.key.node, at, labels, facts)
 

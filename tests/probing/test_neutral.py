@@ -71,7 +71,7 @@ def test_an_error_in_the_copy_ends_the_probe_but_neither_tracing_nor_training() 
         calls += 1
         raise RuntimeError("no such kernel")
 
-    with patch.object(CleanCopy, "__call__", fails):
+    with patch.object(CleanCopy, "run", fails):
         result, found = traced("conv", **probes())
     assert result.state() == train("conv").state()
     assert [s.info.type for s in found.steps] == ["train"] * 5
@@ -109,7 +109,7 @@ def test_a_copy_is_freed_when_it_is_closed_and_not_when_python_looks_for_cycles(
     gc.disable()
     try:
         copy = CleanCopy(model, {})
-        copy(torch.ones(2, 3))
+        copy.run((torch.ones(2, 3),), {})
         parts = [weakref.ref(part) for part in copy.module.modules()]
         copy.close()
         assert [part() for part in parts] == [None] * 3

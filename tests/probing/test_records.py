@@ -326,7 +326,7 @@ def test_a_device_without_room_leaves_the_copy_on_the_host(
     copy = CleanCopy(nn.Linear(2, 2), {})
     monkeypatch.undo()
     assert copy.moved
-    assert copy(torch.ones(1, 2)).shape == (1, 2)
+    assert copy.run((torch.ones(1, 2),), {}).shape == (1, 2)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import numpy as np
 from comgra_decl.query import Picture
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.numbers import MISSING, count, number
 from comgra_decl.viewer.model.pictures import Album, Card, Cloud, Tile, album
 from comgra_decl.viewer.palette import LINES, colour_at
@@ -162,15 +163,16 @@ def _likeness(found: Album) -> str:
     names = found.likeness.labels["node"]
     return (
         '<div class="card"><h3>likeness of layers (CKA, unbiased)</h3>'
-        f"{_heat(found.likeness, names, 1.0)}</div>"
+        f"{_heat(found.likeness, names, 1.0, linked=True)}</div>"
     )
 
 
-def _heat(picture: Picture, names: list[str], most: float) -> str:
+def _heat(picture: Picture, names: list[str], most: float, *, linked: bool = False) -> str:
     lines = []
     for name, row in zip(names, picture.values.tolist(), strict=True):
         cells = "".join(_cell(value, most) for value in row)
-        lines.append(f"<tr><th>{_e(name)}</th>{cells}</tr>")
+        send = f' tabindex="0" data-send="node:{_raw(name)}"' if linked else ""
+        lines.append(f"<tr><th{send}>{_e(name)}</th>{cells}</tr>")
     return f"<table><tbody>{''.join(lines)}</tbody></table>"
 
 

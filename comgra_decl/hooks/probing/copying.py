@@ -123,8 +123,10 @@ class CleanCopy:
             for module in self._modules:
                 module.training = training
 
-    def __call__(self, *args: Any, watch: Watch | None = None, **kwargs: Any) -> Any:
-        """Call the copy; `watch` sees the calls of its modules."""
+    def run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, watch: Watch | None = None
+    ) -> Any:
+        """Return the output of the copy; `watch` sees the calls of its modules."""
         self.watch = watch
         try:
             return self.module(*args, **kwargs)

@@ -276,7 +276,7 @@ class Probe:
         plans = {plan.path: plan for plan in pending.plan.modules}
         reading = _Reading(plans, self._recorder, self._capture, values=self._spec.values)
         with torch.no_grad():
-            subject.copy(*args, watch=reading, **kwargs)
+            subject.copy.run(args, kwargs, watch=reading)
         facts: dict[str, Any] = {}
         for name, picture in self._pictures.items():
             try:

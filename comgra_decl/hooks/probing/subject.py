@@ -107,7 +107,7 @@ class Subject:
             args, kwargs = _replaced(args, kwargs, point)
         elif point is not None and point.node is not None:
             tap = Tap(frozenset({point.node}), replace={point.node: point.value})
-        return self.scores_of(self.copy(*args, watch=tap, **kwargs))
+        return self.scores_of(self.copy.run(args, kwargs, watch=tap))
 
     def scores_of(self, output: Any) -> torch.Tensor:
         """Return the tensor of an output that holds one number, or one per class, per sample."""
@@ -141,7 +141,7 @@ class Subject:
         }
         tap = Tap(frozenset(embeddings))
         with torch.no_grad():
-            self.copy(*args, watch=tap, **kwargs)
+            self.copy.run(args, kwargs, watch=tap)
         for path, value in tap.outputs.items():
             return Point(path, "output", value)
         raise ProbeError("the model gets neither floating-point numbers nor tokens of an embedding")
