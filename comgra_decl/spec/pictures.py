@@ -34,6 +34,8 @@ class GradCamSpec(_PictureSpec):
     """
 
     method: Literal["grad_cam"]
+    """Names the method."""
+
     select: Selectors = Field(min_length=1)
     """The layers, such as `{class: Conv2d}`."""
 
@@ -42,6 +44,8 @@ class GuidedGradCamSpec(_PictureSpec):
     """Guided backpropagation times the positive part of Grad-CAM, enlarged to the input's size."""
 
     method: Literal["guided_grad_cam"]
+    """Names the method."""
+
     select: Selectors = Field(min_length=1)
     """The layer of the Grad-CAM; if several match, the last that is called."""
 
@@ -50,12 +54,14 @@ class SaliencySpec(_PictureSpec):
     """The magnitude of the target's gradient with respect to the input (Simonyan et al. 2014)."""
 
     method: Literal["saliency"]
+    """Names the method."""
 
 
 class InputXGradientSpec(_PictureSpec):
     """The input times the target's gradient (Shrikumar et al. 2016)."""
 
     method: Literal["input_x_gradient"]
+    """Names the method."""
 
 
 class GuidedBackpropSpec(_PictureSpec):
@@ -65,6 +71,7 @@ class GuidedBackpropSpec(_PictureSpec):
     """
 
     method: Literal["guided_backprop"]
+    """Names the method."""
 
 
 class IntegratedGradientsSpec(_PictureSpec):
@@ -75,8 +82,11 @@ class IntegratedGradientsSpec(_PictureSpec):
     """
 
     method: Literal["integrated_gradients"]
+    """Names the method."""
+
     points: Annotated[Int, Field(ge=1, le=10_000)] = 50
     """Number of points on the line (Gauss-Legendre quadrature)."""
+
     baseline: Number = 0.0
     """The value of every element of the baseline."""
 
@@ -85,11 +95,15 @@ class OcclusionSpec(_PictureSpec):
     """How much the target drops if a window of the input is covered (Zeiler and Fergus 2014)."""
 
     method: Literal["occlusion"]
+    """Names the method."""
+
     window: Annotated[list[Annotated[Int, Field(ge=1)]], Field(min_length=1)]
     """Size of the window in the last dimensions of the input, such as [8, 8]. It covers all
     channels."""
+
     stride: Annotated[Int, Field(ge=1)] = 1
     """Distance between neighbouring windows."""
+
     baseline: Number | Literal["mean"] = 0.0
     """The value that covers the window; `mean`: the mean of each sample and channel."""
 
