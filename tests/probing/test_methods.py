@@ -168,8 +168,8 @@ def test_integrated_gradients_equal_the_sum_over_the_line(form: str) -> None:
 def test_more_points_close_the_completeness_gap() -> None:
     model, x = net(), torch.randn(3, 2, 7, 6, dtype=torch.float64)
     spec = {"method": "integrated_gradients", "target": 0}
-    few, many = (picture(model, x, points=n, **spec).facts["gap"] for n in (1, 50))
-    assert np.abs(many).max() < 0.05 * np.abs(few).max()
+    few, many = (picture(model, x, points=n, **spec).facts["gap"] for n in (2, 200))
+    assert np.abs(many).max() < 0.2 * np.abs(few).max()
 
 
 def test_guided_backprop_equals_relus_written_out_for_every_form() -> None:

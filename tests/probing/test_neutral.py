@@ -50,7 +50,7 @@ def test_training_and_all_other_records_are_the_same_to_the_last_bit(name: str, 
     assert with_probes.seen == without.seen
 
     others = [s for s in found.steps if s.info.mode != PROBE_MODE]
-    assert len(found.steps) - len(others) == 3  # of steps 0, 1, 2 and 4, the last is not due
+    assert len(found.steps) - len(others) == 4  # of steps 0, 1, 2 and 4
     slots = {k: i for k, i in found.slots.items() if not k.pass_.startswith(PICTURE_PREFIX)}
     assert {k: (i.kind, i.shape, i.dtype) for k, i in slots.items()} == {
         k: (i.kind, i.shape, i.dtype) for k, i in bare.slots.items()

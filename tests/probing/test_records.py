@@ -302,6 +302,13 @@ def test_one_of_several_models_is_chosen_by_its_class() -> None:
     assert {names[i] for i in probe.values} == {"input", "Critic"}
 
 
+def test_a_model_that_is_never_called_is_reported() -> None:
+    found = probed({"model": "Nett", "schedule": {"every": 1}}, steps=4)
+    assert found.of(EYES) == []
+    (warning,) = found.report["warnings"]
+    assert "none of the first 3 recorded steps has called Nett with a batch" in warning
+
+
 def test_a_step_that_may_yet_be_dropped_has_no_probe() -> None:
     spec = {
         **EVERYTHING,

@@ -17,7 +17,7 @@ from comgra_decl.hooks.probing.methods import drawn
 from comgra_decl.hooks.probing.samples import FirstBatch, Samples, given_samples
 from comgra_decl.hooks.probing.seclusion import Autocast, secluded
 from comgra_decl.hooks.probing.subject import Subject
-from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.hooks.pytree import first_batch_size, tensors_in
 from comgra_decl.hooks.schedule.allowance import Allowance
 from comgra_decl.hooks.schedule.countdown import Countdown
 from comgra_decl.hooks.tensors.boundaries import input_role
@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 
 _ANY_SIZE = 1 << 62
 """A probe stores tensors of any size: its samples are few, and were chosen to be looked at."""
+
+_PATIENCE = 3
+
+_NEVER = (
+    "none of the first {} recorded steps has called {} with a batch of samples, so there is no "
+    "record of this probe yet"
+)
 
 InputSlot = Callable[[str, int], Slot]
 """Returns the slot of an input of a model, by role and iteration."""
@@ -92,6 +99,7 @@ class Probe:
         self._pictures = {k: p for k, p in spec.pictures.items() if p.of == name}
         self._input_slot = input_slot
         self._warn = lambda text: warn(f"probe {name!r}: {text}")
+        self._began = False  # whether there has been anything to put through a copy
         self._over = False  # whether the model cannot be probed
         self._steps = 0  # recorded training steps so far
         self._countdown = Countdown(own.schedule, clock=time.monotonic)
@@ -135,6 +143,8 @@ class Probe:
     ) -> None:
         """Copy a model that is about to be called, and keep its arguments if they are the first."""
         if self._spec.model not in (None, plan.top.label):
+            return
+        if not first_batch_size(args, kwargs):  # a parametrization, which computes a parameter
             return
         began = time.perf_counter()
         parts = ((part.path, part.module()) for part in plan.parts)
@@ -220,7 +230,10 @@ class Probe:
         number, pending, self.pending = self._steps, self.pending, None
         self._steps += 1
         if pending is None:
+            if self._steps == _PATIENCE and not (self._began or self._over):
+                self._warn(_NEVER.format(self._steps, self._spec.model or "a model"))
             return None
+        self._began = True
         began = time.perf_counter()
         try:
             with secluded(pending.copy.device):
