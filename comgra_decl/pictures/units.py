@@ -16,7 +16,7 @@ def dead_units(values: NDArray[np.floating], axis: int) -> NDArray[np.bool_]:
         axis: the axis of the units.
     """
     over = tuple(i for i in range(values.ndim) if i != axis % values.ndim)
-    dead: NDArray[np.bool_] = (values <= 0).all(over)
+    dead: NDArray[np.bool_] = np.less_equal(values, 0).all(over, keepdims=True).reshape(-1)
     return dead
 
 
@@ -28,7 +28,8 @@ def spectrum(weight: NDArray[np.floating]) -> Floats:
     matrix = weight.reshape(len(weight), -1).astype(np.float64)
     if not np.isfinite(matrix).all():
         return np.full(min(matrix.shape), np.nan)
-    return np.linalg.svd(matrix, compute_uv=False)
+    singular: Floats = np.linalg.svd(matrix, compute_uv=False).astype(np.float64)
+    return singular
 
 
 def loss_cam(output: NDArray[np.floating], gradient: NDArray[np.floating]) -> Floats:

@@ -218,7 +218,7 @@ class Pictures:
                 found[i, j] = predictions.linear_accuracy(
                     value, classes, held_out=held_out, ridge=_RIDGE
                 )
-        labels = {"step": steps, "node": names}
+        labels: dict[str, list[Any]] = {"step": steps, "node": names}
         return Picture("linear_probe", found, ("step", "node"), node, step, labels)
 
     def _dead(self, step: int | None, node: str | None) -> Picture:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.decomposition import PCA
-from sklearn.linear_model import RidgeClassifier
-from sklearn.metrics import confusion_matrix
+from sklearn.decomposition import PCA  # type: ignore[import-untyped]
+from sklearn.linear_model import RidgeClassifier  # type: ignore[import-untyped]
+from sklearn.metrics import confusion_matrix  # type: ignore[import-untyped]
 
 from comgra_decl.pictures import cloud, likeness, predictions, units
 
@@ -16,7 +16,7 @@ rng = np.random.default_rng(0)
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_basis_equals_the_principal_components_of_scikit_learn(dtype: type) -> None:
-    points = rng.normal(size=(4, 30, 7)).astype(dtype)
+    points: NDArray[np.floating] = rng.normal(size=(4, 30, 7)).astype(dtype)
     basis = cloud.fitted(points, axes=3)
     pca = PCA(3, svd_solver="full").fit(points.reshape(-1, 7).astype(np.float64))
     np.testing.assert_allclose(basis.components, pca.components_, atol=1e-12)

@@ -157,7 +157,12 @@ def test_integrated_gradients_equal_the_sum_over_the_line(form: str) -> None:
     for node, weight in zip(nodes, weights, strict=True):
         at = 0.5 + (node + 1) / 2 * (x - 0.5)
         total += weight / 2 * gradient(model, at, lambda out: out[:, 2])
-    spec = {"method": "integrated_gradients", "points": 20, "baseline": 0.5, "target": 2}
+    spec: dict[str, Any] = {
+        "method": "integrated_gradients",
+        "points": 20,
+        "baseline": 0.5,
+        "target": 2,
+    }
     found = picture(model, x, **spec)
     same(found.maps[0].values, total * (x - 0.5), 1e-10)
     ends = model(x)[:, 2] - model(torch.full_like(x, 0.5))[:, 2]
@@ -167,7 +172,7 @@ def test_integrated_gradients_equal_the_sum_over_the_line(form: str) -> None:
 
 def test_more_points_close_the_completeness_gap() -> None:
     model, x = net(), torch.randn(3, 2, 7, 6, dtype=torch.float64)
-    spec = {"method": "integrated_gradients", "target": 0}
+    spec: dict[str, Any] = {"method": "integrated_gradients", "target": 0}
     few, many = (picture(model, x, points=n, **spec).facts["gap"] for n in (2, 200))
     assert np.abs(many).max() < 0.2 * np.abs(few).max()
 
@@ -187,8 +192,8 @@ def test_guided_backprop_equals_relus_written_out_for_every_form() -> None:
     reference, x = net("module"), torch.randn(3, 2, 7, 6, dtype=torch.float64)
 
     def written_out(x: Tensor) -> Tensor:
-        x = Guided.apply(reference.bn(reference.conv1(x)))
-        x = Guided.apply(reference.conv2(x))
+        apply: Callable[[Tensor], Tensor] = Guided.apply
+        x = apply(reference.conv2(apply(reference.bn(reference.conv1(x)))))
         return reference.head(x.flatten(2).mean(2))
 
     leaf = x.clone().requires_grad_()

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.decomposition import PCA
-from sklearn.metrics import confusion_matrix
+from sklearn.decomposition import PCA  # type: ignore[import-untyped]
+from sklearn.metrics import confusion_matrix  # type: ignore[import-untyped]
 from torch import nn
 from torch.nn import functional as F
 

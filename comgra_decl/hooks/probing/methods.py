@@ -29,6 +29,9 @@ from comgra_decl.spec.pictures import (
 from comgra_decl.spec.selectors import is_selected
 
 
+_UNREACHED = "the outputs of the model have no gradient"
+
+
 @dataclass(frozen=True)
 class Map:
     """One picture of all samples.
@@ -83,8 +86,10 @@ def _gradient(
         # a clone, because the model may change its input in place
         scores = subject.call(replace(point, value=leaf.clone()))
         explained = subject.explained(scores, classes, spec.target)
-        (gradient,) = torch.autograd.grad(explained.sum(), leaf, allow_unused=True)
-    return torch.zeros_like(leaf) if gradient is None else gradient
+        if not explained.requires_grad:
+            raise ProbeError(_UNREACHED)
+        (gradient,) = torch.autograd.grad(explained.sum(), leaf, materialize_grads=True)
+    return gradient
 
 
 def _saliency(spec: SaliencySpec, subject: Subject, classes: torch.Tensor | None) -> Drawn:
@@ -183,7 +188,7 @@ def _cams(
     with torch.enable_grad():
         explained = subject.explained(subject.call(tap=tap), classes, spec.target)
         if not explained.requires_grad:
-            raise ProbeError("no gradient reaches the outputs of the model")
+            raise ProbeError(_UNREACHED)
         leaves = [p for p in subject.copy.module.parameters() if p.requires_grad]
         torch.autograd.grad(explained.sum(), [*leaves, *tap.leaves], allow_unused=True)
     cams = {}
@@ -217,10 +222,10 @@ def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | No
         times = torch.zeros(size, dtype=whole.dtype, device=value.device)
         for window in _windows(size, spec.window, spec.stride):
             covered = value.clone()
-            covered[(..., *window)] = cover
+            covered[_last(window)] = cover
             scores = subject.call(replace(point, value=covered))
             drop = whole - subject.explained(scores, classes, spec.target)
-            total[(..., *window)] += drop.reshape(-1, *[1] * dims)
+            total[_last(window)] += drop.reshape(-1, *[1] * dims)
             times[window] += 1
     return Drawn([Map(None, point.role, total / times)])
 
@@ -233,6 +238,11 @@ def _windows(size: Iterable[int], window: list[int], stride: int) -> Iterator[tu
     ]
     for corner in product(*starts):
         yield tuple(slice(at, at + part) for at, part in zip(corner, window, strict=True))
+
+
+def _last(window: tuple[slice, ...]) -> Any:
+    """Return the index of a window in the last dimensions."""
+    return (..., *window)
 
 
 class _GuidedRelus(TorchFunctionMode):

@@ -98,7 +98,7 @@ class Probe:
         self._spec = own = spec.probes[name]
         self._pictures = {k: p for k, p in spec.pictures.items() if p.of == name}
         self._input_slot = input_slot
-        self._warn = lambda text: warn(f"probe {name!r}: {text}")
+        self._report = warn
         self._began = False  # whether there has been anything to put through a copy
         self._over = False  # whether the model cannot be probed
         self._steps = 0  # recorded training steps so far
@@ -212,6 +212,9 @@ class Probe:
             self.pending.copy.close()
             self.pending = None
             self._first = None
+
+    def _warn(self, text: str) -> None:
+        self._report(f"probe {self.name!r}: {text}")
 
     def _refuse(self, reason: str) -> None:
         self._over = True
