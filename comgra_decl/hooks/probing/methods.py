@@ -28,7 +28,6 @@ from comgra_decl.spec.pictures import (
 )
 from comgra_decl.spec.selectors import is_selected
 
-
 _UNREACHED = "the outputs of the model have no gradient"
 
 
