@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import comgra_decl as comgra
-from comgra_decl.errors import SpecError
+from comgra_decl.errors import ProbeError, SpecError
+from comgra_decl.hooks.probing.copying import CleanCopy
 from comgra_decl.query import Run
 from comgra_decl.records import PROBE_MODE
 from comgra_decl.rules import diagnose
@@ -284,6 +284,33 @@ def test_the_inside_of_a_wrapper_is_copied() -> None:
     assert nodes == {"input", "conv", "bn", "drop", "head", "Net", "target", "loss"}
 
 
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    """A group of processes that has this one only."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def test_the_inside_of_distributed_data_parallel_is_copied(one_process: None) -> None:
+    found = probed({}, make=lambda: nn.parallel.DistributedDataParallel(Net()))
+    (probe,) = found.of(EYES)
+    names = {info.id: key.node for key, info in found.slots.items()}
+    assert {names[i] for i in probe.values} == {"input", "conv", "bn", "drop", "head", "Net"}
+
+
+def test_a_sharded_model_is_refused(one_process: None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = Net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(ProbeError, match="spread over processes"):
+        CleanCopy(model, {})
+
+
 def test_one_of_several_models_is_chosen_by_its_class() -> None:
     class Critic(nn.Linear):
         pass
@@ -328,19 +355,10 @@ def test_a_device_without_room_leaves_the_copy_on_the_host(
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(Tensor, "clone", full)
-    from comgra_decl.hooks.probing.copying import CleanCopy
-
     copy = CleanCopy(nn.Linear(2, 2), {})
     monkeypatch.undo()
     assert copy.moved
     assert copy.run((torch.ones(1, 2),), {}).shape == (1, 2)
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    torch.manual_seed(0)
-    with nullcontext():
-        yield
 
 
 # -- the spec ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,30 @@ def test_without_a_probe_the_section_names_the_lines_that_would_fill_it(tmp_path
     pane = PicturesPane(lambda **_: None)
     pane.refresh(shown(view))
     assert "probes:\n  eyes: {samples: {count: 8}}" in pane.view.html
+
+
+@pytest.mark.browser
+def test_the_browser_draws_the_pictures_and_reports_the_chosen_sample(
+    probed: RunView, serve: Callable[..., str], page: Any
+) -> None:
+    from playwright.sync_api import expect
+
+    def make() -> Any:
+        def act(**changes: Any) -> None:
+            pane.refresh(shown(probed, node="0", step=4, **changes))
+
+        pane = PicturesPane(act)
+        act()
+        return pane.panel
+
+    page.goto(serve(make))
+    expect(page.get_by_role("heading", name="Probe eyes at step 4")).to_be_visible()
+    images = page.locator(".gallery img, .cards img")
+    expect(images).to_have_count(7)  # six samples and one picture
+    sizes = images.evaluate_all("all => all.map(image => image.naturalWidth)")
+    assert sizes == [6] * 6 + [4]
+    expect(page.locator(".cards circle")).to_have_count(6)
+    sample = page.get_by_role("button", name="sample 4")
+    expect(sample).to_have_attribute("aria-pressed", "false")
+    sample.press("Enter")
+    expect(sample).to_have_attribute("aria-pressed", "true")
