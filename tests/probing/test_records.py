@@ -294,14 +294,16 @@ def one_process() -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-def test_the_inside_of_distributed_data_parallel_is_copied(one_process: None) -> None:
+@pytest.mark.usefixtures("one_process")
+def test_the_inside_of_distributed_data_parallel_is_copied() -> None:
     found = probed({}, make=lambda: nn.parallel.DistributedDataParallel(Net()))
     (probe,) = found.of(EYES)
     names = {info.id: key.node for key, info in found.slots.items()}
     assert {names[i] for i in probe.values} == {"input", "conv", "bn", "drop", "head", "Net"}
 
 
-def test_a_sharded_model_is_refused(one_process: None) -> None:
+@pytest.mark.usefixtures("one_process")
+def test_a_sharded_model_is_refused() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
