@@ -219,7 +219,8 @@ def _stretched(value: NDArray[np.float64]) -> NDArray[np.float64]:
     finite = value[np.isfinite(value)]
     if not finite.size or finite.max() == finite.min():
         return np.full(value.shape, 0.5)
-    return (value - finite.min()) / (finite.max() - finite.min())
+    stretched: NDArray[np.float64] = (value - finite.min()) / (finite.max() - finite.min())
+    return stretched
 
 
 def _bytes(colours: NDArray[np.float64]) -> Image:
@@ -238,9 +239,9 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
             cards.append(Card(f"{name} ({fact['method']})", missing=str(fact["refused"])))
     for slot in slots:
         name = slot.pass_.removeprefix(PICTURE_PREFIX)
-        fact = extra.get(name)
-        if fact is None:
+        if name not in extra:
             continue
+        fact = extra[name]
         try:
             values = view.value(slot, step, type_)[sample]
         except (ComgraError, IndexError):
@@ -297,7 +298,8 @@ def _signed(place: NDArray[np.float64]) -> Image:
     end = np.where((place < 0)[..., None], ends[-1], ends[1])
     colours = white + share * (end - white)
     colours[np.isnan(place)] = 128
-    return (np.nan_to_num(colours) + 0.5).astype(np.uint8)
+    image: Image = (np.nan_to_num(colours) + 0.5).astype(np.uint8)
+    return image
 
 
 def png(image: Image) -> str:
