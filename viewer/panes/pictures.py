@@ -23,7 +23,8 @@ _CSS = """
 .tile img, .card img { display: block; image-rendering: pixelated; object-fit: contain; }
 .tile img { height: 88px; width: 88px; }
 .card { border: 1px solid var(--line); border-radius: 8px; padding: 8px 10px; }
-.card h3 { font-size: 13px; margin: 0 0 6px; overflow-wrap: anywhere; }
+.card h3 { font-size: 13px; letter-spacing: 0; margin: 0 0 6px; overflow-wrap: anywhere;
+  text-transform: none; }
 .card img { background: var(--faint); height: 190px; width: 190px; }
 .card p { margin: 6px 0 0; max-width: 260px; overflow-wrap: anywhere; }
 .card table td, .card table th { font-size: 11px; padding: 2px 5px; text-align: right; }

@@ -147,15 +147,19 @@ def test_the_browser_draws_the_pictures_and_reports_the_chosen_sample(
 ) -> None:
     from playwright.sync_api import expect
 
+    panel: Any = pytest.importorskip("panel")
+
     def make() -> Any:
         def act(**changes: Any) -> None:
             pane.refresh(shown(probed, node="0", step=4, **changes))
 
         pane = PicturesPane(act)
         act()
+        panel.state.onload(lambda: pane.view.param.update(ready=True))
         return pane.panel
 
     page.goto(serve(make))
+    page.wait_for_function("!!(window.Bokeh && Bokeh.documents[0]?.is_idle)")
     expect(page.get_by_role("heading", name="Probe eyes at step 4")).to_be_visible()
     images = page.locator(".gallery img, .cards img")
     expect(images).to_have_count(7)  # six samples and one picture
