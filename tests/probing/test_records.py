@@ -285,11 +285,12 @@ def test_the_inside_of_a_wrapper_is_copied() -> None:
 
 
 @pytest.fixture
-def one_process() -> Iterator[None]:
+def one_process(tmp_path: Path) -> Iterator[None]:
     """A group of processes that has this one only."""
     from torch import distributed
 
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    place = f"file://{tmp_path}/store"
+    distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
 
