@@ -1,7 +1,7 @@
 """Compares the cost of tracing in two checkouts, in blocks that alternate within one run.
 
 Each checkout's `comgra_decl` is imported by a process of its own, which measures blocks of the
-trainings and tools of this checkout when asked. Only one of the processes works at a time.
+training runs and tools of this checkout when asked. Only one of the processes works at a time.
 """
 
 from __future__ import annotations

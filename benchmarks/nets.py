@@ -1,4 +1,4 @@
-"""The trainings to measure: small, seeded, and independent of the tool."""
+"""The training runs to measure: small, seeded, and independent of the tool."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A training to measure.
+    """A training run to measure.
 
     Attributes:
         block_seconds: duration of one block.

@@ -38,7 +38,7 @@ all threads in that span; *other threads*: the part not spent by the training th
 in the function that writes, per record. *B/record*: growth of the run's folder per recorded step,
 before compaction; *fixed B*: remaining size of a run. *series*: (tensor, pass) pairs per record.
 *first step*: discovers the model, not part of the other columns; *close*: waiting for the store,
-once per block. *neutral*: every loss is bit-identical to that of the plain training."""
+once per block. *neutral*: every loss is bit-identical to that of plain training."""
 
 
 def to_markdown(

@@ -34,7 +34,7 @@ class Ratio:
 class Summary:
     """One tool on one net: medians over rounds in seconds, and ratios to nothing attached.
 
-    `same_losses` is True if every loss is bit-identical to that of the plain training.
+    `same_losses` is True if every loss is bit-identical to that of plain training.
     """
 
     label: str

@@ -48,7 +48,7 @@ class Block:
 
 
 class Meter:
-    """Runs blocks of one training."""
+    """Runs blocks of one training run."""
 
     def __init__(self, training: Training, root: Path) -> None:
         self.training = training

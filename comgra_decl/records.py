@@ -57,14 +57,14 @@ SAMPLE = "sample"
 """The axis of the batch dimension, which always comes first."""
 
 POOLED = frozenset({"depth", "height", "width", "length", "time", "query", "key"})
-"""Axes along which previews hold means, since neighbours resemble each other."""
+"""Axes that previews average over, because neighbouring entries are similar."""
 
 AXIS_NAME = re.compile(r"[^\W\d][\w .-]{0,39}")
-"""What a name of an axis looks like."""
+"""The form of an axis name."""
 
 
 class Axis(NamedTuple):
-    """An axis of a preview: `size` entries of the tensor, of which `how` made the entries kept.
+    """An axis of a preview: `size` entries of the tensor, of which those in `how` were kept.
 
     "all": unchanged; "first": the first ones; "mean": entry i of m is the mean of the entries from
     floor(i size / m) to ceil((i + 1) size / m) - 1 (adaptive average pooling).
@@ -137,7 +137,7 @@ class Structure:
     """A dependency graph between slots, as indices into `keys`; stored once, keyed by its `hash`.
 
     Each edge is (source, sink, carries_gradient). `cuts` names the places beyond which the graph
-    could not be followed, such as calls of `.item()` or numpy.
+    could not be followed, such as calls to `.item()` or numpy.
     """
 
     hash: str
@@ -164,6 +164,8 @@ class StepInfo:
 
 
 def _bytes_of_previews(info: StepInfo) -> int:
+    if not info.previews:
+        return 0
     return sum(preview.values.nbytes for preview in info.previews.values())
 
 
@@ -213,8 +215,9 @@ class RawStep:
         """Bytes held while queued."""
         histogram = 0 if self.histogram_values is None else self.histogram_values.nbytes
         extra = 0 if self.extra is None else self.extra.nbytes
-        values = sum(v.nbytes for v in (*self.values.values(), *self.spare_values.values()))
-        values += _bytes_of_previews(self.info)
+        values = _bytes_of_previews(self.info)
+        if self.values or self.spare_values:
+            values += sum(v.nbytes for v in (*self.values.values(), *self.spare_values.values()))
         return self.raw.nbytes + extra + histogram + values + 512
 
     def only(self, tensor: int) -> float:
@@ -282,7 +285,7 @@ with "shape", "dtype" and "slot"). "slot" is the iteration of the node `target` 
 is None for a prediction that a model returned, in any shape, and for a target that was not
 recorded. "made_by" of a prediction is the function that computed its values, as named by autograd
 ("Softmax", "Addmm"). "dim" is the dimension of a softmax whose result is passed to the call
-unchanged. "weights" are the weights of classes, if they are in the memory of the host. They are
+unchanged. "weights" are the class weights, if they are in host memory. They are
 missing where they differ from those of an earlier, otherwise equal call.
 """
 

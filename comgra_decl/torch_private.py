@@ -1,6 +1,6 @@
 """All private names of torch that this package uses, which torch may change without notice.
 
-Much of what a program does can only be observed through private parts of torch. They are named only
+Many actions of a program can be observed only through private parts of torch. They are named only
 in this file, which `tests/test_torch_private.py` checks. A new torch version can therefore be
 checked against this file.
 

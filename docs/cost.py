@@ -82,10 +82,10 @@ They were measured on one H100 80GB with torch 2.11.
 | MLP of 6 layers, width 64 | 5.6 to 5.8 ms | 1.0 | 2.9 to 3.1 | 2.2 to 2.5 | 3.9 |
 | GPT-2 124M under `torch.compile` | 24 ms | 1.0 | 14.5 to 15.2 | | |
 
-All columns except the plain step are ratios to the plain step, with every step recorded. Gradients
-are those of outputs and parameters. Training was bit-identical, no operation waited for the device,
-and peak memory was the same within 0.1%. In a separate test, an output of 1e9 elements in
-16 million samples raised peak memory from 7.7 to 13.5 GiB.
+All columns except the plain step show the ratio to the plain step, with every step recorded.
+"Gradients" refers to those of outputs and parameters. Training was bit-identical, no operation
+waited for the device, and peak memory was the same within 0.1%. In a separate test, an output of
+1e9 elements in 16 million samples raised peak memory from 7.7 to 13.5 GiB.
 
 | figure | earlier version | target | current version |
 | --- | ---: | ---: | --- |
@@ -153,7 +153,7 @@ records reuse the result if the two readings were identical.
 - `preview` keeps up to 4 kB of each tensor, by default in every 20th record. In thread time, a
   record with previews took 1.15 times as long as one without for an MLP with 7 layers, 1.08 times
   for a CNN with 6 convolutions, and 1.07 times for a transformer with 6 layers. Averaged over 20
-  records, these ratios are 1.008, 1.004 and 1.003 (one CPU thread). `preview: false` keeps none.
+  records, these ratios are 1.008, 1.004 and 1.003 (one CPU thread). `preview: false` disables them.
 - `keep` captures every step. Apart from the storage, this costs as much as recording every step.
 - Statistics that read a tensor again (quantiles, singular values, custom functions) take additional
   time for each tensor in each record.

@@ -17,7 +17,7 @@ PAGE = Path(__file__).with_name("rules.md")
 HEAD = """\
 # Rules
 
-What each rule looks for, its options and defaults, where they come from, and what to do about a
+What each rule looks for, its options and defaults, where they come from, and how to respond to a
 finding. This page is generated from the rules by `python -m docs.rules_page`; a test fails if it is
 out of date. [Findings](findings.md) explains how to choose, tune and write rules.
 

@@ -61,7 +61,7 @@ def has_display() -> bool:
 
 
 class Demo:
-    """Runs the trainings, one after the other, and the viewer alongside them."""
+    """Runs the training runs, one after the other, and the viewer alongside them."""
 
     def __init__(self, runs: Path, overrides: Sequence[str]) -> None:
         self.runs = runs

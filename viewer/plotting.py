@@ -40,7 +40,7 @@ def plotted(recorded: Group) -> GroupPlots: ...
 def plotted(recorded: Run | Slot | Group) -> RunPlots | SlotPlots | GroupPlots:
     """Returns the plots of a run, a recorded tensor or a group of runs."""
     _use("bokeh")
-    if find_spec("matplotlib") is not None:  # an element gets its look for images when it is made
+    if find_spec("matplotlib") is not None:  # an element gets its image style when it is created
         _use("matplotlib")
     if isinstance(recorded, Group):
         return GroupPlots(recorded)
@@ -65,7 +65,7 @@ class RunPlots:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> hv.Curve:
-        """Returns one statistic of a node's output by step: `slot(node).plot.series(statistic)`."""
+        """Returns a statistic of a node's output by step: `slot(node).plot.series(statistic)`."""
         slot = self._run.slot(node)
         return SlotPlots(slot).series(statistic, over_batch=over_batch, type=type)
 
@@ -77,7 +77,7 @@ class RunPlots:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> hv.QuadMesh:
-        """Returns one statistic of all tensors in a pass, by tensor (rows) and step (columns).
+        """Returns a statistic for all tensors in a pass, by tensor (rows) and step (columns).
 
         The dimensions are `step`, `slot` (index of the column of `Run.heat`), the statistic, and
         `tensor` (name of the tensor). Cells without a record are transparent.
@@ -155,7 +155,7 @@ class RunPlots:
         y: str = "std",
         type: str | None = None,
     ) -> hv.Points:
-        """Returns the recorded samples of a node's output as points, by two statistics.
+        """Returns the recorded samples of a node's output as points, with one statistic per axis.
 
         The dimensions are the statistics, `sample` and `category` (the sample's category, or "").
 
@@ -207,7 +207,7 @@ class SlotPlots:
         return _lines(curve)
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> hv.NdOverlay:
-        """Returns one statistic of each recorded sample by step, with the key `sample`."""
+        """Returns a statistic for each recorded sample by step, with the key `sample`."""
         table = self._slot.samples(statistic, type=type).dropna(axis="columns", how="all")
         curves = {
             number: hv.Curve(
@@ -302,7 +302,7 @@ class GroupPlots:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> hv.NdOverlay:
-        """Returns one statistic of a node's output in each run, with the key `run`."""
+        """Returns a statistic of a node's output in each run, with the key `run`."""
         table = self._group.compare(node, statistic, over_batch=over_batch, type=type)
         steps = table.index
         curves = {
@@ -400,7 +400,7 @@ def _use(backend: str) -> None:
 
 def _metric(table: pd.DataFrame, dimension: str, smoothing: Any) -> hv.Curve:
     if not isinstance(smoothing, (int, float)) or not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing must be from 0 to less than 1, got {smoothing!r}")
+        raise ValueError(f"smoothing must be at least 0 and less than 1, got {smoothing!r}")
     values = table["value"].astype(float)
     if smoothing:
         values = values.ewm(alpha=1 - smoothing, adjust=True).mean()
@@ -477,7 +477,7 @@ def _label(slot: Slot) -> str:
 
 
 def _name(node: str, role: str, iteration: int, pass_: str = "forward") -> str:
-    """Returns the name of a tensor, without what is usual."""
+    """Returns the name of a tensor, without the parts that have default values."""
     parts = [
         node,
         role if role != "output" else "",

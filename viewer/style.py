@@ -12,6 +12,6 @@ PRINTED = """
   :host { display: block !important; height: auto !important; overflow: visible !important; }
 }
 """
-"""Style sheet of the page's columns: on paper nothing scrolls."""
+"""Style sheet of the page's columns, which do not scroll when printed."""
 
 CSS = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")

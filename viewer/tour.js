@@ -1,21 +1,20 @@
-// A tour of the page for a first visit: four stops that one click, or Escape, ends. Works without
-// the server. Automated browsers see it only if the address ends in #tour.
+// A tour of the page in four stops, shown on the first visit. A click or Escape ends it. It works without the server. Automated browsers see it only if the URL ends in #tour.
 (() => {
   const KEY = "comgra_decl.tour";
-  const LOOK = 300; // ms between looks for a page that is still loading
+  const LOOK = 300; // ms between checks whether the page has loaded
   const STOPS = [
-    [".strip", "The verdict of the run", "What the rules found, worst first. “Show me” walks through the evidence, "
-      + "and exports it as one file."],
-    [".graph", "The network", "Click a box to select its tensor; double-click a group to open it. "
+    [".strip", "The verdict of the run", "What the rules found, worst first. “Show me” walks you through the evidence "
+      + "and can export it as one file."],
+    [".graph", "The network", "Click a box to select its tensor. Double-click a group to expand it. "
       + "Press / to find a node."],
-    [".stepbar", "The steps", "Every recorded step. Keys , and . move by one; flags mark where findings begin."],
+    [".stepbar", "The steps", "Every recorded step. Press , or . to move by one step. Flags mark where findings begin."],
     [".tabs", "The sections", "Overview compares all tensors over all steps. Inspect shows the selected tensor. "
       + "All sections share one selection."],
   ];
   const seen = () => { try { return localStorage.getItem(KEY); } catch { return "unknown"; } };
   const remember = () => { try { localStorage.setItem(KEY, "seen"); } catch { /* not allowed */ } };
 
-  // The first visible match, also inside of shadow roots.
+  // Returns the first visible match, including matches in shadow roots.
   function find(selector, root = document) {
     for (const element of root.querySelectorAll(selector)) {
       if (element.getClientRects().length) return element;
@@ -91,7 +90,7 @@
       const other = event.composedPath()[0] === end ? next : end; // Tab stays inside
       if (event.key === "Tab") other.focus();
       else if (moves[event.key]) moves[event.key]();
-      else if (event.key !== "Enter" && event.key !== " ") close(); // keys of the page work at once
+      else if (event.key !== "Enter" && event.key !== " ") close(); // the page's own keys keep working
       if (event.key === "Tab" || moves[event.key]) {
         event.preventDefault();
         event.stopPropagation();

@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trainings that the command line selects; return the exit status."""
+    """Run the training runs that the command line selects; return the exit status."""
     options = _options(arguments)
     import torch
 

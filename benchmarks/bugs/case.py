@@ -11,7 +11,7 @@ from benchmarks.bugs.recipes import Half, kind
 from benchmarks.bugs.setup import Setup
 
 Change = Callable[[Setup], Sequence[str] | None]
-"""Adds a bug to a training; returns the nodes (globs) that show it, None for the whole run."""
+"""Adds a bug to a training run; returns the nodes (globs) that show it, None for the whole run."""
 
 BUGS: dict[str, Bug] = {}
 HEALTHY: dict[str, Healthy] = {}

@@ -1,5 +1,5 @@
 # ruff: noqa: ARG005  (callbacks take the arguments of their callers)
-"""Run one training of the benchmark with tracing and evaluate its diagnosis."""
+"""Run one training run of the benchmark with tracing and evaluate its diagnosis."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one training.
+    """The outcome of one training run.
 
     Attributes:
         name: name of the bug or of the healthy training.
@@ -164,7 +164,7 @@ def _reported(finding: Finding) -> Reported:
 
 
 class _quiet:  # noqa: N801  (used like a function)
-    """Hides the output and warnings of trainings and tracing."""
+    """Hides the output and warnings of training runs and tracing."""
 
     def __enter__(self) -> None:
         self._nowhere = Path(os.devnull).open("w")

@@ -1,4 +1,4 @@
-"""Healthy trainings, each kind in two forms for tuning rules; `reported.py` has a third one.
+"""Healthy training runs, each kind in two forms for tuning rules; `reported.py` has a third one.
 
 The forms of a kind differ in architecture, data, optimizer and seed.
 """

@@ -10,7 +10,7 @@ from benchmarks.machine import machine_facts
 
 
 def line(outcome: Outcome, *, details: bool = False) -> str:
-    """Return one line about a training; with `details`, another one for each finding."""
+    """Return one line about a training run; with `details`, another one for each finding."""
     first = f"{outcome.name:30} {outcome.kind:12} {_verdict(outcome)}"
     lines = [f"{first}   loss {outcome.losses[0]:.3g} -> {outcome.losses[1]:.3g}"]
     healthy = outcome.family is None

@@ -56,7 +56,7 @@ class Data:
 
 @dataclass
 class Setup:
-    """A training, which `train` runs.
+    """A training run, which `train` starts.
 
     Attributes:
         model: the model.

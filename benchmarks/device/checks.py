@@ -32,14 +32,14 @@ State = dict[str, Tensor]
 
 
 def difference(place: Place, size: GptSize, deadline: Deadline) -> str | None:
-    """Return the first difference between a traced and a plain training; None without any.
+    """Return the first difference between traced and plain training; None without any.
 
     Compares losses, gradients, parameters, optimizer state and random numbers bit for bit, for a
     transformer with dropout of which every other step is recorded.
 
     Raises:
         OutOfTimeError: the deadline is reached.
-        RuntimeError: two plain trainings already differ.
+        RuntimeError: two plain training runs already differ.
     """
     deadline.check()
     training = gpt(place, size, dropout=0.1)
@@ -279,7 +279,7 @@ def waits(place: Place, training: Training, what: Declared) -> str | None:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peak bytes allocated by a training, without and with every step recorded."""
+    """Peak bytes allocated by a training run, without and with every step recorded."""
 
     plain: int
     traced: int
@@ -303,7 +303,7 @@ class Peaks:
 def peaks(
     place: Place, training: Training, deadline: Deadline, what: Declared = RECORD
 ) -> Peaks | None:
-    """Return the peaks of a training; None where the place does not count memory.
+    """Return the peaks of a training run; None where the place does not count memory.
 
     Raises:
         OutOfTimeError: the deadline is reached.
@@ -324,7 +324,7 @@ def peaks(
 
 
 def huge_peaks(place: Place, shape: tuple[int, int], deadline: Deadline) -> Peaks | None:
-    """Return the peaks of a training whose output has very many samples.
+    """Return the peaks of a training run whose output has very many samples.
 
     Raises:
         OutOfTimeError: the deadline is reached.

@@ -1,4 +1,4 @@
-"""Record a training into a store, or drop the records where the store's packages are missing.
+"""Record a training run in a store, or drop the records where the store's packages are missing.
 
 Without tensorstore or pandas, a separate thread reduces records to statistics, as the writer does,
 and then drops them. The work of the training thread and of the device is the same.

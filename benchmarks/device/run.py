@@ -52,7 +52,7 @@ _SUMS_LIMIT = {torch.float32: 1.3, torch.bfloat16: 1.8}
 _IDLE_LIMIT = 1.02
 _COMPILED_IDLE_LIMIT = 1.05  # looser: measured one after the other
 _ROUNDS_COMPILED = 5
-_MOST_HOST = 0.8  # share of a step that the host may take in a training bound by the device
+_MOST_HOST = 0.8  # share of a step that the host may take if the device limits training
 _NEEDS = "needs torch 2.13"
 
 _FEW_ROUNDS = 3  # medians of fewer rounds are marked
@@ -454,7 +454,7 @@ class Bench:
             result = f"{share:.1%} with {recording.records:,} records of {steps:,} steps"
             result += f"; noise {noise:.1%}; the host takes {host:.0%} of a step"
             met = share <= 0.04 and (share >= 0.02 or recording.records >= steps)
-            # the cost of a training bound by the host says nothing about the clock of the device
+            # if the host limits training, its cost says nothing about the clock of the device
             self.report.set(target, result, met if host <= _MOST_HOST else None)
         self.report.figures["budget"] = {"loops": figures, "host": host}
 

@@ -1,4 +1,4 @@
-"""A training of the zoo, built from a seed and run for a few steps."""
+"""A training run of the zoo, built from a seed and run for a few steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVALUATED = (3, 9)
 
 @dataclass
 class Program:
-    """A training that has been built.
+    """A training run that has been built.
 
     Attributes:
         models: the trained models; the modules of the first one are checked.
@@ -29,7 +29,7 @@ class Program:
         unseen: paths of modules that run inside compiled code when traced, so they have no record.
         held: other objects that the program keeps and that tracing must not change.
         rounds_differently: whether recorded steps run different kernels than other steps.
-        calls_before: largest number of calls of a module while the program was built; these are
+        calls_before: largest number of calls to a module while the program was built; these are
             part of the first record.
     """
 
@@ -58,7 +58,7 @@ def usual(
     evaluate: bool = True,
     **options: Any,
 ) -> Program:
-    """Return a standard training: loss, backward, step, and occasional evaluations.
+    """Return a standard training run: loss, backward, step, and occasional evaluations.
 
     Args:
         model: the model; put into training mode.

@@ -1,4 +1,4 @@
-"""The state of a training as plain data that is equal only if every bit is equal."""
+"""The state of a training run as plain data that is equal only if every bit is equal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def state_of(program: Program) -> State:
 
 
 def gradients_and_parameters(program: Program) -> State:
-    """Return the state that changes within a step, to locate the step where trainings diverge."""
+    """Return the state that changes within a step, to locate the step where runs diverge."""
     kinds = ("parameter", "gradient", "buffer")
     return {
         f"{kind}:{number}.{name}": value

@@ -58,9 +58,9 @@ class Verdict:
     """The verdict about one program.
 
     `status` is "equal" (every bit), "close" (equal except for rounding, where the program declares
-    that recorded steps run different kernels), "different", "irreproducible" (two untraced
-    trainings differ), or "broken" (the program does not train here, traced or not). `faults` are
-    errors of comgra_decl.
+    that recorded steps run different kernels), "different", "irreproducible" (two untraced runs
+    differ), or "broken" (the program does not train here, traced or not). `faults` are errors of
+    comgra_decl.
     """
 
     name: str

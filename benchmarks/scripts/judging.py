@@ -72,7 +72,7 @@ def neutral(entry: Entry, plain: Started, traced: Started) -> Promise:
     if entry.bits:
         ones = sorted(p["steps"] for p in plain.processes if p["steps"])
         others = sorted(p["steps"] for p in traced.processes if p["steps"])
-        if entry.runs > 1:  # the assignment of trainings to processes is random
+        if entry.runs > 1:  # the assignment of training runs to processes is random
             ones, others = ([sorted(s[1:] for p in o for s in p)] for o in (ones, others))
         lengths = [len(steps) for steps in ones], [len(steps) for steps in others]
         found.check(lengths[0] == lengths[1], f"optimizer steps: {lengths[0]}, traced {lengths[1]}")
@@ -142,9 +142,9 @@ class Oracle:
         self.steps, self.rest = self._grouped(entry)
 
     def trainings(self, entry: Entry) -> list[Oracle]:
-        """Returns an oracle for each training in the process, which has its own optimizer.
+        """Returns an oracle for each training run in the process, which has its own optimizer.
 
-        Between two trainings, calls belong to the one that calls these modules in its later steps.
+        Calls between two of them belong to the one that calls these modules in its later steps.
         """
         found = []
         optimizers = [segment["optimizer"] for segment in self.segments]
@@ -747,10 +747,10 @@ def messages(verdict: Verdict, run: Any, oracle: Oracle, traced: Started) -> Non
 def _several(
     verdict: Verdict, entry: Entry, runs: list[Any], oracles: list[Oracle], traced: Started
 ) -> None:
-    """For several trainings in one process, one run each: judges each run by its own training."""
+    """Judges each of several runs in one process by the training that it recorded."""
     left = [training for oracle in oracles for training in oracle.trainings(entry)]
     records = verdict.promises["records"]
-    records.check(len(left) == len(runs), f"{len(left)} trainings in {len(runs)} runs")
+    records.check(len(left) == len(runs), f"{len(left)} training runs in {len(runs)} runs")
     facts: Counter[str] = Counter()
     for run in runs:
         losses = _losses_of(run)
@@ -767,7 +767,7 @@ def _several(
 
 
 def _follows(losses: dict[int, list[float]], training: Oracle) -> bool:
-    """Whether the losses of a run are those of a training, step by step."""
+    """Whether the losses of a run are those of a training run, step by step."""
     steps = [[loss for loss in step.losses if loss is not None] for step in training.steps]
     return all(
         any(_equal(loss, value) for value in losses.get(number, []))
@@ -795,7 +795,7 @@ def judge(entry: Entry, watched: Started, plain: Started, traced: Started, runs:
     if not folders or not oracles:
         return verdict
     opened = [comgra.open_run(folder) for folder in folders]
-    if entry.runs > 1 and len(oracles) != entry.runs:  # several trainings in one process
+    if entry.runs > 1 and len(oracles) != entry.runs:  # several training runs in one process
         _several(verdict, entry, opened, oracles, traced)
         return verdict
     opened.sort(key=lambda run: -len(run.records))

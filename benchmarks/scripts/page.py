@@ -18,7 +18,7 @@ def stored(verdict: Any) -> dict[str, Any]:
 
 
 def line(verdict: dict[str, Any]) -> str:
-    """Return one verdict as lines for a terminal, with a line per broken promise."""
+    """Return one verdict as lines for a terminal, with one line per broken promise."""
     if verdict["skipped"] or verdict["broken"]:
         why = f"skipped: {verdict['skipped']}" if verdict["skipped"] else verdict["broken"]
         return f"{verdict['name']:44} {why}"

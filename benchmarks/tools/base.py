@@ -19,7 +19,7 @@ Step = Callable[[], Tensor]
 
 
 class Tool(ABC):
-    """A tool that is attached to a training; one instance per line of the table.
+    """A tool that is attached to a training run; one instance per line of the table.
 
     Attributes:
         name: short key, used on the command line and in the JSON.
@@ -89,7 +89,7 @@ def _nothing_committed() -> Iterator[CommitClock]:
 
 @contextmanager
 def timed_method(owner: type, method: str) -> Iterator[CommitClock]:
-    """Time every call of `owner.method` until the context exits."""
+    """Time every call to `owner.method` until the context exits."""
     clock = CommitClock()
     original: Callable[..., Any] = getattr(owner, method)
 

@@ -40,7 +40,7 @@ class ComgraPeer(Tool):
         self._type = recording_type
 
     def refuses(self, training: Training) -> str | None:
-        """Refuse trainings for which a single step would take minutes."""
+        """Refuse training runs for which a single step would take minutes."""
         values = self._values_per_step(training)
         if values <= MOST_VALUES:
             return None

@@ -11,7 +11,7 @@ from benchmarks.tools.base import Step, Tool
 
 
 class Nothing(Tool):
-    """The plain training; a second instance in the table shows the noise of the measurement."""
+    """Plain training; a second instance in the table shows the noise of the measurement."""
 
     def __init__(self, name: str, label: str) -> None:
         self.name, self.label = name, label

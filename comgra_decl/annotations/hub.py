@@ -40,8 +40,9 @@ recording: bool = False
 """Whether a step is being recorded."""
 
 switches: list[Callable[[bool], None]] = []
-"""Callbacks for changes of `recording`. With a callback, a module can mirror the value in a global
-of its own, which is faster to test."""
+"""Callbacks that run when `recording` changes. A module can use one to mirror the value in a global
+of its own, which is faster to test.
+"""
 
 _fork_hook_registered = False
 

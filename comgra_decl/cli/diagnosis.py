@@ -145,7 +145,7 @@ def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
         plain = failed or diagnosis.damage
         text.append("nothing found", style="bold" if plain else "bold green")
         if diagnosis.damage:
-            text.append(" in the part that is not damaged")
+            text.append(" in the undamaged part")
         if failed:
             text.append(f", but {failed} of the checks below failed")
         return text
@@ -156,14 +156,14 @@ def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
 
 
 def _denied(diagnosis: Diagnosis) -> int:
-    """Return the number of checklist questions that are answered with no."""
+    """Return how many questions of the checklist are answered "no"."""
     from comgra_decl.rules import health
 
     return sum(check.colour in ("red", "amber") for check in health(diagnosis))
 
 
 def _health(diagnosis: Diagnosis) -> Group:
-    """Return the checklist, with one line per question and its numbers, and its limits."""
+    """Return the checklist, with one line per question and its values, and its limitations."""
     from comgra_decl.rules import health, unseen
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)

@@ -1,4 +1,4 @@
-"""Run a script without recording, observe its first steps, and end the script after them."""
+"""Run a script without recording, observe its first steps, then end the script."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _LAUNCHED = 1.0
 """If child processes use more CPU seconds than this, the program counts as a launcher."""
 
 _IMPORT = "<frozen importlib._bootstrap>"
-"""The file name that frames of the import machinery have."""
+"""The file name of frames that belong to the import machinery."""
 
 _waiting: Waiting | None = None
 
@@ -147,7 +147,7 @@ class Waiting:
     def _called_directly(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        """Handle a direct call of `module.forward(x)`, which bypasses module hooks."""
+        """Handle a direct call to `module.forward(x)`, which bypasses module hooks."""
         if not has_parameters(module):
             return
         self._start()

@@ -155,7 +155,7 @@ def _largest_change(call: Call, base: Seen) -> tuple[int, float]:
 
 
 def _origin(call: Call, base: Seen, other: Seen, sample: int) -> tuple[str | None, bool]:
-    """Return the first module whose output differs, and whether its input did not."""
+    """Return the first module with a different output, and whether its input is the same."""
     for one, two in zip(base.calls, other.calls, strict=False):
         if one.name != two.name:
             break
@@ -219,7 +219,7 @@ class Within:
 
 @dataclass
 class Seen:
-    """The output of a call, and the calls of its modules in the order in which they ended."""
+    """The output of a call, and the calls to its modules in the order in which they ended."""
 
     output: Any = None
     calls: list[Within] = field(default_factory=list)

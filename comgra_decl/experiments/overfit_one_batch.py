@@ -132,7 +132,7 @@ def held(seen: Seen, steps: int, end: Callable[[], BaseException]) -> Iterator[N
 
 
 def _repeating() -> Callable[..., Iterator[Any]]:
-    """Return an `__iter__` with which each DataLoader yields its first batch repeatedly."""
+    """Return an `__iter__` that makes each DataLoader repeat its first batch."""
     first: dict[object, Any] = {}
     keep: list[Any] = []  # so that no id is reused by another data set
 
@@ -152,7 +152,7 @@ def _repeating() -> Callable[..., Iterator[Any]]:
 
 
 def _meant(loader: Any) -> object:
-    """Return a key that is equal for a loader and its recreation in the next epoch."""
+    """Return a key that a loader shares with its replacement in the next epoch."""
     return id(loader.dataset), loader.batch_size, type(loader.sampler).__name__
 
 

@@ -221,7 +221,10 @@ def _remarks(spec: Spec) -> list[str]:
     if any(budget.time or budget.disk for budget in budgets):
         remarks.append("schedule.budget thins out records that cost more than it allows")
     if spec.keep is not None:
-        remarks.append("keep captures every step (included in the share); its stored steps are not")
+        remarks.append(
+            "keep captures every step, which the share includes; it does not include "
+            "the steps that keep stores"
+        )
     return remarks
 
 

@@ -91,7 +91,7 @@ class Content:
         }
 
     def statistics_tables(self) -> Iterator[pd.DataFrame]:
-        """Yields tables with a row per tensor and record, with all statistics and aggregates."""
+        """Yields tables with one row per tensor and record, with all statistics and aggregates."""
         nonfinite = self.statistics.index("nonfinite")
         names = [
             name if how == AGGREGATES[0] else f"{name}.{how}"
@@ -106,7 +106,7 @@ class Content:
             yield self._keyed(chunk, rows, columns, dict(zip(names, flat.T, strict=True)))
 
     def sample_tables(self) -> Iterator[pd.DataFrame]:
-        """Yields tables with a row per recorded sample of each tensor and record."""
+        """Yields tables with one row per recorded sample of each tensor and record."""
         if not self.run.sample_count:
             return
         nonfinite = self.statistics.index("nonfinite")

@@ -33,7 +33,7 @@ OPTIMIZER_STEP = _code_within(torch.optim.Optimizer.profile_hook_step, "wrapper"
 
 
 def is_no_step() -> bool:
-    """Return whether a module call at this point is not part of the forward pass.
+    """Return whether a module call made now would not be part of the forward pass.
 
     While autograd is running, the call is a recomputation for checkpointing. Under
     `torch.jit.trace`, any computation made by comgra_decl would become part of the traced program.

@@ -45,7 +45,7 @@ _MANY_ASIDE = (
 
 
 class CallRouter:
-    """Distinguishes training from evaluation by the modes of modules and the calls of models.
+    """Distinguishes training from evaluation by the modes of modules and the calls to models.
 
     Implements `tracer.Calls`, which assigns a call to a record, and handles switches of a module
     between training and evaluation mode.

@@ -36,7 +36,7 @@ class Followed:
         calls: decides which record a model call belongs to.
         owners: the parent of each module.
         roots: distinguishes training from evaluation.
-        direct: detects direct calls of `forward`.
+        direct: detects direct calls to `forward`.
         held: returns the ids of the parameters held by optimizers.
         together: lock held while it is decided which thread's calls are followed.
         on_fault: called with errors of tracing itself.

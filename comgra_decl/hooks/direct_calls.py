@@ -1,4 +1,4 @@
-"""Direct calls of `module.forward(x)`, for which torch runs no hooks."""
+"""Direct calls to `module.forward(x)`, for which torch runs no hooks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ After = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
 
 class DirectCalls:
-    """Reports calls of `forward` that do not go through the call of a module.
+    """Reports calls to `forward` that do not go through the call to a module.
 
     Replaces `forward` with a wrapper. Some records wrap all classes of the program; others wrap
     only the classes whose `forward` has been called directly. Torch's own classes are wrapped only

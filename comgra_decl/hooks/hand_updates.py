@@ -18,8 +18,9 @@ from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.stats.quiet import quiet
 
 _WATCHED_PARAMETERS = 4
-"""The number of parameters to compare, those nearest to the loss; an update changes all
-parameters."""
+"""The number of parameters to compare, starting with those nearest to the loss. A few are enough,
+because an update changes all parameters.
+"""
 
 _MOST_NODES = 400
 """The number of autograd nodes to search for these parameters."""

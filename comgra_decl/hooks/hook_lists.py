@@ -1,4 +1,4 @@
-"""Hooks on optimizers and modules that are safe to change while torch iterates over them.
+"""Optimizer and module hooks that can safely be changed while torch iterates over them.
 
 torch calls optimizer hooks while iterating over their dict. Adding or removing a hook during the
 iteration raises an error in the program's `optimizer.step()` if other hooks follow. Module hooks

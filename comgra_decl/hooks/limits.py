@@ -1,4 +1,4 @@
-"""Detect what cannot be recorded, and report the reason and a remedy."""
+"""Detect what cannot be recorded, and report why and what to do about it."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Listener:
         hub.listen(self)
 
     def recording(self, value: bool) -> None:
-        """Set whether calls of `node` and `connect` are received."""
+        """Set whether calls to `node` and `connect` are received."""
         hub.set_recording(self, value)
 
     def stop(self) -> None:

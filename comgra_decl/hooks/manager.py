@@ -325,7 +325,7 @@ class HookManager:
         steps.begin()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Follow the running call of the outermost module, during which tracing was attached.
+        """Follow the running call to the outermost module, during which tracing was attached.
 
         torch does not run hooks for a call if they are registered during that call.
         """
@@ -340,7 +340,7 @@ class HookManager:
     def enter_direct(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        """Follow the running direct call of `forward` during which tracing was attached.
+        """Follow the running direct call to `forward` during which tracing was attached.
 
         Returns:
             A function to call with the output (None if the call failed), or None if the call is

@@ -210,7 +210,7 @@ class Top:
 def has_parameters(module: nn.Module) -> bool:
     """Return whether a module or any of its submodules has parameters.
 
-    Runs at each call of a model; `parameters()` would take ten times as long to find the first one.
+    Runs at each call to a model; `parameters()` would take ten times as long to find the first one.
     """
     waiting, seen = [module], {id(module)}
     while waiting:

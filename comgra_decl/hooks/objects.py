@@ -1,4 +1,4 @@
-"""Find objects among all objects of the program without disturbing its other threads.
+"""Search all objects of the program without disturbing its other threads.
 
 The garbage collector's list includes objects that another thread is still constructing, such as the
 tuple that `tuple(generator)` fills. If a reference to such a tuple exists at the time the tuple is

@@ -118,7 +118,7 @@ class Optimizers:
         return self._aside[number]
 
     def hold(self, parameters: list[torch.Tensor]) -> bool:
-        """Return whether a living optimizer holds any of the tensors; may scan all objects."""
+        """Return whether an existing optimizer holds any of the tensors; may scan all objects."""
         wanted = {id(parameter) for parameter in parameters}
         if not any(True for _ in self._holders(wanted)):
             for optimizer in instances_of(Optimizer):
@@ -127,7 +127,7 @@ class Optimizers:
         return any(True for _ in self._holders(wanted))
 
     def train(self, leaves: list[torch.Tensor], *, models: Iterable[nn.Module]) -> bool:
-        """Return whether a living optimizer trains any of the tensors or of the called models.
+        """Return whether an existing optimizer trains any of the tensors or the called models.
 
         The models are considered only if none of the tensors is a parameter. Programs with an
         optimizer may also update other tensors by hand, such as the samples of an energy-based

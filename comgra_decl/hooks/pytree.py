@@ -28,7 +28,7 @@ def tensors_in(value: Any, path: str = "") -> list[tuple[str, torch.Tensor]]:
 
 
 def gradient_function(tensor: torch.Tensor) -> Any:
-    """Return the `grad_fn` of a tensor; None also where reading it raises.
+    """Return the `grad_fn` of a tensor; None if it has none or reading it raises.
 
     Reading it raises for a view that was created under `no_grad` and whose base was then modified
     in place, as in LBFGS with complex parameters.

@@ -48,7 +48,7 @@ class RecordHooks:
         ending: whether tracing continues, and how it ends.
 
     Attributes:
-        direct: detects direct calls of `forward`.
+        direct: detects direct calls to `forward`.
         stance: makes compiled code run eagerly.
         headroom: the additional stack depth for hooks.
     """

@@ -48,7 +48,7 @@ class Headroom:
 
 
 class EveryCall:
-    """A hook that runs before each call of any module, while installed.
+    """A hook that runs before each call to any module, while installed.
 
     Args:
         before: the hook.

@@ -270,11 +270,11 @@ _SETTINGS = (
     "p",
     "track_running_stats",
 )
-"""Attributes of modules that are settings; others are the program's own business."""
+"""Attributes of modules that are settings; all others are ignored."""
 
 
 def _settings(module: torch.nn.Module | None) -> dict[str, Any]:
-    """Returns the settings and the shapes of the buffers of a module, as far as it has any."""
+    """Returns a module's settings and the shapes of its buffers, if it has any."""
     if module is None:
         return {}
     given = {name: module.__dict__.get(name) for name in _SETTINGS}

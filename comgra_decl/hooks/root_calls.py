@@ -39,7 +39,7 @@ class RootCalls:
 
     @property
     def training(self) -> bool:
-        """Whether anything has been trained yet."""
+        """Whether anything has been trained so far."""
         return bool(self._trained)
 
     def trains(self, root: nn.Module) -> None:

@@ -194,7 +194,7 @@ class StepRecords:
             self.emit_undecided()  # a test run without gradients
 
     def _finish_unended(self) -> None:
-        """Handle calls of `backward` after the last step, at the end of the program.
+        """Handle calls to `backward` after the last step, at the end of the program.
 
         If a model was trained in training mode and is now called in evaluation mode, these calls
         are an evaluation with gradients. Examples are a saliency map, an adversarial example, and

@@ -103,7 +103,7 @@ class StepState:
     def __init__(self, counted: Callable[[], int] = lambda: 0) -> None:
         self._counted = counted
         self._begun = 0
-        self._watched = False  # whether the next model call was to decide about this step
+        self._watched = False  # whether the next model call decides about this step
         self._calls: Counter[Hashable] = Counter()
         self.stage = Stage.WAITING
         self.armed = False
@@ -174,7 +174,7 @@ class StepState:
         return due
 
     def reconsider(self) -> None:
-        """Let the next model call decide again, if a model call was to decide about this step."""
+        """Let the next model call decide again, if this step was left to a model call."""
         if self._watched and self.stage is Stage.DECLINED:
             self.stage = Stage.WATCHING
 
@@ -258,7 +258,7 @@ class StepState:
     # -- ending a step -------------------------------------------------------------------------
 
     def outcome(self, *, due: bool, kept: bool, tensors: int) -> Outcome:
-        """Return the outcome of this captured step, which ends now.
+        """Return the outcome of the captured step that is ending.
 
         Args:
             due: whether the schedule records it.

@@ -129,6 +129,7 @@ class Steps:
         self._watch = RootWatch(self._on_watched_call, on_fault=ending.fault)
         self._pace = Pace()
         self._quiet = 0.0  # the first step that can be due
+        self._told_several = False  # whether a note says that `sudden` has no effect
         self._incoming: deque[tuple[Spec | None, str]] = deque()
         self._is_by_hand_reported = False
         self._nested = False  # whether optimizer steps are nested, so that hooks run twice
@@ -251,7 +252,7 @@ class Steps:
         self._losses.announce(self._on_backward if by_hand else None)
 
     def _on_backward(self, tensors: Any) -> None:
-        """Handle a call of `backward`, before it runs, in a program without optimizer steps."""
+        """Handle a call to `backward`, before it runs, in a program without optimizer steps."""
         if self._ending.over:
             return
         lane = self._turns.elsewhere()
@@ -380,8 +381,16 @@ class Steps:
     def _heed(self, alarm: LossAlarm) -> None:
         """Schedule the next steps for recording after a sudden loss."""
         reason = alarm.taken()
-        if reason is None or _is_one_of_several():
-            return  # the ranks of a training record the same steps
+        if reason is None:
+            return
+        if _is_one_of_several():  # without communication, the ranks cannot choose the same steps
+            if not self._told_several:
+                self._told_several = True
+                self._scalars.remark(
+                    f"schedule.sudden: {reason}; no further steps are recorded, because this "
+                    "option has no effect on several ranks, which must record the same steps"
+                )
+            return
         steps = self._declared.agenda.alarm(self._state.number)
         if steps is not None:
             self._quiet = -math.inf
@@ -416,7 +425,7 @@ class Steps:
         self._scalars.turn_to(self._lanes.followed.saying)
 
     def _end_elsewhere(self, lane: Lane) -> None:
-        """End a step of a thread while a step of another thread is followed."""
+        """End a step of one thread while another thread's step is being followed."""
         lane.clock.end()
         lane.hand.end_step()
         lane.waits = True
@@ -512,7 +521,7 @@ class Steps:
     def _on_watched_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> bool:
-        """Handle the call of an outermost module; return whether it decides about the step."""
+        """Handle the call to an outermost module; return whether it decides about the step."""
         with self._together:
             if self._lanes.several and (
                 is_within_call(sys._getframe(1)) or not self._turns.turn_here()
@@ -562,7 +571,7 @@ def _classes(optimizer: Any) -> list[str]:
 
 
 def _is_one_of_several() -> bool:
-    """Whether this process trains together with others."""
+    """Whether this process trains together with other processes."""
     distributed = torch.distributed
     several = distributed.is_available() and distributed.is_initialized()
     return several and distributed.get_world_size() > 1

@@ -1,4 +1,4 @@
-"""The module hooks that run while a step is recorded, and what they do at each call."""
+"""The module hooks that run while a step is recorded."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ModuleTracer:
         spec: what to capture.
         owners: the parent of each module.
         calls: decides which record a call belongs to.
-        direct: is notified of module calls, to distinguish them from direct calls of `forward`.
+        direct: is notified of module calls, to distinguish them from direct calls to `forward`.
         held: returns the ids of the parameters held by optimizers.
         together: lock held while it is decided which thread's calls are followed.
         on_fault: called with exceptions of tracing itself, which never reach the program.
@@ -262,7 +262,7 @@ class ModuleTracer:
             self.direct.entered[own] = module
             if self.observers is not None and self._is_compiled(module):
                 return
-            # inlined `is_no_step`, because this runs at each call of each module
+            # inlined `is_no_step`, because this runs at each call to each module
             if graph_task() != -1 or tracing_state() is not None:
                 return
             # No call lies between these comparisons and the addition, so no other thread runs.
@@ -289,7 +289,7 @@ class ModuleTracer:
     def before_direct(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        """Handle the beginning of a direct call of `forward`."""
+        """Handle the beginning of a direct call to `forward`."""
         try:
             mine = here()
             if is_no_step() or (mine != self.thread and not self._claim()):
@@ -328,7 +328,7 @@ class ModuleTracer:
 
     @guarded
     def after_direct(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Handle the end of a direct call of `forward`; `output` is None if the call failed."""
+        """Handle the end of a direct call to `forward`; `output` is None if the call failed."""
         self._finish(module, args, output)
 
     def before_compiled(
@@ -393,7 +393,7 @@ class ModuleTracer:
             self._take_inputs(module, args, kwargs)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Follow the call of an outermost module during which the hooks were installed."""
+        """Follow the call to an outermost module during which the hooks were installed."""
         self._depth = 1
         with without_functions():
             self._enter_root(module, args, dict(kwargs))
@@ -624,7 +624,7 @@ class ModuleTracer:
         return [plan for plan in known if plan.top.takes_part and self._is_top(plan)]
 
     def _is_top(self, plan: TopPlan) -> bool:
-        """Return whether a module has not become part of another one since it was called."""
+        """Return whether a module is still not part of another one."""
         module = plan.top.module()
         return module is None or self.tops.get(id(module)) is plan
 

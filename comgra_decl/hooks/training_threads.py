@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.step_state import StepState
 
 _PATIENCE = 4
-"""The number of steps for which a thread leaves a record to a thread whose turn it is."""
+"""The number of steps for which a thread leaves a record to the thread that is due for one."""
 
 _STALE = 1000
 """The number of steps of other threads after which an unfinished record is dropped."""
@@ -132,7 +132,7 @@ class Lanes:
         return self.refused > _PATIENCE * len(self._all)
 
     def leaves(self) -> bool:
-        """Return whether the followed thread leaves the due record to one whose turn it is."""
+        """Return whether the followed thread leaves the due record to the next one in turn."""
         mine = self.followed
         older = [lane for lane in self._all if lane.record < mine.record and lane.waits]
         if older and mine.waited < _PATIENCE:
@@ -338,7 +338,7 @@ class Turns:
         return True
 
     def in_turn(self, plan: Plan, *, keeps: bool) -> Plan:
-        """Adjust a plan so that a due record goes to the thread whose turn it is.
+        """Adjust a plan so that a due record goes to the thread that is next in turn.
 
         Args:
             plan: the plan for the step that begins in the followed thread.

@@ -70,7 +70,7 @@ class FindingRing(Generic[T]):
             self._fulfil(request)
 
     def _fulfil(self, request: Request) -> None:
-        """Keeps held steps around the requested step, or the newest ones if that step has left."""
+        """Keeps held steps around the requested step, or the newest ones if it has already left."""
         at = self._held(request.step)
         kept = None if at is None else self.ring.fire(at, [request.reason])
         self._answer(Answer(request, kept))

@@ -32,7 +32,7 @@ Watch = Callable[[list[StepBatch]], Sequence[Request]]
 
 @dataclass(slots=True)
 class _Place:
-    """A waiting step that has been finalised: number `index` in `batch`."""
+    """A finalised step that is waiting, with the index `index` in `batch`."""
 
     batch: StepBatch
     index: int
@@ -44,7 +44,7 @@ _Payload = RawStep | _Place
 
 @dataclass(slots=True)
 class _Carried:
-    """Data that must be stored even if the step it arrived with is dropped."""
+    """Data that must be stored even if its step is dropped."""
 
     slots: list[SlotInfo] = field(default_factory=list)
     structures: list[Structure] = field(default_factory=list)

@@ -172,5 +172,5 @@ class Ring(Generic[T]):
 
 
 def _short(reasons: Iterable[str]) -> list[str]:
-    """Returns the names of the triggers, without details about a step."""
+    """Returns the names of the triggers, without step details."""
     return list(dict.fromkeys(reason.partition(":")[0] for reason in reasons))

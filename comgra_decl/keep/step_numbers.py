@@ -67,7 +67,7 @@ class StepNumbers:
         self.watched = np.array([info.mode == "train" for info in batch.steps], np.bool_)
 
     def statistic(self, name: str, over_batch: str) -> NDArray[np.float32]:
-        """Returns one statistic of all slots, [k, n]."""
+        """Returns a statistic for all slots, [k, n]."""
         rank = AGGREGATES.index(over_batch)
         return self.batch.aggregates[:, :, self.statistics.index(name), rank]
 
@@ -192,7 +192,7 @@ class StepView:
         iteration: int = 0,
         over_batch: str = "mean",
     ) -> float:
-        """Returns one statistic of one slot; NaN if it was not recorded in this step.
+        """Returns a statistic of one slot; NaN if it was not recorded in this step.
 
         Raises:
             ValueError: The statistic is not listed in the spec's `stats`.

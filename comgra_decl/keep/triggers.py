@@ -39,7 +39,7 @@ class Trigger(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """Why the trigger cannot work, as far as known."""
+        """Why the trigger cannot work, if that is known."""
 
     def look(self, look: StepNumbers) -> Reasons:
         """Returns the steps at which the trigger fires."""

@@ -78,7 +78,7 @@ class Arrays:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> Heat:
-        """Returns one statistic of all slots of a pass at all steps."""
+        """Returns a statistic for all slots in a pass, at every step."""
         return heat(self._snapshot, statistic, of, over_batch, type)
 
     def shapes(self, step: int, *, type: str | None = None) -> dict[int, Shape]:
@@ -112,7 +112,7 @@ def present(snapshot: Snapshot, names: list[str], values: NDArray[np.float32]) -
 def heat(
     snapshot: Snapshot, statistic: str, pass_: str, over_batch: str, type_: str | None
 ) -> Heat:
-    """Returns one statistic of all slots of a pass at all steps."""
+    """Returns a statistic for all slots in a pass, at every step."""
     records = snapshot.records(type_)
     if not is_one_of(pass_, [pass_]):
         raise UnknownNameError(

@@ -23,7 +23,7 @@ def compare(
     over_batch: str = "mean",
     type: str | None = None,
 ) -> pd.DataFrame:
-    """Returns one statistic of one tensor in several runs: a row per step, a column per run.
+    """Returns a statistic of one tensor across several runs: one row per step, one column per run.
 
         run        lr_1e-3   lr_1e-2
         step
@@ -69,7 +69,7 @@ def compare(
 
 
 def differences(runs: Iterable[Run]) -> pd.DataFrame:
-    """Returns the settings in which runs differ: a row per setting, a column per run.
+    """Returns the settings in which runs differ: one row per setting, one column per run.
 
         run                    lr_1e-3  lr_1e-2
         setting
@@ -94,7 +94,7 @@ def differences(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def _named(runs: list[Run]) -> list[tuple[str, Run]]:
-    """Returns the runs with the shortest names that are unique."""
+    """Returns the runs under the shortest names that are unique."""
     for name_of in (_name, _long_name, _path):
         names = [name_of(run) for run in runs]
         if len(set(names)) == len(names):

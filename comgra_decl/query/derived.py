@@ -37,7 +37,7 @@ class Pair(NamedTuple):
 
 
 def pairs(slots: list[SlotInfo]) -> dict[int, Pair]:
-    """Returns the pair from which each slot's update ratio is computed, for slots that have one."""
+    """Returns the pair of slots that defines each slot's update ratio, for slots that have one."""
     parameters = {
         (s.key.node, s.key.role): s.id
         for s in slots
@@ -61,7 +61,7 @@ def offered(snapshot: Snapshot) -> list[str]:
 
 
 def base(snapshot: Snapshot) -> int:
-    """Returns the index of the stored statistic from which the derived ones are computed.
+    """Returns the index of the stored statistic that the derived ones are computed from.
 
     Raises:
         UnknownNameError: the run lacks a required statistic or capture.

@@ -1,4 +1,4 @@
-"""What an installed viewer adds to runs, tensors and groups; this package imports no viewer."""
+"""Features that an installed viewer adds to runs, tensors and groups."""
 
 from __future__ import annotations
 

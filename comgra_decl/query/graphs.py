@@ -1,4 +1,4 @@
-"""Finds the dependency graph that is valid at a step."""
+"""Finds the dependency graph for a step."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Group:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> pd.DataFrame:
-        """Returns one statistic of one tensor in all runs: a row per step, a column per run.
+        """Returns a statistic of one tensor across all runs: one row per step, one column per run.
 
             run        lr_1e-3   lr_1e-2
             step
@@ -112,7 +112,7 @@ class Group:
         )
 
     def differences(self) -> pd.DataFrame:
-        """Returns the settings in which the runs differ: a row per setting, a column per run.
+        """Returns the settings in which the runs differ: one row per setting, one column per run.
 
             run                    lr_1e-3  lr_1e-2
             setting

@@ -18,20 +18,20 @@ from .snapshot import Snapshot, named
 
 @dataclass(frozen=True, eq=False)
 class Preview:
-    """What a run keeps of a tensor to be looked at; converts to a numpy array.
+    """A small, viewable part of a tensor, as kept in a run; converts to a numpy array.
 
         >>> run.slot("conv1").preview(100)
         <Preview of step 100: sample 1 (first of 64), channel 10 (first of 16),
         height 10 (means of 28), width 10 (means of 28)>
 
     Attributes:
-        step: the recorded step that it is of.
+        step: the recorded step that it comes from.
         values: the entries; a tensor with a batch dim has its samples first. float32, unless
             they are whole numbers or, if `whole`, of any dtype.
-        meanings: for each axis its name, its size in the tensor, and how the entries kept were
-            made from it: "all", "first" (the first ones), or "mean" (entry i of m is the mean of
-            the entries from floor(i size / m) to ceil((i + 1) size / m) - 1).
-        whole: whether these are the values that the record keeps, and not a preview of them.
+        meanings: for each axis, its name, its size in the tensor, and which entries were kept:
+            "all", "first" (the first ones), or "mean" (entry i of m is the mean of the entries from
+            floor(i size / m) to ceil((i + 1) size / m) - 1).
+        whole: whether these are all the values in the record, not a preview of them.
     """
 
     step: int
@@ -46,7 +46,7 @@ class Preview:
 
     @property
     def pooled(self) -> dict[str, float]:
-        """By axis, how many entries of the tensor each mean covers; only axes with means."""
+        """For each axis with means, how many entries of the tensor each mean covers."""
         return {
             axis.name: axis.size / kept
             for axis, kept in zip(self.meanings, self.values.shape, strict=True)
@@ -67,9 +67,9 @@ class Preview:
 
 
 def preview(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None) -> Preview:
-    """Returns the values of a step, else the preview of the nearest record that has one.
+    """Returns the values at a step or, if there are none, the preview from the nearest record.
 
-    Of records at the same distance the earlier one counts; records up to the step come first.
+    Records up to the step take precedence over later ones.
     """
     record = snapshot.record(step, type_)
     values = snapshot.view.value(record, slot.id)

@@ -44,7 +44,7 @@ def price_text(report: Mapping[str, Any]) -> str | None:
     ]
     once, first = price.get("once") or 0.0, price.get("records") == 1
     if costs and once >= _SHOWN_FROM:
-        costs.append(f"and {once:.3g} s were spent once, on compiling")
+        costs.append(f"plus {once:.3g} s once, for compiling")
     which = "the first record, which found the model, added" if first else "a record adds"
     return f"{which} {', '.join(costs)}" if costs else None
 

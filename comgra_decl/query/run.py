@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class Run(RunFacts):
     """A recorded run. Its contents are loaded on access.
 
-    All data is as of the last `refresh`, or as of the opening of the run. New records of a live run
-    appear only after `refresh`. Thread-safe.
+    All data is as of the last `refresh` or, before the first one, as of opening the run. New
+    records of a live run appear only after `refresh`. Thread-safe.
 
     `slot` returns a handle to one recorded tensor. Two arguments are common to many methods. `type`
     selects the records by type of execution or by tag; None selects the records in train mode, or
@@ -46,7 +46,7 @@ class Run(RunFacts):
 
     @property
     def records(self) -> pd.DataFrame:
-        """All records, a row per record.
+        """All records, one row per record.
 
                    step   type   mode          time structure batch_size      cost  kept tags
             record
@@ -85,7 +85,7 @@ class Run(RunFacts):
 
     @property
     def slots(self) -> pd.DataFrame:
-        """All slots, a row per slot.
+        """All slots, one row per slot.
 
                  node    role  iteration     pass      kind    dtype    shape  batch_dim ...
             slot
@@ -114,7 +114,7 @@ class Run(RunFacts):
         return self._reader.meta.bins
 
     def kpis(self) -> pd.DataFrame:
-        """Returns the metrics of all steps, recorded or not, a row per value.
+        """Returns the metrics of all steps, recorded or not, one row per value.
 
                step   type  name     value
             0     0  train  loss  2.302585
@@ -125,7 +125,7 @@ class Run(RunFacts):
         return self._snapshot.kpis_table.copy()
 
     def notes(self) -> pd.DataFrame:
-        """Returns the notes of the run in order, a row per note.
+        """Returns the notes of the run in order, one row per note.
 
                step   type          time               text
             0    40  train  1.763719e+09  warm-up is over
@@ -135,7 +135,7 @@ class Run(RunFacts):
         return self._snapshot.notes_table.copy()
 
     def findings(self) -> pd.DataFrame:
-        """Returns the rules' findings during recording, a row per finding, most important first.
+        """Returns the rules' findings during recording, one row per finding, most important first.
 
         The columns are:
 
@@ -182,7 +182,7 @@ class Run(RunFacts):
     # -- graph
 
     def structure(self, step: int | None = None, *, type: str | None = None) -> Structure | None:
-        """Returns the dependency graph valid at a step (None: the last one), or None."""
+        """Returns the dependency graph at a step (None: the last one); None if there is none."""
         return graphs.structure(self._snapshot, step, type)
 
     def structure_hash(self, step: int | None = None, *, type: str | None = None) -> str | None:
@@ -190,7 +190,7 @@ class Run(RunFacts):
         return graphs.structure_hash(self._snapshot, step, type)
 
     def edges(self, step: int | None = None, *, type: str | None = None) -> list[tuple[str, str]]:
-        """Returns the (source node, sink node) pairs of the graph valid at a step, each pair once.
+        """Returns the (source node, sink node) pairs of the graph at a step, each pair once.
 
         Connections within a node are omitted; `structure` contains them. If a tensor from an
         earlier step is used again, it is a separate node, such as "cell (earlier step)".
@@ -200,11 +200,10 @@ class Run(RunFacts):
     # -- statistics
 
     def cuts(self, step: int | None = None, *, type: str | None = None) -> list[str]:
-        """Returns the places in a step at which values left torch and the graph therefore ends.
+        """Returns the places in a step where values leave torch, so that the graph ends there.
 
-        Each entry consists of a node and the call through which its values left torch, such as
-        `head.item()`. Tensors that the program computed from such values have no edge from that
-        node.
+        Each entry names a node and the call that its values leave through, such as `head.item()`.
+        Tensors that the program computes from such values have no edge from that node.
         """
         graph = self.structure(step, type=type)
         return [] if graph is None else list(graph.cuts)
@@ -238,7 +237,7 @@ class Run(RunFacts):
         over_batch: str = "mean",
         type: str | None = None,
     ) -> pd.Series[float]:
-        """Returns one statistic of a node's output by step: `slot(node).series(statistic)`.
+        """Returns a statistic of a node's output by step: `slot(node).series(statistic)`.
 
             step
             0     1.002241
@@ -262,7 +261,7 @@ class Run(RunFacts):
         return self.slot(node).value(step, sample=sample, part=part, type=type)
 
     def row(self, step: int, *, over_batch: str = "mean", type: str | None = None) -> pd.DataFrame:
-        """Returns all statistics of all slots recorded at a step, a row per slot.
+        """Returns all statistics of all slots recorded at a step, one row per slot.
 
         The index has the levels node, role, iteration and pass:
 
@@ -292,7 +291,7 @@ class Run(RunFacts):
         return self._snapshot.view.reshaped
 
     def samples(self, step: int, *, type: str | None = None) -> pd.DataFrame:
-        """Returns the samples recorded individually at a step, a row per sample.
+        """Returns the samples recorded individually at a step, one row per sample.
 
                     place label
             sample
@@ -316,7 +315,7 @@ class Run(RunFacts):
         over_batch: str = "mean",
         type: str | None = None,
     ) -> pd.DataFrame:
-        """Returns one statistic of all slots of a pass: a row per step, a column per slot.
+        """Returns a statistic for all slots in a pass: one row per step, one column per slot.
 
         The columns have the levels node, role, iteration and pass:
 

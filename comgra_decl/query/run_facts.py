@@ -71,7 +71,8 @@ class RunFacts:
     def ranks(self) -> list[int]:
         """Recorded ranks of a distributed training job; [0] for a single process.
 
-        A run of several ranks shows all ranks joined. A record exists as soon as all ranks have it.
+        If there are several ranks, the run combines their records. A record appears as soon as all
+        ranks have written it.
         """
         reader = self._reader
         if isinstance(reader, JoinedReader):
@@ -93,7 +94,7 @@ class RunFacts:
 
     @property
     def sessions(self) -> pd.DataFrame:
-        """The sessions that wrote the run, a row per session; several if it was resumed.
+        """The sessions that wrote the run, one row per session; several if it was resumed.
 
                           started  step  first_record
             session
@@ -107,7 +108,7 @@ class RunFacts:
         return sessions_table(self._snapshot.view.sessions, self.started)
 
     def rank_differences(self) -> pd.DataFrame:
-        """Returns the tensors that should be identical on all ranks but differ, a row per tensor.
+        """Returns the tensors that should be identical on all ranks but differ, one row per tensor.
 
                  node    role  iteration     pass  first_step  difference
             0    head  weight          0  forward         120    0.000313
@@ -215,7 +216,7 @@ class RunFacts:
 
 
 _ENDED = ("finished", "stopped")
-"""States in which a trigger that has never fired cannot fire any more."""
+"""States in which a trigger that has never fired can no longer fire."""
 
 
 def _troubles(keep: Mapping[str, Any]) -> list[str]:

@@ -125,7 +125,7 @@ class Slot:
         return statistics.series(self._snapshot, self._info, statistic, over_batch, type)
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> pd.DataFrame:
-        """Returns one statistic of each recorded sample: a row per step, a column per sample.
+        """Returns a statistic for each recorded sample: one row per step, one column per sample.
 
             sample         0         1
             step
@@ -143,7 +143,7 @@ class Slot:
         return pd.DataFrame(columns, index, dtype=np.float32).rename_axis(columns="sample")
 
     def row(self, step: int, *, type: str | None = None) -> pd.DataFrame:
-        """Returns all statistics of each recorded sample at a step: a row per sample.
+        """Returns all statistics of each recorded sample at a step: one row per sample.
 
                         mean       std        l2 ...
             sample
@@ -203,11 +203,11 @@ class Slot:
         )
 
     def preview(self, step: int, *, type: str | None = None) -> Preview:
-        """Returns something to look at: the values of a step, or else a small part of them.
+        """Returns the values at a step if they were kept, or else a small part of them.
 
-        If the record keeps the tensor's values, these are returned; otherwise the preview of the
-        newest record up to this step, or of the next one if there is none (`Preview.step` tells
-        which). Of several ranks, the first one's.
+        If the record contains no values, the result is the newest preview up to this step or, if
+        there is none, the next one; `Preview.step` states its step. If there are several ranks, the
+        first one that has a preview provides it.
 
         Args:
             step: the step.

@@ -1,4 +1,4 @@
-"""One view of a run, with the indexes that queries need."""
+"""A view of a run, with the indexes that queries need."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class Snapshot:
 
     @cached_property
     def update_pairs(self) -> dict[int, derived.Pair]:
-        """The pair from which each slot's update ratio is computed."""
+        """The pair of slots that defines each slot's update ratio."""
         return derived.pairs(self.view.slots)
 
     def column(self, statistic: str, over_batch: str) -> int:

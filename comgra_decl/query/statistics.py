@@ -22,7 +22,7 @@ LEVELS = ("node", "role", "iteration", "pass")
 def series(
     snapshot: Snapshot, slot: SlotInfo, statistic: str, over_batch: str, type_: str | None
 ) -> pd.Series[float]:
-    """Returns one statistic of a slot by step."""
+    """Returns a statistic of a slot by step."""
     records = snapshot.records(type_)
     if is_one_of(statistic, derived.NAMES):
         values = _ratios(snapshot, slot, over_batch)[records]
@@ -80,7 +80,7 @@ def shape(
 def sample_series(
     snapshot: Snapshot, slot: SlotInfo, statistic: str, sample: int, type_: str | None
 ) -> pd.Series[float]:
-    """Returns one statistic of one sample of a slot by step."""
+    """Returns a statistic by step, for one sample of a slot."""
     records = snapshot.records(type_)
     number = snapshot.sample(sample)
     if is_one_of(statistic, derived.NAMES):  # a parameter is its own sample 0
@@ -134,7 +134,7 @@ def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None)
 def heat(
     snapshot: Snapshot, statistic: str, pass_: str, over_batch: str, type_: str | None
 ) -> pd.DataFrame:
-    """Returns one statistic of all slots of a pass: a row per step, a column per slot."""
+    """Returns a statistic for all slots in a pass: one row per step, one column per slot."""
     found = arrays.heat(snapshot, statistic, pass_, over_batch, type_)
     index = pd.Index(found.steps, name="step")
     return pd.DataFrame(found.values, index, named_index(snapshot, found.ids))

@@ -42,7 +42,7 @@ _PLACE = ("node", "role", "iteration")
 
 
 def records_table(view: RecordView) -> pd.DataFrame:
-    """Returns a row per record; `batch_size` is <NA> and `structure` None where unknown."""
+    """Returns one row per record; `batch_size` is <NA> and `structure` None where unknown."""
     facts = view.records
     return pd.DataFrame(
         {
@@ -61,7 +61,7 @@ def records_table(view: RecordView) -> pd.DataFrame:
 
 
 def sessions_table(sessions: list[Session], started: float) -> pd.DataFrame:
-    """Returns a row per session; see `Run.sessions`."""
+    """Returns one row per session; see `Run.sessions`."""
     return pd.DataFrame(
         {
             "started": [started if s.started is None else s.started for s in sessions],
@@ -97,7 +97,7 @@ def _tags(text: str) -> tuple[str, ...]:
 
 
 def slots_table(view: RecordView) -> pd.DataFrame:
-    """Returns a row per slot; `batch_dim` is <NA> for tensors without one."""
+    """Returns one row per slot; `batch_dim` is <NA> for tensors without one."""
     slots = view.slots
     return pd.DataFrame(
         {
@@ -122,7 +122,7 @@ def _texts(found: Iterable[str]) -> NDArray[np.object_]:
 
 
 def kpis_table(view: RecordView) -> pd.DataFrame:
-    """Returns a row per scalar, in logging order.
+    """Returns one row per scalar, in logging order.
 
     After the scalars come the KPIs stored with a record, except for names and types that already
     occur among the scalars.
@@ -137,7 +137,7 @@ def kpis_table(view: RecordView) -> pd.DataFrame:
 
 
 def notes_table(view: RecordView) -> pd.DataFrame:
-    """Returns a row per note, in order."""
+    """Returns one row per note, in order."""
     notes = view.notes
     return pd.DataFrame(
         {
@@ -183,7 +183,7 @@ def _recorded_kpis_table(view: RecordView) -> pd.DataFrame:
 
 
 def findings_table(document: Mapping[str, Any] | None) -> pd.DataFrame:
-    """Returns a row per finding of a document stored by the rules."""
+    """Returns one row per finding of a document stored by the rules."""
     lines = [_finding_line(finding) for finding in (document or {}).get("findings", [])]
     return pd.DataFrame(lines, columns=list(FINDING_COLUMNS), dtype=None if lines else object)
 

@@ -140,7 +140,7 @@ class RecordView(Protocol):
         """
 
     def preview(self, record: int, slot: int) -> StoredPreview | None:
-        """Returns the preview that a record holds of a slot; None if it holds none."""
+        """Returns a record's preview of a slot; None if it has none."""
 
     def value_slots(self, record: int) -> list[int]:
-        """Returns the slots whose values a record holds."""
+        """Returns the slots with values in a record."""

@@ -1,4 +1,4 @@
-"""Watch the run's spec file, which may be edited during training, and measure the run's cost.
+"""Watch the run's spec file for edits during training, and measure the cost of recording.
 
 A separate thread does both about once a second. The training thread never accesses a file, and the
 writer thread sleeps while there is nothing to write.

@@ -1,11 +1,11 @@
 """Check that enough memory is available to start and to continue recording.
 
-A system may refuse memory because of `ulimit -v`, a batch system or strict overcommit. The C++
-libraries used by tracing do not raise an exception then; if a thread cannot be created, the whole
-program ends. Memory is therefore requested before these libraries need it, and tracing stops while
-enough memory is left for the training. A limit can also be set while a program is running
-(`prlimit`) and tracing has already allocated its share. For that case, tracing reserves address
-space, which takes no memory.
+A system may refuse memory because of `ulimit -v`, a batch system or strict overcommit. In that
+case, the C++ libraries that tracing uses do not raise an exception: if a thread cannot be created,
+the whole program ends. Memory is therefore requested before these libraries need it, and tracing
+stops while enough memory is left for the training. A limit can also be set while a program is
+running (`prlimit`) and tracing has already allocated its share. For that case, tracing reserves
+address space, which takes no memory.
 """
 
 from __future__ import annotations

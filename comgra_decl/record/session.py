@@ -114,7 +114,7 @@ class Session:
     def enter_direct(
         self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None] | None:
-        """Record the direct call of `forward` during which the session was started.
+        """Record the direct call to `forward` during which the session was started.
 
         Returns:
             A function to call with the output, or None if the call is not followed.
@@ -209,7 +209,7 @@ class Session:
         return lambda: writer
 
     def _go_on(self, hooks: HookManager, past: Past) -> None:
-        """Make the rules and the hooks continue a resumed run."""
+        """Prepare the rules and the hooks to continue a resumed run."""
         from comgra_decl.hooks.schedule.resuming import Resumption
 
         if self._rules is not None:
@@ -454,7 +454,7 @@ _Last = Callable[[], list[StepBatch]]
 
 
 def _at_last(rules: _Last | None, documents: Callable[[], dict[str, Any]]) -> _Last:
-    """Return a function that returns, once, the batches to store after the last record.
+    """Return a function that returns the batches to store after the last record, once.
 
     Args:
         rules: returns the last findings of the rules; None if there are no rules.

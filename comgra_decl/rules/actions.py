@@ -30,7 +30,7 @@ _WAITING = 100
 
 
 class Actions:
-    """Acts on findings as declared in the spec; called on the writer thread.
+    """Takes the actions that the spec declares for findings; called on the writer thread.
 
     Args:
         spec: the actions to take.

@@ -51,7 +51,7 @@ def _is_rule(thing: object) -> bool:
 
 
 def statistic_of(rule: str) -> str | None:
-    """Returns the statistic that a rule measures; None if it measures several, or something else.
+    """Returns the statistic that a rule measures; None unless it measures exactly one.
 
     Args:
         rule: name of the rule; None is returned for a rule that does not exist (any more).

@@ -140,7 +140,7 @@ def began(first: int, after: int | None) -> str:
 def since(first: int, after: int | None) -> str:
     """Returns the beginning as the start of a period: "from step 74 on"."""
     when = began(first, after)
-    return f"from {when} on" if when.startswith("step") else f"from somewhere {when} on"
+    return f"from {when} on" if when.startswith("step") else f"starting {when}"
 
 
 def best_first(findings: Sequence[Finding]) -> list[Finding]:

@@ -30,7 +30,7 @@ def predictions(scene: Scene) -> set[int]:
 
 
 def predictions_and_logits(scene: Scene) -> set[int]:
-    """Returns the predictions and the tensors from which modules without weights compute them.
+    """Returns the predictions, and the tensors that modules without weights compute them from.
 
     Follows each prediction back to the last layer with weights, as long as a tensor is computed
     from a single tensor with the same number of elements.
@@ -186,7 +186,7 @@ def same_shape_edges(scene: Scene) -> Iterator[tuple[int, int]]:
 
 
 def sources_of(scene: Scene) -> dict[int, list[int]]:
-    """Returns the slots from which each slot is computed, according to all graphs so far."""
+    """Returns the slots that each slot is computed from, according to all graphs so far."""
     found: dict[int, list[int]] = {}
     for structure in scene.structures.values():
         for sink, sources in _sources(structure).items():
@@ -194,6 +194,38 @@ def sources_of(scene: Scene) -> dict[int, list[int]]:
             if all(key in _known(scene) for key in keys):
                 slots = [scene.table.by_key[key] for key in keys]
                 found.setdefault(slots[0], []).extend(slots[1:])
+    return found
+
+
+def has_other_terms(scene: Scene) -> bool:
+    """Returns whether a loss also depends on tensors that are neither predictions nor targets.
+
+    These include parameters, such as a learned weight of the loss.
+    """
+    known = predictions(scene) | computed_from_targets(scene)
+    known |= {slot for call in scene.calls if (slot := prediction_of(scene, call)) is not None}
+    infos = scene.table.infos
+    return any(
+        source not in known and infos[source].kind in ("computed", "parameter")
+        for sink, sources in sources_of(scene).items()
+        if infos[sink].kind == "loss"
+        for source in sources
+    )
+
+
+def judging_models(scene: Scene) -> dict[str, set[str]]:
+    """Returns the models that receive outputs of other models with gradients, and these models.
+
+    An example is a discriminator, which receives the outputs of a generator. A model is identified
+    by its node's name up to the first dot.
+    """
+    found: dict[str, set[str]] = {}
+    for structure in scene.structures.values():
+        for a, b, gradient in structure.edges:
+            source, sink = (structure.keys[i].node.partition(".")[0] for i in (a, b))
+            both_computed = structure.kinds[a] == structure.kinds[b] == "computed"
+            if gradient and both_computed and source != sink:
+                found.setdefault(sink, set()).add(source)
     return found
 
 
@@ -256,7 +288,7 @@ def _info(scene: Scene, structure: Structure, key: SlotKey) -> SlotInfo:
 
 
 def _of_one_size(scene: Scene) -> set[tuple[int, int]]:
-    """Returns (source, sink) of all edges between slots with equally many elements per sample."""
+    """Returns (source, sink) of all edges between slots with as many elements per sample."""
     found = set()
     for structure in scene.structures.values():
         for a, b, _ in structure.edges:

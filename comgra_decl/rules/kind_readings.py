@@ -35,7 +35,7 @@ def half(scene: Scene, largest: float | None) -> Judged | None:
     if not scene.records:
         return None
     if not scene.table.where(lambda i: i.dtype in ("float16", "bfloat16")).any():
-        return f"none of {len(scene.table)} recorded tensors is in half precision", "absent"
+        return f"none of the {len(scene.table)} recorded tensors is in half precision", "absent"
     return None if not largest else (f"largest number in half precision {largest:.3g}", "fine")
 
 
@@ -81,7 +81,7 @@ def unsaturated(scene: Scene, last: NDArray[np.float32]) -> Judged | None:
 
 
 def branches(scene: Scene, last: NDArray[np.float32]) -> Judged | None:
-    """Returns the smallest of all tensors that are combined, relative to the largest beside it."""
+    """Returns the size of the smallest branch, relative to the largest one it is combined with."""
     if scene.structure is None:
         return None
     groups = list(combined(scene).values())
@@ -158,7 +158,7 @@ def between(table: SlotTable, at: Slots, values: NDArray[np.floating]) -> str:
 
 
 def _without(scene: Scene, classes: tuple[str, ...], text: str) -> Judged | None:
-    """Returns that a question does not apply, unless the model has a module of such a class."""
+    """Returns a reading that the question does not apply, unless the model has such a module."""
     modules = scene.documents.get("modules")
     if not modules:
         return None

@@ -97,7 +97,7 @@ class LossReadings:
 
     @property
     def broken(self) -> str:
-        """How many losses are not finite; "" if all of them are."""
+        """How many losses are not finite; "" if all are finite."""
         type_ = self._type
         if type_ is None or not self._wild[type_]:
             return ""

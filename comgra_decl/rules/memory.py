@@ -1,4 +1,4 @@
-"""The memories of rules about each slot: vectors indexed by slot number.
+"""Memories of rules: vectors with one entry per slot.
 
 A window of k records and k windows of one record give the same results. All slots of a window are
 processed together.

@@ -1,7 +1,7 @@
 """The recorded values behind the answers to the checklist.
 
-Readings are collected for every run, regardless of its rules. They are shown next to the answer and
-can prevent a tick, because an answer that the values contradict is never green.
+Readings are collected for every run, whatever its rules. They are shown next to the answer and can
+prevent a tick, because an answer is never green if the values contradict it.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class Readings:
         known = most[np.isfinite(most)]
         if not len(known):
             return Reading("no finite prediction in the last record", "unknown")
-        text = f"predictions of a batch vary by {known.min():.2g} of the largest value"
+        text = f"within a batch, predictions vary by {known.min():.2g} times the largest value"
         # the statistics of samples can be equal although their elements differ
         return Reading(text, "fine" if known.min() > _SAME else "unknown")
 
@@ -383,7 +383,7 @@ def _last_layer(scene: Scene) -> Reading | None:
     if not scene.calls:
         return None
     call = _last(scene.calls)
-    made = f" of what {call.prediction.made_by} computes" if call.prediction.made_by else ""
+    made = f" computed by {call.prediction.made_by}" if call.prediction.made_by else ""
     deciding: tuple[str, ...] = ()
     if call.function in CLASSIFICATION and call.target.is_integer:
         deciding = ("probabilities_as_logits",)
@@ -424,7 +424,7 @@ def _batched(table: SlotTable, slots: Iterable[int]) -> Slots:
 
 
 def _unflattened(scene: Scene, slots: Iterable[int]) -> set[int]:
-    """Returns the tensors from which predictions [batch * positions, ...] are reshaped."""
+    """Returns the tensors that are reshaped to predictions [batch * positions, ...]."""
     infos, sources = scene.table.infos, sources_of(scene)
     return {
         source
@@ -440,7 +440,7 @@ def _spreading(table: SlotTable) -> Slots:
 
 
 def _updated(table: SlotTable) -> tuple[Slots, Slots]:
-    """Returns the slots of the weights whose updates are recorded, and of these updates."""
+    """Returns the slots of weights with recorded updates, and the slots of the updates."""
     pairs = [
         (slot, table.by_key[key])
         for slot in np.flatnonzero(table.weights).tolist()

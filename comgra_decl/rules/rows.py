@@ -17,7 +17,7 @@ from comgra_decl.rules.table import SlotTable
 from comgra_decl.rules.window import Window
 
 FIRST, THEN = 20, 5
-"""All of the first records are read, and every fifth of the others."""
+"""Number of first records that are all read, and the interval between the others."""
 
 MOST_ROWS = 800
 MOST_COLUMNS = 1024

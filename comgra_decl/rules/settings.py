@@ -73,7 +73,8 @@ class Clipping:
         norm: the norm to which gradients are clipped; None if no clipping is known.
         total: the total norm in the newest record; NaN before the first.
         run: number of records since `first`, not counting it.
-        first: the step since which the total norm is the same and the shares differ.
+        first: the first step of the period in which the total norm is the same and the shares
+            differ.
         records: number of records with a total norm that is finite and not 0.
     """
 
@@ -117,8 +118,8 @@ def raise_rate(scene: Scene, otherwise: str) -> str:
             return "The learning rate is 0 from the start. Set it, or check its schedule."
         return (
             f"The learning rate is 0 {since(first, after)}; it was {rates.most:.3g} before. Check "
-            "the number of steps for which its schedule is designed, and whether the schedule is "
-            "called once per step or once per epoch."
+            "how many steps its schedule is designed for, and whether the schedule is called once "
+            "per step or once per epoch."
         )
     if rates.now < _LOWERED * rates.most:
         return (
@@ -155,7 +156,7 @@ def lower_decay(scene: Scene, otherwise: str) -> str:
     if not known:
         return otherwise
     rate, decay, kind = max(known, key=lambda group: group[0] * group[1])
-    elsewhere = "look for a penalty in the loss or a layer that is not needed"
+    elsewhere = "look for a penalty in the loss or an unnecessary layer"
     if not any(decay for _, decay, _ in known):
         return f"No optimizer has weight decay, so {elsewhere}."
     if kind not in DECOUPLED:

@@ -1,4 +1,4 @@
-"""Names the dims of recorded tensors: from the spec, else from module class and shape."""
+"""Names the dims of recorded tensors, from the spec or else from the module class and the shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ONE_DIMENSIONAL = re.compile(r"(Conv|Pool|BatchNorm|InstanceNorm).*1d")
 
 
 def checked_axes(names: list[str]) -> list[str]:
-    """Returns the names if each can name an axis and none occurs twice."""
+    """Returns the names if each is a valid axis name and none is repeated."""
     for name in names:
         if not AXIS_NAME.fullmatch(name):
             raise ValueError(f"{name!r} must be a word such as 'head', of at most 40 characters")
@@ -42,7 +42,7 @@ def name_axes(
     batched: bool = True,
     declared: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Returns the names of a tensor's value dims, one for each; the batch dim is not among them.
+    """Returns one name for each value dim of a tensor; the batch dim is not included.
 
     Args:
         shape: sizes of the value dims.
@@ -52,8 +52,8 @@ def name_axes(
         module_class: class of its module, "" if unknown.
         whole_numbers: whether it holds integers, such as token ids.
         batched: whether it has a batch dim besides these dims.
-        declared: names from the spec, used if they are as many as the dims. Of a parameter, the
-            module's structure determines the names.
+        declared: names from the spec, used if there is one for each dim. Parameters are named by
+            the structure of their module instead.
     """
     number = len(shape)
     class_ = module_class.rpartition(".")[2]

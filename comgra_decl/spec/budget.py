@@ -60,7 +60,7 @@ def _bytes_as_text(value: Any) -> Any:
 
 
 class BudgetSpec(SpecModel):
-    """Limits on the cost of recording; the log and the run's report state what was chosen.
+    """Limits on the cost of recording; the log and the run's report show the resulting intervals.
 
     `steps` and `windows` are recorded regardless of the time budget. Once the disk budget is used
     up, nothing more is recorded.

@@ -53,7 +53,8 @@ class SplitSpec(SpecModel):
 
     groups: Annotated[Int, Field(ge=1)] | None = None
     """Number of parts, each a group of neighbouring indices; all groups have the same size. With
-    null, every index is a part of its own."""
+    null, each index is a separate part.
+    """
 
 
 class AttentionSpec(SpecModel):

@@ -1,4 +1,4 @@
-"""Which steps to keep because of their results; this is decided after each step."""
+"""Which steps to keep, decided after each step based on its results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MeasureSpec(SpecModel):
     `backward()` is called."""
 
     node: Glob | None = None
-    """Glob over nodes; if several slots match, the largest value counts."""
+    """Glob over nodes; if several slots match, the largest value is used."""
 
     statistic: Annotated[str, Field(min_length=1)] = "abs_max"
     """A statistic listed in the spec's `stats`."""
@@ -77,9 +77,9 @@ class QuantileTrigger(SpecModel):
     """Fires when a value is unusual compared with those of recent steps of the same type.
 
     It fires if the value is above the quantile, or below it if the quantile is less than 0.5. It
-    fires only once there are enough values for one of them to lie beyond the quantile, for example
-    100 values for 0.99 and for 0.01. The quantile is computed exactly from the last `window` finite
-    values before the step, with NumPy's method `inverted_cdf`.
+    can fire only after enough values for one of them to lie beyond the quantile, such as 100 values
+    for 0.99 or 0.01. The quantile is computed exactly from the last `window` finite values before
+    the step, with NumPy's method `inverted_cdf`.
     """
 
     quantile: Annotated[Number, Field(gt=0, lt=1)]
@@ -115,7 +115,7 @@ class SpikeTrigger(SpecModel):
     (ddof 1) and, to ignore rounding, by more than a millionth of the mean. At least 20 values, and
     at least half a window, must be available. The criterion and its defaults are those of
     OLMo-core's `SkipStepOptimizer`, which skips optimizer steps: 6 standard deviations over 128
-    steps. Unlike there, a falling loss is not a spike.
+    steps. Unlike in OLMo-core, a falling loss is not a spike.
     """
 
     spike: Annotated[Number, Field(gt=0)] = 6.0
@@ -181,7 +181,7 @@ def _measure(trigger: Any) -> MeasureSpec | None:
 
 
 class KeepSpec(SpecModel):
-    """Keeps steps because of their results, in addition to those that the schedule records.
+    """Keeps steps based on their results, in addition to those that the schedule records.
 
     Every training step is captured, which costs as much as recording it, except for the cost of
     storing it. When a trigger fires after a step, that step is stored together with the steps

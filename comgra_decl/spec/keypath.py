@@ -104,7 +104,7 @@ def _inner(annotation: Any) -> Any:
 
 
 def _plain(annotation: Any) -> Any:
-    """Strip validators and "or None", which do not appear in a location."""
+    """Strip validators and "or None", which error locations do not contain."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if _is_union(annotation):

@@ -62,8 +62,9 @@ class Spec(SpecModel):
     """Limits on the tensors whose values are kept."""
 
     preview: Previewing = PreviewSpec()
-    """How often to keep a small preview of every tensor whose values are not kept; false for
-    never."""
+    """How often to keep a small preview of each tensor that is recorded without its values; false
+    for never.
+    """
 
     schedule: ScheduleSpec = ScheduleSpec()
     """Which steps to record."""
@@ -72,7 +73,7 @@ class Spec(SpecModel):
     """How to determine the type of execution of a step."""
 
     keep: KeepSpec | None = None
-    """Steps to keep because of their results; null for none."""
+    """Steps to keep based on their results; null for none."""
 
     probes: Annotated[dict[ProbeName, ProbeSpec], BeforeValidator(_without_switched_off)] = {}
     """The same samples at every record, put through a copy of the model; by names of your choice.

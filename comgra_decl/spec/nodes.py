@@ -178,7 +178,7 @@ class NodeSpec(SpecModel):
     `input_grad`: the gradients of the loss with respect to those tensors, summed over all their
     uses. `parameter`: the value used by the forward pass. `parameter_grad`: the gradient used by
     the optimizer (accumulated, unscaled, clipped). `parameter_grad_raw`: the gradient after the
-    backward pass. If there are several backward passes, the contribution of each one. `update`: the
+    backward pass and, if there are several passes, the contribution of each. `update`: the
     change made by the optimizer. `buffer`: the value before the forward pass. `optimizer_state`:
     moments and other state after the optimizer step.
     """
@@ -193,8 +193,10 @@ class NodeSpec(SpecModel):
     """The batch dimension; `auto` infers it from the data, null means there is none."""
 
     axes: Annotated[AxisNames, BeforeValidator(_listed)] | None = None
-    """Names of the dims of the outputs and inputs, without the batch dim: `[head, query, key]`, for
-    pictures of them. Null, or a tensor with another number of dims: from module class and shape."""
+    """Names of the dims of outputs and inputs, without the batch dim, such as `[head, query, key]`.
+    They determine how the viewer draws the values. If this is null, or a tensor has a different
+    number of dims, names are derived from the module class and the shape.
+    """
 
     split: SplitSpec | None = None
     """Splits captured tensors into additional roles, one per head, token or expert."""

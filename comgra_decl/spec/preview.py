@@ -1,4 +1,4 @@
-"""Small pictures of all tensors whose values are not kept."""
+"""Small previews of tensors that are recorded without their values."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from comgra_decl.spec.base import Int, SpecModel
 
 
 class PreviewSpec(SpecModel):
-    """How often a small part of each recorded tensor is kept, so that it can be looked at.
+    """How often to keep a small preview of each recorded tensor.
 
-    A preview has at most 4096 bytes. It holds the first samples, the first entries along axes such
-    as `channel`, `head`, `feature` and `position`, and means along axes such as `height`, `width`,
-    `query` and `key`. Tensors whose values the record keeps have none.
+    A preview has at most 4096 bytes. It contains the first samples and the first entries along axes
+    such as `channel`, `head`, `feature` and `position`; axes such as `height`, `width`, `query` and
+    `key` are averaged. Tensors that are recorded with their values have no preview.
     """
 
     every: Annotated[Int, Field(ge=1)] = 20
-    """Of how many captured records of training (and of evaluation) the first has previews."""
+    """Interval between records with previews, in captured records; training and evaluation records
+    are counted separately.
+    """
 
 
 def _switched(value: Any) -> Any:

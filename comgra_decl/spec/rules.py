@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 from comgra_decl.spec.base import Number, SpecModel
 
 Limit = Literal["error", "warning", "hint", "never"]
-"""The lowest severity of findings for which an action is taken."""
+"""The lowest severity of findings that triggers an action."""
 
 
 def _switched(value: Any) -> Any:
@@ -65,7 +65,7 @@ class NotifySpec(SpecModel):
 
 
 class FindingSpec(SpecModel):
-    """What happens when a rule reports a finding, by lowest severity.
+    """Actions to take on findings, each with the lowest severity that triggers it.
 
     Every finding is also stored with the run.
     """

@@ -15,7 +15,7 @@ class CategoryInput(SpecModel):
     """Takes the categories from an input of the model: one integer for each sample."""
 
     input: Annotated[Int, Field(ge=0)] | str
-    """The input: its position, its name, or a key of a mapping that is an input."""
+    """The input, given by its position, by its name, or by its key if an input is a mapping."""
 
 
 class CategoryFunction(SpecModel):

@@ -70,7 +70,7 @@ class CadenceSpec(SpecModel):
     """After the first items, every n-th item is recorded; null for none."""
 
     backoff: Annotated[Number, Field(ge=1)] = 1.0
-    """Factor by which each gap is longer than the previous one; with 1, all gaps are equal."""
+    """Factor between each gap and the previous one; with 1, all gaps are equal."""
 
     steps: Annotated[list[_Count], Field(min_length=1), AfterValidator(_ascending)] | None = None
     """The items to record. If given, `first`, `every` and `backoff` are ignored."""

@@ -27,11 +27,12 @@ class ByInput(SpecModel):
     """Derives the label from an input of the model: the size of a dimension, or a value."""
 
     input: Annotated[Int, Field(ge=0)] | str = 0
-    """The input: its position, its name, or a key of a mapping that is an input."""
+    """The input, given by its position, by its name, or by its key if an input is a mapping."""
 
     shape: Int | None = None
-    """The dimension whose size is the label. If the input is not a tensor, its length is the
-    label."""
+    """The dimension to use; its size is the label. If the input is not a tensor, its length is the
+    label.
+    """
 
     value: Bool = False
     """Whether to use the value as the label. It must be a tensor with one element, a number, a
@@ -42,7 +43,8 @@ class ByInput(SpecModel):
         Annotated[list[Number], Field(min_length=1), AfterValidator(_strictly_ascending)] | None
     ) = None
     """Boundaries between labels: [16, 64] results in "<16", "16-64" and ">=64"; with null, each
-    value is a label of its own."""
+    value is a separate label.
+    """
 
     names: list[Annotated[str, Field(min_length=1)]] | None = None
     """Labels of the bins. There is one more bin than there are boundaries."""

@@ -3,12 +3,13 @@ r"""Opt-in statistics, computed from the tensor itself instead of its raw sums.
 Each is one number per sample. For complex numbers, magnitudes are used, as for all statistics,
 except singular values (`spectral`). With the n values x of a sample:
 
-    negative_fraction  share of x < 0 (NaN is not)
-    kurtosis           mean((x - mean)^4) / mean((x - mean)^2)^2     3 for normal numbers; a few
-                       large outliers make it large. Of equal values, NaN or infinities: NaN
-    q01 ... q99        the quantile 0.01 ... 0.99 of x, linear between two values as in
-                       `numpy.quantile`; computed from 4096 evenly spaced values if there are
-                       more. NaN if any of them is NaN
+    negative_fraction  share of x < 0, which excludes NaN
+    kurtosis           mean((x - mean)^4) / mean((x - mean)^2)^2     3 for a normal distribution,
+                       large if there are a few large outliers. NaN if all values are equal, or if
+                       any is NaN or infinite
+    q01 ... q99        quantiles 0.01 ... 0.99 of x, interpolated linearly as in `numpy.quantile`.
+                       If there are more than 4096 values, 4096 evenly spaced ones are used. NaN if
+                       any of these is NaN
 
 For a sample without values, all of these statistics are NaN.
 """

@@ -1,4 +1,4 @@
-"""Mean, spread and largest magnitude for tensors with too many samples to keep a row for each.
+"""Mean, spread and largest magnitude of tensors that have too many samples to keep one row each.
 
 One row of raw sums takes 64 bytes, so 16 million samples would take a gigabyte for three numbers
 per statistic. Beyond `MOST_ROWS` samples, only the first `KEPT` samples have a row each. All

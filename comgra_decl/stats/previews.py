@@ -1,4 +1,4 @@
-"""Takes small parts of tensors, pooled where they are large, to be looked at later."""
+"""Takes previews: small parts of tensors, averaged along large axes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from comgra_decl.stats.support import as_numpy, plain, real, with_memory
 
 _STAGES = ((SAMPLE, 1), ("entries", 16), ("space", 10), ("entries", 4), ("space", 1),
            ("entries", 1))  # fmt: skip
-"""Which axes shrink, and to what size, until a preview is small enough.
+"""Which axes are reduced, and to what size, until a preview is small enough.
 
-One sample with many channels or heads shows more than several with few; 10 x 10 cells still show
-the shape of an image or of attention.
+One sample with many channels or heads is more informative than several samples with few, and 10 x
+10 cells still show the structure of an image or of attention.
 """
 
 _POOLS: tuple[Callable[..., Tensor], ...] = (
     functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d,
 )  # fmt: skip
 _WHOLE_NUMBERS = frozenset({torch.bool, torch.int8, torch.int16, torch.int32, torch.int64})
-"""Dtypes of ids and masks, whose means say nothing. Bytes are pooled, as they may be images."""
+"""Dtypes of ids and masks, for which means are meaningless. Bytes are averaged, because they may be
+images.
+"""
 
 
 def sizes_of(shape: Sequence[int], names: Sequence[str], *, samples: int, limit: int) -> list[int]:
-    """Returns how many entries of each axis a preview keeps; at most `limit` in all.
+    """Returns how many entries of each axis a preview keeps, at most `limit` in total.
 
     Args:
         shape: sizes of the axes.
@@ -58,7 +60,7 @@ def sizes_of(shape: Sequence[int], names: Sequence[str], *, samples: int, limit:
 
 
 class _Plan:
-    """What to take of all tensors of one shape, dtype and meaning."""
+    """What to take from all tensors with the same shape, dtype and meaning."""
 
     def __init__(
         self, shape: Sequence[int], names: Sequence[str], dtype: torch.dtype, samples: int
@@ -78,7 +80,7 @@ class _Plan:
         self.unchanged = not self.pooled and (ids or dtype is torch.uint8)
 
     def take(self, x: Tensor) -> Tensor:
-        """Returns a new contiguous tensor on the device of `x`, whose first dim holds samples."""
+        """Returns a new contiguous tensor on the device of `x`; its first dim is the samples."""
         part = x[tuple(slice(0, n if i not in self.pooled else None)
                        for i, n in enumerate(self.sizes))]  # fmt: skip
         if self.unchanged:
@@ -111,7 +113,7 @@ class Previews:
     def add(
         self, index: int, tensor: Tensor, batch_dim: int | None, names: tuple[str, ...]
     ) -> None:
-        """Takes the preview of the tensor with the number `index`; `names` of its value dims."""
+        """Takes a preview of the tensor numbered `index`, whose value dims have these `names`."""
         if index in self._taken:  # the same tensor under another name
             return
         with quiet():
@@ -138,7 +140,7 @@ class Previews:
         self._taken[index] = plan, taken
 
     def finish(self) -> tuple[dict[int, StoredPreview], Callable[[], None] | None]:
-        """Ends the step; returns the previews by number, valid after calling the function."""
+        """Ends the step; returns the previews by number, valid after the function has run."""
         found = {
             index: StoredPreview(plan.axes, as_numpy(taken))
             for index, (plan, taken) in self._taken.items()
@@ -173,7 +175,7 @@ def _pool(part: Tensor, dims: Sequence[int], sizes: Sequence[int]) -> Tensor:
 
 
 def _shares(part: Tensor, x: Tensor) -> bool:
-    """Whether a part is memory of the program's tensor, or not laid out in order."""
+    """Whether a part shares memory with the program's tensor, or is not contiguous."""
     return not part.is_contiguous() or part.untyped_storage().data_ptr() == (
         x.untyped_storage().data_ptr()
     )

@@ -45,8 +45,9 @@ from comgra_decl.torch_private import (
 )
 
 ARENA_ELEMENTS = 32_000
-"""Size of the largest tensor that is copied and reduced later. Copying a larger one costs more than
-it saves, and a row must be shorter than `batch.SERIAL_ELEMENTS`."""
+"""Maximum size of a tensor that is copied and reduced later. Copying a larger one costs more than
+it saves, and a row must be shorter than `batch.SERIAL_ELEMENTS`.
+"""
 _REMEMBERED = 4
 """Maximum number of tensors that are recognised when added again. There are only few, because
 writes to `.data` are not counted.
@@ -116,7 +117,7 @@ class _Seen:
 
 
 _Which = tuple[int, Hashable]
-"""Which repetition within a step, counting from 0, of which kind of tensor."""
+"""The number of a repetition within a step, counting from 0, and the kind of its tensor."""
 
 
 class _Repeats:

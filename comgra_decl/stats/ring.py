@@ -60,7 +60,7 @@ class Ring:
             self._weigh()
 
     def batch_for(self, form: Form) -> Batch:
-        """Returns the batch whose next step is the one in the current slot."""
+        """Returns the batch that the step in the current slot extends."""
         if self._batch is None or self._batch.form is not form:
             self.close()
             most = self._slots - self.slot

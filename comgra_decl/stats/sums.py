@@ -81,7 +81,7 @@ def first_mean(x: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
 
 
 def exact_large(x: Tensor, block: int = MOST_BLOCK) -> Tensor:
-    """Returns `exact` of [rows, n], at most `block` elements at a time."""
+    """Returns `exact` for [rows, n], computed on at most `block` elements at a time."""
     return _by_blocks(exact, x, block)
 
 
@@ -100,7 +100,7 @@ def _by_blocks(
 
 
 def lean(x: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
-    """Returns `exact` of rows [r, n] on an accelerator, without a float64 copy of them.
+    """Returns `exact` for rows [r, n] on an accelerator, without a float64 copy of them.
 
     Torch's reductions read float32 and add in float64. The squared differences are computed in
     float32, so values that spread by less than 1e-7 of their mean have lost digits.

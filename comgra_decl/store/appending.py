@@ -1,4 +1,4 @@
-"""Resumes an existing run: checks whether it may be appended to; returns facts for tracing."""
+"""Resumes an existing run: checks whether it can be extended, and returns facts for tracing."""
 
 from __future__ import annotations
 

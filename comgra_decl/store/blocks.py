@@ -16,7 +16,7 @@ Piece = tuple[str, int, NDArray[Any]]
 
 
 def whole_blocks(first: int, count: int, block: int) -> tuple[int, int]:
-    """Returns the range of a commit's records whose blocks are entirely within the commit."""
+    """Returns the range of records in a commit that fill complete blocks."""
     start = -(-first // block) * block
     end = (first + count) // block * block
     return (start, end) if start < end else (first, first)

@@ -136,7 +136,7 @@ def _rows(view: View, family: str) -> Iterator[Region]:
 
 
 def _blocks(view: View, family: str) -> Iterator[Region]:
-    """Yields the blocks. A block is as wide as its last record, whose commit wrote the block."""
+    """Yields the blocks. A block is as wide as its last record, which completed it."""
     block, edge = block_of(view), edge_of(view)
     form = view.tables.forms[f"{family}/blk"]
     widths = view.records[block - 1 : edge : block, WIDTHS[family]]

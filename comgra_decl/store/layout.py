@@ -95,7 +95,7 @@ MISSING_BITS = 0x7FF8_4D49_5353_4544
 
 @dataclass(frozen=True)
 class ArrayForm:
-    """Form of an array; stored in the array table, from which readers open the array."""
+    """Form of an array. It is stored in the array table, which readers use to open the array."""
 
     name: str
     dtype: str
@@ -109,7 +109,7 @@ class ArrayForm:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> ArrayForm:
-        """Returns the form in a row of the array table."""
+        """Returns the form stored in a row of the array table."""
         shape, chunk = tuple(map(int, row["shape"])), tuple(map(int, row["chunk"]))
         return cls(str(row["name"]), str(row["dtype"]), shape, chunk, row["fill"])
 

@@ -153,7 +153,7 @@ class FolderHandle:
 
 
 def writer_identity(handle: FolderHandle | None = None) -> dict[str, Any]:
-    """Returns the identity of this process, with which a reader can tell whether it is alive.
+    """Returns the identity of this process, so that a reader can tell whether it is alive.
 
     Args:
         handle: shows that it writes; None in a bucket.

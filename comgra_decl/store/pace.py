@@ -60,7 +60,7 @@ class Pace:
         self.postpone(now)
 
     def postpone(self, now: float) -> None:
-        """Postpones a commit that would store nothing."""
+        """Postpones a commit that would store no data."""
         self._due = now + self.spacing(now)
 
     def pause(self, now: float, backlog: Backlog) -> float:

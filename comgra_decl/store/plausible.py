@@ -216,10 +216,10 @@ def check_facts(facts: Any) -> dict[str, Any]:
         for offset, value in facts[name]:
             _whole(offset, "offset", 1 << 40)
             if not isinstance(value, list if name == "samples" else dict):
-                raise TypeError(f"{name} of a record are {type(value).__name__}")
+                raise TypeError(f"a record has {name} of type {type(value).__name__}")
     for _, stored in facts["values"]:
         if not all(isinstance(slots, list) for slots in stored.values()):
-            raise TypeError("slots with raw values are not a list")
+            raise TypeError("the slots with raw values are not a list")
     for offset, index in facts.get("previews", ()):  # older runs have none
         _whole(offset, "offset", 1 << 40)
         _check_previews(index)
@@ -227,9 +227,9 @@ def check_facts(facts: Any) -> dict[str, Any]:
 
 
 def _check_previews(index: Any) -> None:
-    """Rejects an index of previews that this package cannot have written."""
+    """Rejects an index of previews that cannot have been written by this package."""
     if not isinstance(index, dict):
-        raise TypeError(f"previews of a record are {type(index).__name__}")
+        raise TypeError(f"a record has previews of type {type(index).__name__}")
     for name, groups in index.items():
         extents = name.rpartition("/")[2].split("x")
         for axes, slots in groups:
@@ -244,7 +244,7 @@ def _check_previews(index: Any) -> None:
 
 
 def _check_axis(axis: Any, kept: int) -> None:
-    """Rejects an impossible axis of a preview that keeps `kept` entries along it."""
+    """Rejects an impossible axis of a preview; `kept` is the number of entries kept along it."""
     name, how, size = axis
     if not isinstance(name, str) or not AXIS_NAME.fullmatch(name) or how not in _HOW:
         raise ValueError("an axis of a preview is invalid")

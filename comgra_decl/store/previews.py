@@ -1,4 +1,4 @@
-"""Where the previews of a record are: they lie in the arrays of values, beside their meaning."""
+"""The index of a record's previews, which are stored in the arrays of values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from comgra_decl.records import Axis, StoredPreview
 
 Index = dict[str, list[list[Any]]]
-"""By array: [[axes, slots], ...], where axes are [[name, how, size], ...]."""
+"""For each array, [[axes, slots], ...], where axes are [[name, how, size], ...]."""
 
 
 def preview_index(
     previews: Mapping[int, StoredPreview], array_of: Callable[[NDArray[Any]], str]
 ) -> Index:
-    """Returns the index of a record's previews, as stored; `array_of` names a value's array."""
+    """Returns the index of a record's previews as stored; `array_of` returns a value's array."""
     groups: dict[str, dict[tuple[Axis, ...], list[int]]] = {}
     for slot, preview in previews.items():
         axes = groups.setdefault(array_of(preview.values), {})

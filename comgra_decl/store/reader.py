@@ -26,7 +26,7 @@ CACHE_BYTES = 128 << 20
 and index nodes."""
 
 _CREATION = 10.0
-"""Seconds during which a run without its first key is assumed to be in creation."""
+"""Seconds for which a run without its first key is assumed to be under construction."""
 
 _MOST_META = 16 << 20
 """Maximum bytes of the keys that are read first. Usually, they have about ten thousand bytes."""
@@ -258,7 +258,7 @@ class Reader:
 
 
 def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
-    """Returns the error for a missing manifest; a new database may still be under creation."""
+    """Returns the error for a missing manifest; a new database may be under construction."""
     folder = db.place
     if isinstance(folder, Remote):  # the manifest exists, and a copy writes this key last
         return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")

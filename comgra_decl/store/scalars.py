@@ -133,7 +133,7 @@ class ScalarReader:
         self._rows = np.concatenate([self._rows[:known], *parts])
 
     def _refuse_many_missing(self, known: int, edge: int) -> None:
-        """Rejects a count far above the number of existing scalars before memory is allocated."""
+        """Rejects a count far above the number of existing scalars, before memory is allocated."""
         wanted = (edge - known) // SCALAR_BLOCK
         if wanted <= _MANY_BLOCKS:
             return

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -47,12 +49,19 @@ class SumsOfCommit:
 
     def add(self, form: ArrayForm, first: int, data: Data, lane: int) -> None:
         """Adds the whole chunks written at (first, lane) of an array."""
-        low = (first, lane, *[0] * (data.ndim - 2))
-        box = tuple((at, at + extent) for at, extent in zip(low, data.shape, strict=True))
-        for place, part in _chunks(form, box):
-            key = key_of(form, place)
+        # rows are written for each record, so names are not formatted chunk by chunk
+        depth, inner = form.chunk[0], _grid(form.shape[1:], form.chunk[1:], lane, data.shape[1:])
+        if not inner:
+            return
+        kind, name = _kind(form), f"{form.name}/".encode()
+        for start in range(0, len(data), depth):
+            at = first + start
+            part = data[start : start + depth]
+            key = sums_key(kind, at)
             chunks = self._found.setdefault(key, {}).setdefault(form.name, {})
-            chunks[_number(form, place)] = _sum(form, place, data[part])
+            base = zlib.crc32(b"%d" % (at // depth), zlib.crc32(name))
+            for number, tail, box in inner:
+                chunks[number] = zlib.crc32(_memory(part[box]), zlib.crc32(tail, base))
 
     def join(self, others: SumsReader) -> set[str]:
         """Merges existing checksums under the same keys. Returns these keys."""
@@ -171,10 +180,17 @@ class SumsReader:
 
 def packed(key: str, known: Known) -> bytes:
     """Encodes the bytes of a key: a JSON line with names and counts, numbers, a checksum."""
-    names = json.dumps({name: len(chunks) for name, chunks in known.items()}).encode()
-    numbers = [np.array([*chunks.items()], "<u4").T.tobytes() for chunks in known.values()]
-    content = b"".join([names, b"\n", *numbers])
+    names = _names_line(tuple([(name, len(chunks)) for name, chunks in known.items()]))
+    numbers = [
+        struct.pack(f"<{2 * len(chunks)}I", *chunks, *chunks.values()) for chunks in known.values()
+    ]
+    content = b"".join([names, *numbers])
     return content + zlib.crc32(content, zlib.crc32(key.encode())).to_bytes(4, "little")
+
+
+@lru_cache(maxsize=256)
+def _names_line(counts: tuple[tuple[str, int], ...]) -> bytes:
+    return json.dumps(dict(counts)).encode() + b"\n"
 
 
 def unpacked(key: str, value: bytes) -> Known:
@@ -193,9 +209,13 @@ def unpacked(key: str, value: bytes) -> Known:
 
 def key_of(form: ArrayForm, place: Sequence[int]) -> str:
     """Returns the key of a chunk's checksum."""
-    kind = form.name if form.name == RECORDS_ARRAY else form.name.rpartition("/")[2]
-    kind = "raw" if form.name.startswith("raw/") else kind
-    return sums_key(kind, place[0] * form.chunk[0])
+    return sums_key(_kind(form), place[0] * form.chunk[0])
+
+
+def _kind(form: ArrayForm) -> str:
+    if form.name == RECORDS_ARRAY:
+        return form.name
+    return "raw" if form.name.startswith("raw/") else form.name.rpartition("/")[2]
 
 
 def box_of(form: ArrayForm, index: Sequence[int | slice]) -> Box:
@@ -270,4 +290,30 @@ def _number(form: ArrayForm, place: Sequence[int]) -> int:
 
 def _sum(form: ArrayForm, place: Sequence[int], data: Data) -> int:
     name = f"{form.name}/{'/'.join(map(str, place))}".encode()
-    return zlib.crc32(np.ascontiguousarray(data).view(np.uint8).data, zlib.crc32(name))
+    return zlib.crc32(_memory(data), zlib.crc32(name))
+
+
+def _memory(data: Data) -> memoryview:
+    return np.ascontiguousarray(data).view(np.uint8).data
+
+
+@lru_cache(maxsize=4096)
+def _grid(
+    shape: tuple[int, ...], chunk: tuple[int, ...], lane: int, written: tuple[int, ...]
+) -> tuple[tuple[int, bytes, tuple[slice, ...]], ...]:
+    """Returns the chunks of one record or block, for a write of `written` elements from `lane` on.
+
+    Each is its number, the end of its name, and its position within the written data. `shape` and
+    `chunk` are those of the array. All are without the dim of records.
+    """
+    row = ArrayForm("", "", (1, *shape), (1, *chunk), 0)
+    low = (0, lane, *[0] * (len(written) - 1))
+    box = tuple((at, at + extent) for at, extent in zip(low, (1, *written), strict=True))
+    return tuple(
+        (
+            _number(row, place),
+            "".join(f"/{at}" for at in place[1:]).encode(),
+            (slice(None), *part[1:]),
+        )
+        for place, part in _chunks(row, box)
+    )

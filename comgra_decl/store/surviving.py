@@ -25,8 +25,7 @@ LOST = -1.0
 """Step of a record whose facts are lost."""
 
 _MOST_LOST = 2000
-"""Number of lost records after which reading stops, because checking an entire run would take
-minutes."""
+"""Number of lost records after which reading stops. Checking an entire run would take minutes."""
 
 _NONE = {
     RecordColumn.STEP: LOST,

@@ -12,7 +12,7 @@ _TASKS = Path("/proc/self/task")
 
 
 class Usage:
-    """Accumulates the writer's cost. Must be used on the writer thread, except for `waited`."""
+    """Accumulates the cost of writing. Must be used on the writer thread, except for `waited`."""
 
     def __init__(self) -> None:
         self.waited = 0.0  # seconds that training waited for space in the queue

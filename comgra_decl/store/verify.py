@@ -291,7 +291,7 @@ def _scalars(database: Database, count: int, count_read: Callable[[int], None]) 
             yield Damage(key, "logged values (losses, KPIs)", _reason(error))
             return
     if found != count:
-        reason = f"the head counts {count}, but {found} exist"
+        reason = f"the head lists {count}, but {found} exist"
         yield Damage("scalars", "logged values (losses, KPIs)", reason)
 
 

@@ -311,7 +311,7 @@ class View:
     def value(
         self, record: int, slot: int, sample: int | None = None, part: Part = ...
     ) -> NDArray[Any] | None:
-        """Returns a slot's raw value [samples, *dims], or one sample's [*dims], or part of it.
+        """Returns a slot's raw value [samples, *dims], one sample [*dims], or a part of either.
 
         None if there is no value or the sample does not exist.
 
@@ -331,7 +331,7 @@ class View:
             return self._read(name, record, lane, *chosen)[rest]
 
     def preview(self, record: int, slot: int) -> StoredPreview | None:
-        """Returns the preview of a slot that a record holds; None if it holds none.
+        """Returns a record's preview of a slot; None if it has none.
 
         Raises:
             DamagedRunError: The preview is damaged; `damage` lists it.
@@ -351,7 +351,7 @@ class View:
         return lane
 
     def value_slots(self, record: int) -> list[int]:
-        """Returns the slots whose raw values are in a record."""
+        """Returns the slots with raw values in a record."""
         stored = self._fact("values", record) or {}
         return sorted(slot for slots in stored.values() for slot in slots)
 
@@ -374,7 +374,7 @@ class View:
         return dict(self._unless_damaged(what, lambda: self._fact("extra", record)) or {})
 
     def _facts_name(self, record: int) -> str:
-        """Returns how `damage` calls the JSON facts of a record, which further records share."""
+        """Returns the name in `damage` of a record's JSON facts, which other records share."""
         return f"facts of records from {int(self.records[record, RecordColumn.FACTS])} on"
 
     def check_json_facts(self, record: int) -> None:

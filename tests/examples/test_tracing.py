@@ -145,7 +145,7 @@ def test_the_tutorials_bug_is_found_without_being_told_where(train: Train) -> No
     (bug,) = [finding for finding in found if finding.severity == "error"]
     assert found[0] == bug
     assert (bug.rule, str(bug.place), bug.first_step) == ("rectified_answer", "out", 0)
-    left = bug.evidence["share of negative values that is left"]
+    left = bug.evidence["share of negative values that remains"]
     assert left == pytest.approx(0.01, rel=1e-4)
     assert "Between out.last and out, an activation function keeps 1%" in bug.message
 

@@ -28,7 +28,7 @@ ONE = {"host": 0.0123456, "device": None}
         ),
         (
             {"records": 2, "plain": {"host": 0.009}, "added": ONE, "once": 9.0},
-            "a record adds 12.3 ms to a step of 9 ms (host), and 9 s were spent once, on compiling",
+            "a record adds 12.3 ms to a step of 9 ms (host), plus 9 s once, for compiling",
         ),
     ],
 )

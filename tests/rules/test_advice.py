@@ -30,7 +30,7 @@ def scene(
     ("rates", "words"),
     [
         ({0: 0.1, 12: 0.1, 13: 0.0, 14: 0.0}, "The learning rate is 0 from step 13 on; it was 0.1"),
-        ({0: 0.1, 12: 0.1, 16: 0.0}, "0 from somewhere between steps 13 and 16 on; it was 0.1"),
+        ({0: 0.1, 12: 0.1, 16: 0.0}, "0 starting between steps 13 and 16; it was 0.1"),
         ({0: 0.0, 1: 0.0}, "The learning rate is 0 from the start"),
         ({0: 0.0, 1: 0.1, 2: 0.0}, "The learning rate is 0 from step 2 on"),
         ({0: 0.1, 9: 1e-4}, "has fallen from 0.1 to 0.0001. Check its schedule"),

@@ -121,7 +121,7 @@ def test_dropout_should_leave_a_seventh_of_what_enters(before: int, left: int, f
         at = np.arange(25)
         tape.record({act: np.ones((4, 1)) * (at < before), drop: np.ones((4, 1)) * (at < left)})
     findings = tape.findings(HeavyDropout())
-    shares = [finding.evidence["share that is left"] for finding in findings]
+    shares = [finding.evidence["share that remains"] for finding in findings]
     assert shares == pytest.approx([left / before] * found, rel=1e-5)
 
 

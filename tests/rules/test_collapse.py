@@ -38,7 +38,7 @@ def test_a_code_that_shrinks_to_a_tenth_has_collapsed(
     left: float, found_: int, window: int
 ) -> None:
     findings = code(left, compared=False).findings(CollapsingOutput(), window=window)
-    assert [f.evidence["share of its first variation"] for f in findings] == pytest.approx(
+    assert [f.evidence["share of its initial variation"] for f in findings] == pytest.approx(
         [left] * found_, rel=1e-5
     )
     assert [f.first_step for f in findings] == [5] * found_

@@ -215,7 +215,7 @@ def test_a_rectifier_behind_the_last_layer(slope: float, wrong: bool) -> None:
     if wrong:
         assert found[0].place is not None
         assert found[0].place.node == "out"
-        left = found[0].evidence["share of negative values that is left"]
+        left = found[0].evidence["share of negative values that remains"]
         assert left == pytest.approx(slope, abs=1e-6)
 
 

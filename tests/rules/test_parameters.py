@@ -111,4 +111,4 @@ def test_a_weight_that_grows_to_twelve_times_its_size_grows_without_end() -> Non
     for step in range(10):
         tape.record({a: WEIGHT, b: WEIGHT * (12 if step > 5 else 1)})
     (found,) = tape.findings(GrowingWeight())
-    assert (found.first_step, found.evidence["times its first or usual size"]) == (6, 12)
+    assert (found.first_step, found.evidence["times its initial or usual size"]) == (6, 12)

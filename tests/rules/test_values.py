@@ -170,19 +170,19 @@ def test_layers_of_ten_times_another_size_are_well_initialised() -> None:
 def test_activations_that_grow_without_end_drift() -> None:
     (found,) = spread([[1.0, 1.0]] * 6 + [[1.0, 150.0]] * 4).findings(ActivationDrift())
     assert (found.first_step, found.also) == (6, 0)
-    assert found.evidence["times its first size"] == pytest.approx(150, rel=1e-3)
+    assert found.evidence["times its initial size"] == pytest.approx(150, rel=1e-3)
 
 
 def test_a_branch_that_begins_at_next_to_nothing_may_grow_into_its_network() -> None:
     small = [[1.0, 1.0, 1e-4]] * 6
     assert not spread([*small, *[[1.0, 1.0, 90.0]] * 4]).findings(ActivationDrift())
     (found,) = spread([*small, *[[1.0, 1.0, 110.0]] * 4]).findings(ActivationDrift())
-    assert found.evidence["times its first size"] == pytest.approx(110, rel=1e-3)
+    assert found.evidence["times its initial size"] == pytest.approx(110, rel=1e-3)
 
 
 def test_activations_that_fade_away_drift() -> None:
     (found,) = spread([[1.0, 1.0]] * 6 + [[1.0, 1 / 1500]] * 4).findings(ActivationDrift())
-    assert found.evidence["times its first size"] == pytest.approx(1500, rel=1e-3)
+    assert found.evidence["times its initial size"] == pytest.approx(1500, rel=1e-3)
     assert not spread([[1.0, 1.0]] * 6 + [[1.0, 1 / 900]] * 4).findings(ActivationDrift())
 
 

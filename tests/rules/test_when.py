@@ -90,7 +90,7 @@ def test_a_run_that_is_bad_from_its_first_record_has_no_earlier_step() -> None:
     [
         (7, None, "from step 7 on"),
         (7, 6, "from step 7 on"),
-        (7, 5, "from somewhere between steps 6 and 7 on"),
+        (7, 5, "starting between steps 6 and 7"),
     ],
 )
 def test_words_for_the_beginning(first: int, after: int | None, words: str) -> None:

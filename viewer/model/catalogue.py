@@ -27,7 +27,7 @@ _UNREADABLE = ("damaged", "unreadable")
 class RunEntry:
     """One run in the run selector. `name` is its path below the root.
 
-    Contains no data that changes with each record, so that the list remains stable.
+    Contains no data that changes with each record, so that the list stays the same.
     """
 
     name: str

@@ -72,7 +72,7 @@ def _ranks(view: RunView) -> tuple[Field, ...]:
     options = [Option("", f"all {len(view.ranks)} combined")]
     options += [Option(str(rank), f"rank {rank} only") for rank in view.ranks]
     missing = view.whole.run.missing_ranks
-    help_ = 'Process of distributed training; "all" merges the batches of all processes'
+    help_ = 'Process of the distributed training; "all" combines the batches of all processes'
     help_ += f". Nothing was recorded for rank {', '.join(map(str, missing))}" if missing else ""
     chosen = "" if view.number is None else str(view.number)
     return (Field("rank", "Ranks", chosen, tuple(options), help_),)
@@ -113,7 +113,7 @@ def _statistics(view: RunView, at: Selection) -> Field:
     names = [Option(name, name) for name in view.run.statistics]
     fits = Option("", f"automatic: {at.statistic}" if at.auto_statistic else "automatic")
     help_ = STATISTIC_HELP.get(at.statistic, at.statistic)
-    help_ += ", computed per sample. Automatic chooses what fits the tensor"
+    help_ += ", computed per sample. Automatic selects one that suits the tensor"
     chosen = "" if at.auto_statistic else at.statistic
     return Field("statistic", "Statistic", chosen, (fits, *names), help_)
 
@@ -126,7 +126,9 @@ def _batch(view: RunView, at: Selection) -> Field:
     samples = [Option(str(i), name, "one sample") for i, name in zip(numbers, names, strict=True)]
     label = BATCH_LABELS.get(at.batch, at.batch).lower()
     fits = Option("", f"automatic: {label}" if at.auto_batch else "automatic")
-    help_ = f"Shown: {BATCH_HELP.get(at.batch, 'one recorded sample')}. Automatic chooses what fits"
+    help_ = (
+        f"Shown: {BATCH_HELP.get(at.batch, 'one recorded sample')}. Automatic selects what suits"
+    )
     chosen = "" if at.auto_batch else at.batch
     return Field("batch", "Batch", chosen, (fits, *over, *samples), f"{help_} the tensor")
 

@@ -27,7 +27,7 @@ def bar_ticks(scale: Scale) -> dict[float, str]:
 
 
 def tick_text(value: float) -> str:
-    """Returns a number as on axes: as `number` writes it, without trailing zeros."""
+    """Returns a number formatted as on axes: like `number`, but without trailing zeros."""
     mantissa, e, power = number(value).partition("e")
     if "." in mantissa:
         mantissa = mantissa.rstrip("0").rstrip(".")

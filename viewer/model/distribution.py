@@ -52,7 +52,7 @@ def _distribution(view: RunView, slot: Slot, at: Selection, within: Window | Non
     steps, counts, ranges = view.histograms(slot, at.type)
     known = np.isfinite(ranges).all(axis=1) & (counts.sum(axis=1) > 0)
     if not known.any():
-        return Distribution(missing="No histogram recorded (set `histogram` in the spec).")
+        return Distribution(missing="No histogram recorded. Set `histogram` in the spec.")
     counts = np.where(known[:, None], counts, 0)
     return picture(steps, counts, np.asarray(ranges, float), within=within)
 

@@ -15,7 +15,7 @@ from comgra_decl.records import SAMPLE, Axis
 from comgra_decl.viewer.model.numbers import count, shape
 
 PIXELS = 200_000
-"""Maximum number of cells; of larger drawings, only the first tiles or an evenly spaced subset."""
+"""Maximum number of cells. Larger drawings are limited to the first tiles or evenly thinned."""
 
 _LABELLED = 36  # tiles; more leave no room for numbers
 _SPACE = ("height", "width")
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One of several maps in a drawing: its number, its box, and whether all of it is zero."""
+    """One of several maps in a drawing: its number, its box, and whether it is entirely zero."""
 
     number: int
     left: int
@@ -42,8 +42,8 @@ class Drawing:
 
     `form` is "map" (`image` [rows, columns], row 0 on top, NaN between tiles), "colours" (`rgba`
     uint32 [rows, columns]), "bars" or "line" (`image` [1, n]). `gaps` [rows, columns] are the cells
-    between tiles. `down` and `across` name the axes, `facts` says what is seen, `notes` what else
-    should be known.
+    between tiles. `down` and `across` are the names of the axes, `facts` describe what is drawn,
+    and `notes` contain remarks.
     """
 
     form: str
@@ -65,7 +65,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The values to draw and their axes, without samples unless `samples`."""
+    """The values to draw and their axes; the first axis is the samples if `samples` is set."""
 
     values: Floats
     axes: tuple[Axis, ...]
@@ -110,7 +110,7 @@ def numbers(values: NDArray[Any]) -> Floats:
 
 
 def limit_of(values: Floats) -> float:
-    """Returns a magnitude that only the outermost half percent of values exceeds."""
+    """Returns the magnitude that only half a percent of the values exceed."""
     finite = np.abs(values[np.isfinite(values)])
     if not len(finite):
         return 1.0
@@ -119,7 +119,7 @@ def limit_of(values: Floats) -> float:
 
 
 def _part(preview: Preview, sample: int | None, picture: bool) -> _Part:
-    """Picks the samples, drops axes of one cell, and moves the channels to the front."""
+    """Selects the samples, drops axes of length 1, and moves the channels to the front."""
     values, axes = numbers(preview.values), preview.meanings
     samples: Axis | None = None
     notes: tuple[str, ...] = ()
@@ -233,7 +233,7 @@ def labels_of(drawing: Drawing) -> tuple[Tile, ...]:
 
 
 def _colours(images: Floats, part: _Part) -> Drawing:
-    """Draws images [n, 3, h, w] in colour; from 0 to 1 or 255, else from lowest to highest."""
+    """Draws images [n, 3, h, w] in colour, scaled from 0 to 1, 0 to 255, or lowest to highest."""
     finite = images[np.isfinite(images)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     if low >= 0 and high <= 255:
@@ -254,7 +254,7 @@ def _colours(images: Floats, part: _Part) -> Drawing:
 
 
 def _of(cells: str, axes: Sequence[Axis]) -> str:
-    """Says how many cells there are, and of how many they are the means or the first ones."""
+    """States how many cells there are, and how many entries they were averaged or selected from."""
     sizes = shape(tuple(axis.size for axis in axes))
     if any(axis.how == "mean" for axis in axes):
         return f", means of {sizes}"

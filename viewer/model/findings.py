@@ -1,4 +1,4 @@
-"""Findings for display: what a page opens at, link targets, flags on the step bar, node colours."""
+"""Findings for display: initial selections, link targets, flags on the step bar, node colours."""
 
 from __future__ import annotations
 
@@ -150,10 +150,10 @@ def _paint(inside: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def opening(view: RunView, *, step: int | None = None) -> dict[str, Any]:
-    """Returns the selection of a page whose URL names none, by parameter of `ViewState`.
+    """Returns what a page selects if its URL does not, by parameter of `ViewState`.
 
-    It is the tensor of the most important finding about a tensor, at the step where it begins; in a
-    run without findings, the loss at the last step; empty if the run has neither.
+    This is the tensor and first step of the most important finding about a tensor. In a run without
+    such findings, it is the loss at the last step; without a loss, it is empty.
 
     Args:
         view: The run.

@@ -1,4 +1,4 @@
-"""The statistic that is shown first, chosen to fit the tensor."""
+"""The statistic to show first, chosen to fit the tensor."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from comgra_decl.viewer.model.runview import RunView, Slot
 GENERAL = "std", "mean"
 """Statistic and aggregate shown first where all tensors are compared (heat maps, graph colours).
 
-The spread of the values of a sample tells dead, exploding and healthy tensors apart whatever their
-kind."""
+The spread within a sample distinguishes dead, exploding and healthy tensors of any kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +22,16 @@ class Fitting:
     why: str
 
 
-_LOSS = Fitting("mean", "mean", "a loss is shown by its value")
-_ONE = Fitting("mean", "mean", "it holds one value")
-_ONE_EACH = Fitting("mean", "std", "each sample holds one value, so only the batch has a spread")
-_MANY = Fitting(*GENERAL, "a sample holds several values")
+_LOSS = Fitting("mean", "mean", "a loss is shown as its value")
+_ONE = Fitting("mean", "mean", "the tensor has a single value")
+_ONE_EACH = Fitting(
+    "mean", "std", "each sample has a single value, so the spread is that of the batch"
+)
+_MANY = Fitting(*GENERAL, "each sample has several values")
 
 
 def fitting(view: RunView, slot: Slot | None) -> Fitting:
-    """Returns what to show of a tensor until the user chooses.
+    """Returns what to show for a tensor until the user makes a choice.
 
     The mean of a loss or of any single number; the spread over the batch if each sample holds one
     value (shape [B] or [B, 1]), because its spread within a sample is always 0; else the spread of

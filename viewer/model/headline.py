@@ -15,8 +15,9 @@ from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.verdicts import Found, found
 
 Tone = Literal["error", "warning", "hint", "good", "neutral"]
-"""A severity: the worst of the findings; good: every check was made and nothing was found; neutral:
-nothing was found, but not every check was made."""
+"""A severity: the worst of the findings; good: every check was completed and nothing was found;
+neutral: nothing was found, but some checks could not be completed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Headline:
     Attributes:
         tone: See `Tone`.
         lead: The counts, such as "1 error, 2 warnings".
-        text: The most important finding, or which checks were not made.
+        text: The most important finding, or the checks that were not completed.
         numbers: The course of the loss, such as "loss 2.27 → 3.60"; "" if unknown.
         worst: The most important finding; None without findings.
         unasked: Whether no rule has checked this run.
@@ -71,7 +72,7 @@ def headline_of(known: Found, *, live: bool, last: int) -> Headline:
 
 
 def _without_findings(diagnosis: Diagnosis, live: bool, numbers: str) -> Headline:
-    """Returns the verdict of a run without findings; "good" only if every check was made."""
+    """Returns the verdict of a run without findings; "good" only if every check was completed."""
     lead = "No findings so far" if live else "No findings"
     asked = [c for c in health(diagnosis) if c.colour != "absent"]
     checks = [c for c in asked if not c.question.experiment or c.colour != "unchecked"]
@@ -87,9 +88,9 @@ def _without_findings(diagnosis: Diagnosis, live: bool, numbers: str) -> Headlin
         return Headline("neutral", lead, text, numbers)
     if made < len(checks):
         missing = len(checks) - made
-        text = f"{missing} of {len(checks)} checks could not be made in full"
+        text = f"{missing} of {len(checks)} checks could not be completed"
         return Headline("neutral", lead, text, numbers)
-    return Headline("good", lead, f"all {made} checks were made", numbers)
+    return Headline("good", lead, f"all {made} checks were completed", numbers)
 
 
 def counted(findings: Iterable[Finding]) -> str:
@@ -119,9 +120,9 @@ def about(finding: Finding, last: int) -> str:
 
 
 def tab_counts(view: RunView) -> dict[str, tuple[str, str]]:
-    """Returns the count on each section's tab, and the worst severity there, by section.
+    """Returns the count on each section's tab and the worst severity in it, by section.
 
-    Sections without anything to count are left out.
+    Sections with nothing to count are left out.
     """
     diagnosis = found(view).diagnosis
     findings = [] if diagnosis is None else diagnosis.findings

@@ -35,7 +35,7 @@ class Chart:
 
 
 def charts(view: RunView, *, points: int = WIDE, within: Window | None = None) -> tuple[Chart, ...]:
-    """Returns one chart per loss and KPI, with a line per step type.
+    """Returns one chart per loss and KPI, with one line per step type.
 
     Lines with more than `points` points are thinned; see `drawn`.
     """

@@ -1,4 +1,4 @@
-"""Heat map of one statistic: a line per tensor, a column per recorded step."""
+"""Heat map of one statistic, with one line per tensor and one column per recorded step."""
 
 from __future__ import annotations
 

@@ -261,14 +261,14 @@ class RunView:
         )
 
     def sample_series(self, slot: Slot, statistic: str, sample: int, type_: str) -> pd.Series:
-        """Returns one statistic of one sample of a slot by step (`Run.sample_series`)."""
+        """Returns a statistic by step, for one sample of a slot (`Run.sample_series`)."""
         key = ("samples", slot.id, statistic, type_)
         return self.now(key, lambda: self._handle(slot).samples(statistic, type=type_ or None))[
             sample
         ]
 
     def heat(self, statistic: str, pass_: str, over: str, type_: str) -> pd.DataFrame:
-        """Returns one statistic of all slots at all steps (`Run.heat`)."""
+        """Returns a statistic for all slots, at every step (`Run.heat`)."""
         key = ("heat", statistic, pass_, over, type_)
 
         def read() -> pd.DataFrame:

@@ -37,7 +37,7 @@ class Selection:
 
     @property
     def wide(self) -> Selection:
-        """The selection for views of all tensors, where no statistic fits only one of them."""
+        """The selection for views of all tensors, with a statistic that suits every tensor."""
         return replace(
             self,
             statistic=GENERAL[0] if self.auto_statistic else self.statistic,

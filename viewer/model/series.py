@@ -17,7 +17,7 @@ POINTS, WIDE = 600, 2000
 """Maximum number of points. Longer lines are thinned, keeping the extremes of each stretch.
 
 The two numbers correspond to about two points per pixel of a small figure and of a page-wide
-figure. With more points than a browser can show, the points dominated the time of painting a line.
+figure. With more points than that, drawing them took most of the time of painting a line.
 """
 
 _LONE = 0.003
@@ -137,7 +137,7 @@ def isolated(values: Floats) -> NDArray[np.int64]:
 
 
 def band(line: Curve) -> tuple[Floats, Floats, Floats]:
-    """Returns x, low and high of the band, which has gaps wherever the line has.
+    """Returns x, low and high of the band, which has gaps where the line has gaps.
 
     A filled area cannot be interrupted, so it shrinks to no height between the ends of a gap. A
     lone point has a narrow band around it. Empty without a band.

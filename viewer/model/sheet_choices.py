@@ -74,7 +74,9 @@ def _dim(tensor: Tensor, slicing: Slicing, i: int) -> tuple[Field, ...]:
     label = f"{dim.name} ({dim.size})"
     chosen = place if isinstance(place, str) else "index"
     fields = [
-        Field(f"place:{i}", label, chosen, tuple(options), "Place of this dimension in the table")
+        Field(
+            f"place:{i}", label, chosen, tuple(options), "Where this dimension appears in the table"
+        )
     ]
     if not isinstance(place, str):
         fields.append(Field(f"index:{i}", f"index of {dim.name}", str(place), (),

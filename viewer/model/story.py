@@ -64,7 +64,7 @@ def story_of(
         f"<title>{_e(title)}</title><style>{_CSS}</style></head><body><main>"
         f'<p class="soft">{_e(run)} \u00b7 {many(len(view.run.records), "record")}{numbers}</p>'
         f"<h1>{_e(finding.severity)}: {_e(title)}</h1>"
-        f"<ol>{lines}</ol></main><footer>Written by comgra_decl {__version__}. "
+        f"<ol>{lines}</ol></main><footer>Created by comgra_decl {__version__}. "
         f"Verdict of the run: {_e(said.lead)}.</footer></body></html>"
     )
     return page.encode()

@@ -46,7 +46,7 @@ def series_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
 
 
 def distribution_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
-    """Returns a line per record with the histogram's range and the count of each bin."""
+    """Returns one line per record with the histogram's range and the count of each bin."""
     if slot is None:
         return written(["step", "low", "high"], [])
     steps, counts, ranges = view.histograms(slot, at.type)
@@ -59,7 +59,7 @@ def distribution_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
 
 
 def values_csv(tensor: Tensor) -> bytes:
-    """Returns a line per recorded value with its position and the number as its dtype prints it."""
+    """Returns one line per recorded value: its position and the number, formatted for its dtype."""
     names = [dim.name for dim in tensor.dims]
     if tensor.missing is not None:
         return written([*names, "value"], [])
@@ -70,7 +70,7 @@ def values_csv(tensor: Tensor) -> bytes:
 
 
 def overview_csv(view: RunView, at: Selection, pass_: str) -> bytes:
-    """Returns the selected statistic of a pass: a line per tensor, a column per record."""
+    """Returns the selected statistic of a pass, one line per tensor and one column per record."""
     at = at.wide
     picture = overview(view, at, pass_)
     heads = ["node", "role", "iteration"]
@@ -99,7 +99,7 @@ def kpi_csv(view: RunView, title: str) -> bytes:
 
 
 def overlay_csv(view: RunView, slot: Slot | None, other: Other, at: Selection) -> bytes:
-    """Returns a line per record with the recorded values of both sides."""
+    """Returns one line per record with the recorded values of both sides."""
     sides = [("this", curve(view, slot, at, points=_ALL))]
     if other.view is not None and other.view is not view:
         match, there = counterpart(other.view, slot), there_of(other.view, at)
@@ -109,7 +109,7 @@ def overlay_csv(view: RunView, slot: Slot | None, other: Other, at: Selection) -
 
 
 def graph_csv(view: RunView, at: Selection, graph: Graph, colour: str) -> bytes:
-    """Returns a line per node with its facts and the selected statistic of the displayed pass."""
+    """Returns one line per node with its facts and the selected statistic of the displayed pass."""
     pass_ = colour if colour in ("forward", *view.gradient_passes()) else "forward"
     values = node_values(view, at, graph, pass_)
     lines = (
@@ -147,7 +147,7 @@ def ranking_csv(ranking: Ranking) -> bytes:
 
 
 def modules_csv(view: RunView, at: Selection) -> bytes:
-    """Returns a line per module: its size, and its share of all changes."""
+    """Returns one line per module: its size, and its share of all changes."""
     lines = (
         [module.key[1] or module.label, module.module_class, str(module.count),
          str(module.trainable), _maybe(module.share), _maybe(module.ratio)]
@@ -158,7 +158,7 @@ def modules_csv(view: RunView, at: Selection) -> bytes:
 
 
 def findings_csv(view: RunView) -> bytes:
-    """Returns a line per finding, most important first."""
+    """Returns one line per finding, most important first."""
     known = found(view).diagnosis
     lines = (
         [f.rule, f.severity, *_place(f.place), str(f.first_step), str(f.last_step), f.message,
@@ -170,7 +170,7 @@ def findings_csv(view: RunView) -> bytes:
 
 
 def notes_csv(view: RunView) -> bytes:
-    """Returns a line per note."""
+    """Returns one line per note."""
     return written(["step", "time", "note"], ([str(n.step), n.time, n.text] for n in notes(view)))
 
 

@@ -1,4 +1,4 @@
-"""Values of the selected tensor at one step, drawn by their meaning: all, or a preview of them."""
+"""Values of the selected tensor at one step, or a preview, drawn according to their axes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _nothing() -> Drawing:
 class ValuesPicture:
     """A drawing of values; `limit` is where the colours saturate, the same at all steps.
 
-    `step` is the record that the values are of, `whole` whether they are all that was to be kept.
+    `step` is the step of the record with the values; `whole` is False for a preview.
     """
 
     drawing: Drawing = field(default_factory=_nothing)
@@ -61,7 +61,7 @@ def values_picture(view: RunView, slot: Slot | None, at: Selection) -> ValuesPic
 
 
 def _scale(view: RunView, slot: Slot, at: Selection) -> float:
-    """Returns the largest of the limits of some steps over the whole run."""
+    """Returns the largest limit over some steps, which are spread over the whole run."""
 
     def read() -> float:
         steps = view.steps(at.type)
@@ -84,7 +84,7 @@ def _no_sample(sample: int, preview: Preview) -> str:
         return f"Sample {sample} was not recorded at this step."
     kept = len(preview.values)
     held = "only sample 0" if kept == 1 else f"only samples 0 to {kept - 1}"
-    return f"The preview holds {held}. Set `values: true` in this node's spec entry for more."
+    return f"The preview contains {held}. Set `values: true` in this node's spec entry for more."
 
 
 def _why_missing(view: RunView, slot: Slot, at: Selection) -> str:

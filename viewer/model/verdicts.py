@@ -66,7 +66,7 @@ def found(view: RunView) -> Found:
 
 
 def look(view: RunView) -> threading.Event:
-    """Starts a check of the whole run unless one is running. Returns an event set at its end.
+    """Starts a check of the whole run unless one is running; returns an event set at its end.
 
     Opens the run separately on a background thread, so that the page stays responsive. Sessions
     detect the end of the check through `looks`.

@@ -31,7 +31,7 @@ class Stop:
 
     Attributes:
         title: What is shown, such as "out.last".
-        sentences: What there is to see: two sentences.
+        sentences: Two sentences about what the stop shows.
         send: The message that moves the selection there, see `findings.link`.
         place: The tensor; None if the stop concerns the whole run.
         step: The step.
@@ -103,7 +103,7 @@ def finding_at(view: RunView, number_: int) -> Finding | None:
 
 def _beginning(view: RunView, finding: Finding) -> Stop:
     place, step = finding.place, finding.first_step
-    when = f"It is seen at {finding.span}."
+    when = f"It occurs at {finding.span}."
     if not finding.is_exact:
         when = f"It began {finding.began} and was last seen at step {count(finding.last_step)}."
     if place is None:
@@ -158,7 +158,7 @@ def _recorded(view: RunView, node: str, like: Place) -> Place | None:
 def _others(view: RunView, finding: Finding) -> Stop:
     named = "; ".join(str(place) for place in finding.others[:3])
     more = finding.also - min(3, len(finding.others))
-    first = f"The same problem is seen at {count(finding.also)} other "
+    first = f"The same problem occurs at {count(finding.also)} other "
     first += f"{'tensor' if finding.also == 1 else 'tensors'}: {named}"
     first += f" and {count(more)} more." if more > 0 else "."
     other, measured = finding.others[0], _measured(view, finding)
@@ -171,7 +171,9 @@ def _advice(finding: Finding) -> Stop:
         f"{name.replace('_', ' ')} {value if isinstance(value, str) else _written(value)}"
         for name, value in finding.evidence.items()
     ]
-    measured = f"Measured: {', '.join(evidence)}." if evidence else "The rule measured no number."
+    measured = (
+        f"Measured: {', '.join(evidence)}." if evidence else "The rule did not measure a value."
+    )
     sentences = finding.advice, measured
     send = _send(finding.place, finding.first_step)
     return Stop(ADVICE, sentences, send, finding.place, finding.first_step)
@@ -227,7 +229,7 @@ _CALLED = {
     "zero_fraction": "the share of zeros",
     "nonfinite": "the number of NaN or infinite elements",
 }
-"""What sentences call a statistic; others are called by their names."""
+"""Names of statistics in sentences; all others appear under their own names."""
 
 
 def _seen(view: RunView, place: Place, step: int, statistic: str = "") -> str:
@@ -251,7 +253,7 @@ def _seen(view: RunView, place: Place, step: int, statistic: str = "") -> str:
     parts = _extremes(line) or _single(view, slot, line)
     bad = line.get("nonfinite", math.nan)
     if not parts and bad > 0:
-        return f"At step {count(at)}, {place} holds NaN or infinite values."
+        return f"At step {count(at)}, {place} contains NaN or infinite values."
     if not parts:
         return f"{place} is not recorded at step {count(at)}."
     odd = "; others are NaN or infinite" if bad > 0 else ""
@@ -261,7 +263,7 @@ def _seen(view: RunView, place: Place, step: int, statistic: str = "") -> str:
 
 
 def _extremes(line: dict[str, float], *, one: bool = False) -> str:
-    """Returns what follows "values of x", or "x" if `one`; "" if the extremes are unknown."""
+    """Returns the text after "values of x", or after "x" if `one`; "" if extremes are unknown."""
     low, high = line.get("min", math.nan), line.get("max", math.nan)
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""

@@ -224,8 +224,8 @@ def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
                             "number", int(steps[0]), int(steps[-1])))  # fmt: skip
     free = "first step" if not other.run else "same step"
     pins = (Option("pin", "this step"), Option("free", free))
-    fields.append(Field("pin", "Set to", "", pins, "Keeps the other side at this step, or "
-                        "unpins it", "actions"))  # fmt: skip
+    fields.append(Field("pin", "Set to", "", pins, "Keeps the other side at this step; click again "
+                                                   "to release it", "actions"))  # fmt: skip
     axis = Field(
         "axis", "Series", shown.axis, _AXES, "As recorded, or divided by the first value", "buttons"
     )

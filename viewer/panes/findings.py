@@ -284,6 +284,6 @@ def _button(send: str, text: str, class_: str = "go", *, title: str = "") -> str
 
 
 def _tokens(content: str) -> list[str]:
-    """Returns the messages that the page may send, that is, all `data-send` values in it."""
+    """Returns the messages that the page may send: all of its `data-send` values."""
     pieces = content.split('data-send="')[1:]
     return sorted({html.unescape(piece.partition('"')[0]) for piece in pieces})

@@ -1,4 +1,4 @@
-"""Tooltips of figures: they name the tensor, and write numbers as the rest of the page does."""
+"""Tooltips of figures. They show the tensor's name, and numbers in the same format as elsewhere."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from comgra_decl.visible import visible
 
 Kind = Literal["number", "step", "cell", "line", "subject", "text"]
-"""How a value is written: number: as `model.numbers.number` does; step: a whole number; cell: a
-number of a heat map, see `marked`; line: the name in `names` at this row; subject: the name of the
-tensor; text: unchanged."""
+"""How a value is formatted. number: as in `model.numbers.number`; step: as an integer; cell: as a
+value of a heat map, see `marked`; line: as the name of this row in `names`; subject: as the
+tensor's name; text: unchanged.
+"""
 
 NUMBER = """
 const number = (value, digits = 4) => {
@@ -45,7 +46,7 @@ _ALWAYS_THERE = "$sx"  # a variable of every figure, for rows whose text does no
 
 
 class Row(NamedTuple):
-    """A row of a tooltip: a label, a column ("@value") or coordinate ("$x"), how to write it."""
+    """A row of a tooltip: a label, a column ("@value") or coordinate ("$x"), and its format."""
 
     label: str
     field: str
@@ -70,7 +71,7 @@ class Hover:
         )
 
     def along(self, lines: list[Any]) -> None:
-        """Shows the nearest point of each line, wherever the pointer is above or below it."""
+        """Shows the nearest point of each line, even if the pointer is far above or below it."""
         self.tool.update(renderers=lines, line_policy="nearest", mode="vline")
 
     def name(self, subject: str = "", names: list[str] | None = None) -> None:
@@ -87,8 +88,8 @@ def _shown(row: Row) -> str:
 def marked(values: NDArray[np.float64], broken: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns the numbers of a heat map for a tooltip of kind "cell", all of the same shape.
 
-    Bokeh writes every NaN as "NaN" before a formatter sees it, so missing numbers become minus
-    infinity, and numbers of tensors that held NaN or infinities become infinity.
+    Bokeh replaces NaN with "NaN" before a formatter runs, so missing numbers become minus infinity,
+    and numbers of tensors that contained NaN or infinity become infinity.
 
     Args:
         values: The numbers; NaN for missing ones.

@@ -40,9 +40,9 @@ _GRID = """
 
 
 class KpisPane(Pane):
-    """One figure per KPI with a line per step type. A click jumps to that step.
+    """One figure per KPI with one line per step type. A click jumps to that step.
 
-    Shows at most `most` figures, with losses first.
+    Shows at most `most` figures, losses first.
     """
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "scale"})

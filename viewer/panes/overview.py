@@ -28,7 +28,7 @@ from comgra_decl.viewer.panes.figures import DIGITS, IMAGE, Frame, image
 from comgra_decl.viewer.panes.hovering import Row, marked
 
 _SHADES = 128
-_INK = "#737d91"  # readable on light and dark; a colour bar does not see the theme
+_INK = "#737d91"  # readable in both themes, because a colour bar does not know the theme
 _WIDTH = 7  # characters of the colour bar's labels
 _MOST_LABELS = 26  # labels just fit an image 310 pixels high, as on a laptop
 _EMPTY: dict[str, list[Any]] = {name: [] for name in (*IMAGE, "value")}
@@ -153,7 +153,7 @@ class OverviewPane(Pane):
         self.frame.show(x=picture.all_, y=(float(lines), 0.0))
 
     def _label(self, picture: Overview, at: Selection) -> None:
-        """Labels the lines; if there are many, those of findings, the selected one and some."""
+        """Labels the lines; if there are many, those with findings, the selected one and some."""
         labels, flagged = picture.labels, [int(y) for y in np.asarray(self._found.data["y"])]
         chosen = picture.line_of(at)
         first = [*flagged, *([] if chosen is None else [chosen])]
@@ -167,13 +167,13 @@ class OverviewPane(Pane):
         axis.major_label_overrides = {line + 0.5: bokeh_text(labels[line]) for line in lines}
 
     def _mark(self, ticks: dict[float, str]) -> None:
-        """Labels the colour bar; labels of one width, see `figures.DIGITS`."""
+        """Labels the colour bar. All labels have the same width; see `figures.DIGITS`."""
         self._bar.ticker.ticks = list(ticks)
         labels = {place: text.ljust(_WIDTH, "\u2007") for place, text in ticks.items()}
         self._bar.major_label_overrides = {p: bokeh_text(text) for p, text in labels.items()}
 
     def _legend(self) -> str:
-        """Returns what the marks of this map mean, for those that it contains."""
+        """Returns the meanings of the marks that this map contains."""
         picture = self._picture
         if picture is None:
             return "step"

@@ -1,4 +1,4 @@
-"""Values of the selected tensor at the current step, drawn by their meaning."""
+"""Values of the selected tensor at the current step, drawn according to their axes."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _row(drawing: Drawing) -> dict[str, Any]:
 
 
 def _heights(drawing: Drawing, limit: float) -> tuple[float, float]:
-    """Returns the range of the values, with the scale of all steps and zero in it."""
+    """Returns the range of the values, which includes the scale of all steps and zero."""
     finite = drawing.image[np.isfinite(drawing.image)]
     low, high = (min(finite.min(), 0.0), max(finite.max(), 0.0)) if len(finite) else (0.0, 0.0)
     low, high = (-max(limit, -low) if low < 0 else 0.0), (max(limit, high) if high > 0 else 0.0)

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="arg-type, assignment, index, misc, operator, union-attr"
 # mypy: no-warn-unused-ignores
 # ruff: noqa: ARG005  (callbacks take the arguments of their callers)
-"""Trainings without a bug, although some look as if they had one."""
+"""Training runs without a bug, although some look as if they had one."""
 
 from __future__ import annotations
 

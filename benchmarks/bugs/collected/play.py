@@ -11,7 +11,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import cases  # beside this file, on the path of a script
+import cases  # next to this file, which is on the path of a script
 
 HERE = Path(__file__).parent
 SECONDS = 240

@@ -40,7 +40,7 @@ _BATCH, _LENGTH = 3, 12
 
 
 def build(name: str) -> Program:
-    """Return a training of the tiny model of a type, on random inputs."""
+    """Return a training run of the tiny model of a type, on random inputs."""
     transformers_logging.set_verbosity_error()
     config = tiny(AutoConfig.for_model(name))
     model = _model(config)

@@ -18,7 +18,7 @@ _BATCH = 6
 
 
 def classify(model: nn.Module, *shape: int, classes: int = 4) -> Program:
-    """Returns a training that classifies random inputs [batch, *shape]."""
+    """Returns a training run that classifies random inputs [batch, *shape]."""
 
     def loss(net: nn.Module) -> Tensor:
         return F.cross_entropy(net(torch.randn(_BATCH, *shape)), torch.randint(classes, (_BATCH,)))
@@ -27,7 +27,7 @@ def classify(model: nn.Module, *shape: int, classes: int = 4) -> Program:
 
 
 def shrink(model: nn.Module, *shape: int) -> Program:
-    """Return a training that minimises the outputs for random inputs."""
+    """Return a training run that minimises the outputs for random inputs."""
     return usual(model, lambda net: net(torch.randn(_BATCH, *shape)).square().mean())
 
 

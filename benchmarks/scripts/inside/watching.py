@@ -239,7 +239,7 @@ class Calls:
         """Discard all observations, in a forked process."""
         self._segments = [_segment()]
 
-    # calls of modules
+    # calls to modules
 
     def _enter(self, module: nn.Module, _args: Any) -> None:
         depth = getattr(self._depth, "value", 0)

@@ -31,7 +31,7 @@ NOWHERE = -1
 """The place of a tensor that is not an input of the piece of compiled code."""
 
 _OURS = "comgra_decl."
-_WATCHED = 5  # index of this argument of `show`
+_WATCHED = 5  # position of this argument in calls to `show`
 _DROPOUTS = (
     F.dropout,
     F.dropout1d,
@@ -40,8 +40,8 @@ _DROPOUTS = (
     F.alpha_dropout,
     F.feature_alpha_dropout,
 )
-_TRAINING = 2  # index of this argument of the dropout operators
-_SEVERAL = 2  # results; with a single one, a backward always reaches either it or nothing
+_TRAINING = 2  # position of this argument in calls to dropout operators
+_SEVERAL = 2  # results; a backward pass always reaches a single result, or nothing at all
 
 
 class _Waiting(NamedTuple):
@@ -174,7 +174,7 @@ class InnerGradients:
             self._known[id(tensor)] = weakref.ref(tensor), tensor._version, arrivals
 
     def take(self, tensor: torch.Tensor, arrival: Arrival) -> bool:
-        """Takes over an arrival; returns False if the complete gradient is available outside."""
+        """Takes over an arrival; returns False if its complete gradient is available outside."""
         if not self._known:
             return False
         ref, version, arrivals = self._known.get(id(tensor), (None, None, None))
@@ -203,7 +203,7 @@ def mark_borders(graph: GraphModule) -> None:
 
 
 def _checkpoints(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
-    """Yields the calls of `torch.utils.checkpoint` with their bodies, outermost first."""
+    """Yields the calls to `torch.utils.checkpoint` with their bodies, outermost first."""
     for node in graph.graph.nodes:
         if node.target is torch.ops.higher_order.tag_activation_checkpoint:
             body = getattr(graph, str(node.args[0].target))
@@ -212,7 +212,7 @@ def _checkpoints(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
 
 
 def _branches(graph: GraphModule, parts: Sequence[GraphModule]) -> Iterator[GraphModule]:
-    """Yields the branches that `torch.cond`, `scan` and similar operators call."""
+    """Yields the branches that operators such as `torch.cond` and `scan` call."""
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule) and not any(module is part for part in parts):
             yield module

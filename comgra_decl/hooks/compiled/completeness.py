@@ -33,7 +33,7 @@ class Completeness:
         self._named: set[str] = set()  # all names ever reported as missing
 
     def holds_for(self, tops: Iterable[TopPlan]) -> bool:
-        """Whether there is an eager record of the models in their present state.
+        """Whether an eager record of the models in their current state exists.
 
         A layer that was frozen since that record receives no gradient; this is not an omission.
         """

@@ -52,7 +52,7 @@ class CompiledFunctions:
         self._whole.update(_around(frame))
 
     def calls_forward(self, frame: FrameType | None) -> None:
-        """Registers a direct eager call of an outermost module's `forward`."""
+        """Registers a direct eager call to an outermost module's `forward`."""
         self.call_forward = self.call_forward or any(True for _ in _around(frame))
 
     def outermost(self, caller: FrameType) -> list[nn.Module]:

@@ -21,7 +21,7 @@ class LateReading(inductor_passes.CustomGraphPass):  # type: ignore[misc]
     are as few pieces as without the calls. In return, the shown tensors remain in memory until the
     end.
 
-    A call of a model in a compiled function stays in place, as does everything shown before it,
+    A call to a model in a compiled function stays in place, as does everything shown before it,
     because the buffers read there may change later.
     """
 

@@ -38,7 +38,7 @@ share code.
 """
 
 _PLACE_OF_CALLS = -2
-"""The key of the hooks around calls of outermost modules; they enclose all other hooks."""
+"""The key of the hooks around calls to outermost modules; they enclose all other hooks."""
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -421,7 +421,7 @@ class Observers:
     # -- which models compiled functions call --------------------------------------------------
 
     def enter(self, tensors: list[torch.Tensor], given: Given) -> None:
-        """Begins the call of an outermost module."""
+        """Begins the call to an outermost module."""
         try:
             module = self._calls[given.module][0]()
             if module is None or is_backward():
@@ -440,7 +440,7 @@ class Observers:
             self._on_fault(error)
 
     def leave(self) -> None:
-        """Ends the call of that module."""
+        """Ends the call to that module."""
         self._tracer.after_compiled()
 
     def target(self, tensor: torch.Tensor) -> None:

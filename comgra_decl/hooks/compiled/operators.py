@@ -12,7 +12,7 @@ All operators are declared as ordered effects, so they are never removed or reor
 forward and the backward need no shared buffer.
 
 Compiled code is cached on disk under a key made from the compiler's input, which includes the calls
-of `show`. An operator whose behaviour changes therefore needs a new name.
+to `show`. An operator whose behaviour changes therefore needs a new name.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class Reader(Protocol):
         """Reads the gradient of a tensor that was read before."""
 
     def enter(self, tensors: list[torch.Tensor], given: Given) -> None:
-        """Begins the call of an outermost module."""
+        """Begins the call to an outermost module."""
 
     def leave(self) -> None:
-        """Ends the call of that module."""
+        """Ends the call to that module."""
 
     def target(self, tensor: torch.Tensor) -> None:
         """Reads a tensor that a compiled function compares with a model's output."""
@@ -224,7 +224,7 @@ def _arrived(gradient: torch.Tensor | None, ticket: torch.Tensor) -> None:
 
 
 def operator_of(node: torch.fx.Node) -> str:
-    """Returns the name of the operator whose effect a node has, or "" if it has none."""
+    """Returns the name of the operator that a node applies as an effect, or "" if there is none."""
     if node.target is torch.ops.higher_order.with_effects:
         return str(node.args[1])
     return ""

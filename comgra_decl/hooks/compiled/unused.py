@@ -1,10 +1,10 @@
-"""Sends zero gradients to unused outputs when compiled code runs eagerly for a recorded step.
+"""Sends zero gradients to unused outputs when compiled code runs eagerly in a recorded step.
 
 Compiled code computes its backward as a whole. If any of its outputs has a gradient, all others
 receive zeros, and so does every parameter that is used only for those other outputs. In eager code,
 such a parameter has no gradient. Optimizers treat the two cases differently; for example, AdamW
 decays only parameters with a gradient. So does DistributedDataParallel, which waits for all
-gradients. The zeros are therefore sent back after the program's own backward.
+gradients. Tracing therefore sends the zeros back after the program's own backward.
 """
 
 from __future__ import annotations

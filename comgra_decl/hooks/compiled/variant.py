@@ -116,7 +116,7 @@ class Variant:
         return observers.placed or is_module_call(caller) or observers.place_within(caller)
 
     def _enter_region(self) -> None:
-        """Enters our own region; the caller leaves whichever region is current at the end."""
+        """Enters our own region; the caller leaves the region that is current at the end."""
         from comgra_decl.torch_private import eval_frame
 
         theirs = eval_frame.set_eval_frame_isolate_recompiles_id(-1)

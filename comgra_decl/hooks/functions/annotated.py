@@ -63,8 +63,7 @@ class AnnotatedNodes:
         """Reads the tensors of a value to which the program has just given a name.
 
         Returns:
-            Whether the tensors are part of the training although they were named outside all
-            models.
+            Whether the tensors are part of training, although they were named outside all models.
         """
         capture = None if is_no_step() else self._capture()
         how = self._how(name)

@@ -84,7 +84,7 @@ class Beside:
             self._functions.remove()
 
     def leave_training(self) -> None:
-        """Stops treating calls outside any module as part of the training."""
+        """Stops treating calls outside modules as part of training."""
         if self._functions is not None:
             self._functions.leave_training()
 
@@ -92,8 +92,7 @@ class Beside:
         """Records the tensors of a value to which the program has just given a name.
 
         Returns:
-            Whether the tensors are part of the training although they were named outside all
-            models.
+            Whether the tensors are part of training, although they were named outside all models.
         """
         return self._annotated.record(value, name, role, kind)
 

@@ -152,7 +152,7 @@ class FunctionTracer:
         self._watching.stop()
 
     def leave_training(self) -> None:
-        """Stops treating calls outside any module as part of the training."""
+        """Stops treating calls outside modules as part of training."""
         if not self._stack:
             self._watching.stop()
 

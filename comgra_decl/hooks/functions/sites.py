@@ -28,7 +28,7 @@ class Series(Protocol):
 
 
 class CallPlan:
-    """The calls of one function inside one module, which form a node."""
+    """The calls to one function inside one module, which form a node."""
 
     def __init__(self, node: Callable[[], str], function: str, capture: Capture) -> None:
         self.node = node

@@ -1,4 +1,4 @@
-"""Observes calls of given functions, with a torch function mode and with patches.
+"""Observes calls to given functions, with a torch function mode and with patches.
 
 The mode receives calls of torch's own functions, no matter how the program obtained them. It
 receives neither calls made inside a function of `torch.nn.functional` nor calls of the program's
@@ -18,7 +18,7 @@ from comgra_decl.torch_private import without_functions
 
 
 class Listener(Protocol):
-    """Receives calls of watched functions."""
+    """Receives calls to watched functions."""
 
     def begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handles the start of a call; returns a token for `ended`, or None to ignore the call."""
@@ -28,7 +28,7 @@ class Listener(Protocol):
 
 
 class Watching:
-    """Passes every call of the watched functions to a listener, from `start` until `stop`.
+    """Passes every call to the watched functions to a listener, from `start` until `stop`.
 
     Each call is passed on only once, even if it goes through several names of the same function.
 
@@ -126,7 +126,7 @@ class Watching:
 
 
 class _Mode(modes.OwnMode):
-    """Passes calls of known functions to `call`."""
+    """Passes calls to known functions to `call`."""
 
     def __init__(
         self, call: Callable[..., Any], *, on_fault: Callable[[BaseException], None]

@@ -1,7 +1,7 @@
-"""Facts about attention: which positions see which others, in the first records of a run.
+"""Facts about attention in the first records of a run: which positions see which others.
 
-The attention weights of a whole model are large, and most implementations do not return them. What
-a mask allows, or which weights are exactly zero, can be stored in a few values per call. See
+The attention weights of a whole model are large, and most implementations do not return them. A few
+values per call are enough to store what a mask allows, or which weights are exactly zero. See
 `records.ATTENTIONS`.
 """
 
@@ -18,8 +18,8 @@ from comgra_decl.torch_private import is_functorch_wrapped
 
 _SAMPLES = 8
 _MOST_CALLS = 16
-_MOST_WEIGHTS = 1 << 22  # elements of what is read per call
-_BLOCKED = -1e4  # values added to scores that leave no weight
+_MOST_WEIGHTS = 1 << 22  # maximum number of elements to read per call
+_BLOCKED = -1e4  # an added score below this value leaves no weight
 
 
 class Attended:
@@ -68,7 +68,7 @@ class Attended:
         return facts | self._padding(seen)
 
     def _padding(self, seen: torch.Tensor) -> dict[str, int]:
-        """Returns how many different tokens are seen by any query, and how many by none."""
+        """Returns how many different tokens at least one query sees, and how many no query sees."""
         tokens = None if self.tokens is None else self.tokens()
         if tokens is None or seen.dim() < 3:
             return {}

@@ -1,9 +1,8 @@
 """Preserves the edges from earlier steps when a graph is captured again.
 
-An edge from an earlier step is visible only if that step was followed too. If the preceding step
-was not followed, the graph of a step therefore gets these edges from the most recent step that took
-the same execution path and whose preceding step was followed. Records of steps that are not
-followed at all use the same convention.
+An edge from an earlier step is visible only if that step was followed too. If it was not, the graph
+borrows these edges from another step with the same execution path: the most recent one whose
+preceding step was followed. Records of steps that are not followed at all do the same.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _MAX_KEPT = 10_000
 
 
 class Memory:
-    """The slots from which the surviving tensors of earlier steps came."""
+    """The slots that the surviving tensors of earlier steps belonged to."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[StorageWeakRef, tuple[Slot, ...]]] = {}
@@ -32,7 +32,7 @@ class Memory:
         return bool(self._kept)
 
     def of(self, tensor: torch.Tensor) -> tuple[Slot, ...]:
-        """Returns the slots from which a tensor came in an earlier step; empty if unknown."""
+        """Returns the slots that a tensor belonged to in an earlier step; empty if unknown."""
         known = self._kept.get(storage_id(tensor))
         return known[1] if known is not None and not known[0].expired() else ()
 

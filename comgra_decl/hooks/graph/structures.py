@@ -86,7 +86,7 @@ class Structures:
             self._active.end()
 
     def resume(self) -> None:
-        """Starts or resumes following calls at a model call of the training."""
+        """Starts or resumes following calls when training calls a model."""
         if self._active is not None and not modes.is_placed(self._active):
             modes.insert_at_bottom(self._active)
             self._active.begin()

@@ -255,7 +255,7 @@ class LossWatch:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Ignores `backward` calls within the context, because tracing itself makes them."""
+        """Ignores `backward` calls within the context, which tracing itself makes."""
         thread = get_ident()
         self._inside.add(thread)
         try:

@@ -167,7 +167,7 @@ class Scalars:
         self._hand_over()
 
     def _is_about_the_last_step(self) -> bool:
-        """Whether values logged now belong to the step that has ended; see `LoopPosition`."""
+        """Whether values logged now belong to the step that has just ended; see `LoopPosition`."""
         self.talks = True
         self._look()
         saying = self.saying
@@ -213,7 +213,7 @@ class Scalars:
     # -- delivery ------------------------------------------------------------------------------
 
     def _end(self, saying: Saying, type_: str) -> None:
-        """Closes the values logged for a step, while another thread may be adding more."""
+        """Closes the list of values logged for a step, while another thread may be adding more."""
         self._closed.append((saying.step, type_, _taken(saying.numbers)))
         notes = _taken(saying.notes)
         self._closed_notes += [Note(saying.step, type_, when, text) for when, text in notes]

@@ -97,7 +97,7 @@ class Agenda:
 
     @property
     def typed(self) -> bool:
-        """Whether labels affect the decision or need to be counted."""
+        """Whether labels affect the decision or have to be counted."""
         return bool(self._labelled or self._cadences or self._missed or self.labels)
 
     def alarm(self, step: int) -> tuple[int, int] | None:
@@ -193,7 +193,7 @@ class Agenda:
         return self._all.due(self._step) and not self._budget.indebted()
 
     def _is_news(self, label: str) -> bool:
-        """Whether a type has no record yet; its first step is recorded immediately."""
+        """Whether a type has no record yet, so that its next step must be recorded."""
         known = label in self._seen or label == TRAIN or self._exact
         return not known and len(self._seen) < _MAX_TYPES
 

@@ -18,8 +18,9 @@ _RECENT = 5
 """Number of newest records whose median cost is reported."""
 
 _NEVER = 4.0**15
-"""If gaps are stretched by this factor or more, this is not reported, because the budget is nearly
-used up."""
+"""Gaps that are stretched by this factor or more are not reported, because the budget is nearly
+used up.
+"""
 
 
 class Allowance:
@@ -67,7 +68,7 @@ class Allowance:
     # -- time ----------------------------------------------------------------------------------
 
     def indebted(self, now: float) -> bool:
-        """Whether the cost of past records is not yet paid off."""
+        """Whether the cost of past records is still unpaid."""
         return self.debt(now) > 0
 
     def debt(self, now: float) -> float:

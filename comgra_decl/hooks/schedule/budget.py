@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec.budget import BudgetSpec
 
 _REMEMBERED = 32
-"""The number of steps, and of records, from which medians are computed."""
+"""The number of steps, and of records, that medians are computed over."""
 
 _ENOUGH = 5
 """The number of plain steps required to report their median."""
@@ -174,7 +174,7 @@ class Budget:
     # -- queries -------------------------------------------------------------------------------
 
     def indebted(self, *labels: str) -> bool:
-        """Whether the cost of past records, of all or of one type, is not yet paid off."""
+        """Whether the cost of past records, overall or of one type, is still unpaid."""
         if not self.timed:
             return False
         if self._unknown:
@@ -184,7 +184,7 @@ class Budget:
 
     @property
     def steps_in_debt(self) -> int:
-        """Half the steps until past records are paid off, in case steps become longer."""
+        """Half the number of steps until past records are paid off, in case steps become longer."""
         if not self.timed or self.attentive:
             return 0
         plain = self._plain.medians()

@@ -86,7 +86,7 @@ class EvaluationPhases:
 
         Args:
             step: optimizer steps completed.
-            counts: whether the call is that of a model rather than a loss.
+            counts: whether a model is called, rather than a loss.
         """
         if self._phase < 0:  # the model was switched before tracing was attached
             self.begin(step, 1)

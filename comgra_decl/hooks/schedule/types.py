@@ -26,7 +26,7 @@ Label = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 class Labeller:
-    """Labels a call of the outermost module according to the spec.
+    """Labels a call to the outermost module according to the spec.
 
     Args:
         spec: the source of the labels; `by` must be set.
@@ -149,10 +149,10 @@ def _names_between(bins: list[float]) -> list[str]:
 
 
 class RootWatch:
-    """Waits between records for the next call of an outermost module, and then removes itself.
+    """Waits between records for the next call to an outermost module, and then removes itself.
 
     While it waits, a single global hook is installed; after that call, none is. A step that is not
-    recorded therefore costs one call of `on_call`, no matter how many modules the model has.
+    recorded therefore costs one call to `on_call`, no matter how many modules the model has.
 
     Args:
         on_call: called with (module, args, kwargs) of each call until it returns True.

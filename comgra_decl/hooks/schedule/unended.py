@@ -1,4 +1,4 @@
-"""Detects steps that never end: parameters change, but no optimizer hook runs.
+"""Detects steps that never end, in which parameters change but no optimizer hook runs.
 
 No hooks run in a compiled optimizer step or in a manual update. Both change parameters in place,
 and torch counts in-place changes of every tensor, so a thread that reads these counters

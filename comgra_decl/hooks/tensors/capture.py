@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 _EVERY_SAMPLE = 1 << 30
 
 WITHOUT_GRADIENT = "no_grad"
-"""The pass of tensors that a training step computes while the whole model runs under
-`torch.no_grad()`."""
+"""The pass for tensors that a training step computes while the whole model runs under
+`torch.no_grad()`.
+"""
 
 _MAX_LAYOUTS = 256  # step layouts kept for reuse; bounded, since they may keep changing
 
@@ -83,7 +84,7 @@ class StepCapture:
         self.batch_softmaxes: list[list[int]] = []  # shapes of those over the batch
         self.attentions: list[dict[str, Any]] = []  # facts of attention calls
         self.optimizers: list[dict[str, Any]] = []  # facts of those that have stepped
-        self.said: dict[str, Any] = {}  # what the program said of the step, for triggers
+        self.said: dict[str, Any] = {}  # values that the program logged for the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
         self.measured: Measured | None = None  # opt-in statistics
         self.previewing: Previewing | None = None

@@ -60,7 +60,7 @@ class Categories:
     def enter(
         self, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], size: int | None
     ) -> None:
-        """Handles the call of an outermost module, with a batch of `size` samples."""
+        """Handles the call to an outermost module, with a batch of `size` samples."""
         if self._labels is not None:
             return
         try:

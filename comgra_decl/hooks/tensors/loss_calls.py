@@ -31,7 +31,7 @@ def likeness(
     prediction: torch.Tensor,
     target: torch.Tensor,
 ) -> Hashable:
-    """Returns what the facts of a call depend on; calls with equal results have the same facts.
+    """Returns a key for the facts of a call; calls with equal keys have the same facts.
 
     This takes a fraction of the time needed to compute the facts, which are the same in nearly
     every record.
@@ -91,7 +91,7 @@ def origin_of(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def batch_softmaxes(loss: torch.Tensor, batch: int) -> list[list[int]]:
-    """Returns the shapes of the softmaxes over the batch from which a loss is computed.
+    """Returns the shapes of the softmaxes over the batch that contribute to a loss.
 
     These are softmaxes over dimension 0 of a tensor with more than one dimension, if dimension 0
     has the size of the batch. Square tensors are omitted, because they contain the similarities of

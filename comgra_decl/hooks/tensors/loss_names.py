@@ -61,7 +61,7 @@ def calling_places() -> tuple[Place, ...]:
 
 
 def loss_name(places: tuple[Place, ...]) -> str | None:
-    """Returns the name of the loss in a call of `backward`, as used by the outermost function.
+    """Returns the name of the loss in a call to `backward`, as used by the outermost function.
 
     A helper may call a loss `loss` although the program that passed it calls it `loss_g`. If the
     name is a parameter, the caller's argument is therefore looked up, level by level.
@@ -168,7 +168,7 @@ def _passed_on(
 
 
 def _call_at(code: CodeType, instruction: int) -> ast.Call | None:
-    """Returns the current call of a function, parsed from its source; None if unavailable."""
+    """Returns the current call to a function, parsed from its source; None if unavailable."""
     position = next(islice(code.co_positions(), instruction // 2, None), None)
     if position is None:
         return None

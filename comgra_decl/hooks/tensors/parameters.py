@@ -358,7 +358,7 @@ class Parameters:
             changed = gradient is not None and (
                 gradient is not before or gradient._version != version
             )
-            # some are trained in alternation, and frozen afterwards
+            # some are trained in turns and frozen in between
             plan.trainable = changed or (parameter is not None and parameter.requires_grad)
             if changed:
                 fresh.append(plan)

@@ -1,4 +1,4 @@
-"""Decides in which records and of which tensors previews are kept, and what their axes mean."""
+"""Decides which records contain previews of which tensors, and determines what their axes mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WHOLE_NUMBERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, t
 
 
 class Previewing:
-    """The previews of every n-th record.
+    """Takes previews in every n-th record.
 
     Args:
         every: n.
@@ -35,14 +35,14 @@ class Previewing:
         self._previews = Previews(samples=samples)
 
     def begin(self) -> Previewing | None:
-        """Starts a record; returns itself if the record has previews."""
+        """Starts a record; returns this object if the record will contain previews."""
         self._previews.clear()
         return None if self._records % self._every else self
 
     def add(self, index: int, slot: Slot, tensor: torch.Tensor, batch_dim: int | None) -> None:
-        """Takes the preview of the tensor with the reducer's index `index`."""
+        """Takes a preview of the tensor that the reducer numbers `index`."""
         if slot.piece is not None:
-            return  # a shard: only together do the pieces show the tensor
+            return  # a shard: its preview would show only a piece of the tensor
         shape = tuple(tensor.shape)
         names = name_axes(
             shape if batch_dim is None else shape[:batch_dim] + shape[batch_dim + 1 :],
@@ -62,7 +62,7 @@ class Previewing:
     def finish(
         self, entries: Iterable[tuple[Slot, int]]
     ) -> tuple[dict[int, StoredPreview], Callable[[], None] | None]:
-        """Ends a record; returns its previews by slot id, valid after calling the function."""
+        """Ends a record; returns its previews by slot id, valid after the function has run."""
         self._records += 1
         found, wait = self._previews.finish()
         if not found:
@@ -71,7 +71,7 @@ class Previewing:
 
 
 def previewing(spec: Spec, *, refuse: Callable[[str, str], object]) -> Previewing | None:
-    """Returns what takes the previews that a spec asks for; None if it asks for none."""
+    """Returns an object that takes the previews that a spec requests; None if it requests none."""
     if spec.preview is None:
         return None
     return Previewing(spec.preview.every, samples=spec.samples.count, refuse=refuse)

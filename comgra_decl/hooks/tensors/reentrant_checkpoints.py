@@ -33,9 +33,9 @@ _ONLY_GRADIENT = Wanted(tensor=False, gradient=True)
 
 
 class Recomputed:
-    """Matches calls of modules within backward with the calls that they repeat.
+    """Matches calls to modules within backward with the calls that they repeat.
 
-    A checkpoint's forward and backward share one context object. The calls of a module below one
+    A checkpoint's forward and backward share one context object. The calls to a module below one
     context repeat in order, so they can be matched no matter how often the module is called. Below
     nested checkpoints, the order is unknown. If a module is called more than once there, no
     gradient is recorded for it.

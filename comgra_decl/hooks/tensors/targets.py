@@ -68,7 +68,7 @@ class Targets(modes.OwnMode):
         self._shown: list[weakref.ref[torch.Tensor]] = []
         self._returned: dict[int, weakref.ref[torch.Tensor]] = {}
         self._taken: dict[int, int] = {}  # number of each target of this step, by id
-        self._facts: dict[Hashable, dict[str, Any]] = {}  # of earlier calls, by their likeness
+        self._facts: dict[Hashable, dict[str, Any]] = {}  # of earlier calls, by their key
         self._slots: list[Slot] = []
         self._predictions: list[Slot] = []
         self._capture: StepCapture | None = None
@@ -88,18 +88,18 @@ class Targets(modes.OwnMode):
             self._inserted = False  # last, so that ending the tracing cleans up after an error
 
     def interrupt(self) -> None:
-        """Stops looking during a call to a model that may not be in training, such as a teacher."""
+        """Stops looking during a call to a model that may not be trained, such as a teacher."""
         if self._capture is not None:
             self._waiting = self._capture
         self.pause()
 
     def rest(self) -> None:
-        """Stops looking until a model of the training is called again."""
+        """Stops looking until a model that is being trained is called again."""
         self.pause()
         self._waiting = None
 
     def resume(self) -> None:
-        """Continues after the call that interrupted it."""
+        """Resumes looking after the call that interrupted it."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.open:
             self.look(waiting, self._graph, values=self._values)

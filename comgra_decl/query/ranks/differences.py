@@ -71,7 +71,7 @@ def unequal(rows: NDArray[np.float32], columns: Sequence[str]) -> Iterator[tuple
 
 
 def differences_table(differences: Sequence[Difference]) -> pd.DataFrame:
-    """Returns a row per tensor; see `Run.rank_differences`."""
+    """Returns one row per tensor; see `Run.rank_differences`."""
     keys = [difference.key for difference in differences]
     return pd.DataFrame(
         {

@@ -57,7 +57,7 @@ def _keys(view: View) -> pd.DataFrame:
 
 
 def join_scalars(views: Sequence[View]) -> tuple[NDArray[np.void], dict[str, list[str]]]:
-    """Returns the means of the scalars over the ranks, and the names that their codes stand for."""
+    """Returns the means of the scalars over the ranks, and the names for their codes."""
     tables = [_scalars(view) for view in views]
     joined = pd.concat([table.assign(rank=rank) for rank, table in enumerate(tables)])
     names: dict[str, list[str]] = {"scalar": [], "scalar_type": []}

@@ -396,7 +396,7 @@ class JoinedView:
         return facts.assemble(self.slots[slot].shape, pieces, parts)
 
     def preview(self, record: int, slot: int) -> StoredPreview | None:
-        """Returns the preview of the first rank that holds one, and thus of its samples."""
+        """Returns the preview from the first rank that has one; it shows that rank's samples."""
         for member in self._members:
             found = member.preview(record, slot)
             if found is not None:

@@ -28,7 +28,9 @@ class DormantParameters(SampledParameters):
     """Options of `dormant_units`."""
 
     every: Count = 20
-    """Interval in records between two checks, because values must be read from the store."""
+    """Number of records between two checks. Not every record is checked, because reading values
+    from the store takes time.
+    """
 
     patience: Count = 1
     """Number of consecutive groups of `looks` checked records that must meet the condition."""
@@ -50,10 +52,11 @@ class DormantUnits(SampledRule):
     severity = "hint"
     certainty = 0.5
     definition = (
-        "More than `share` of the units in the output of an activation function are dormant: "
-        "their mean magnitude is below `activity` times the mean over all units of the layer. "
-        "Magnitudes are averaged over the recorded samples from `looks` records; only every n-th "
-        "record (`every`) is used. A unit is a channel of an image, or an index of the last "
+        "In the output of an activation function, a fraction of more than `share` of the units is "
+        "dormant. A unit is dormant if its mean magnitude is below `activity` times the mean over "
+        "all units of the layer. "
+        "Magnitudes are averaged over the recorded samples in `looks` records, taken at intervals "
+        "of `every` records. A unit is a channel of an image, or an index of the last "
         "dimension for other tensors."
     )
     source = "Sokar et al., The Dormant Neuron Phenomenon (2023), who use a threshold of 0.025."
@@ -105,8 +108,8 @@ class DormantUnits(SampledRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-            f"{self.streak.worst[slot]:.0%} of the units of {scene.table.place(slot)} are dormant, "
-            "that is, hardly active compared with the others."
+            f"{self.streak.worst[slot]:.0%} of the units of {scene.table.place(slot)} are dormant: "
+            "they are hardly active compared with the others."
         )
 
 

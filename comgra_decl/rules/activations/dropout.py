@@ -32,8 +32,8 @@ class HeavyDropout(SlotRule):
     name = "heavy_dropout"
     certainty = 0.7
     definition = (
-        "For `patience` records in a row, the share of nonzero elements in the output of a Dropout "
-        "module is less than `kept` times the share in its input."
+        "For `patience` records in a row, the fraction of nonzero elements in the output of a "
+        "Dropout module is less than `kept` times that in its input."
     )
     source = (
         "Srivastava et al. (2014), who keep at least half of the elements. In PyTorch, the "
@@ -46,7 +46,7 @@ class HeavyDropout(SlotRule):
     )
     Parameters = DropoutParameters
     statistics = ("zero_fraction",)
-    lowest, evidence, of_graph = True, "share that is left", True
+    lowest, evidence, of_graph = True, "share that remains", True
     needs = "outputs of Dropout modules and of the modules before them, with `graph: true`"
 
     _sources = NO_SLOTS

@@ -53,7 +53,7 @@ class RankCollapse(SlotRule):
     Parameters = RankParameters
     of_state = True
     any_statistic = RANKS
-    lowest, evidence = True, "share of its first rank"
+    lowest, evidence = True, "share of its initial rank"
     needs = "weights, with `stats: [..., effective_rank]`"
 
     _early = per_run(Early, _FIRST)

@@ -33,8 +33,8 @@ class Saturated(SlotRule):
     definition = (
         "For `patience` records in a row, the mean slope of a Tanh or Sigmoid module is below "
         "`slope` times its maximum slope. This ratio is computed from the output y: 1 - E[y^2] "
-        "for Tanh, 4 (E[y] - E[y^2]) for Sigmoid. The model's predictions are ignored because "
-        "they are allowed to saturate."
+        "for Tanh, 4 (E[y] - E[y^2]) for Sigmoid. The model's predictions are ignored, because "
+        "they may saturate."
     )
     source = "Karpathy, who counts units with |tanh| > 0.97, where the slope is 0.06."
     advice = (

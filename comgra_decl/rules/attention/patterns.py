@@ -26,7 +26,7 @@ from comgra_decl.rules.api import (
 )
 
 FEWEST_TOKENS = 4
-"""Number of tokens below which attention is not checked."""
+"""Minimum number of tokens for which attention is checked."""
 
 
 def could_be_attention(info: SlotInfo) -> bool:
@@ -100,7 +100,7 @@ class AttentionCollapse(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-            f"{scene.table.place(slot)} is spread over {self.streak.worst[slot]:.2f} tokens: "
+            f"{scene.table.place(slot)} is spread over {self.streak.worst[slot]:.2f} tokens, so "
             "attention has collapsed."
         )
 
@@ -176,8 +176,8 @@ class AttentionSink(_Pattern):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-            f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} goes to a single token, "
-            "regardless of the query."
+            f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} goes to the same token "
+            "for every query."
         )
 
 

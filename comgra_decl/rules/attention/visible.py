@@ -33,7 +33,7 @@ class FutureParameters(RuleParameters):
 
 
 class FutureVisible(Rule):
-    """Models that can see the next token, which they should predict."""
+    """Models that can see the next token, although they should predict it."""
 
     name = "future_visible"
     severity = "error"
@@ -41,9 +41,9 @@ class FutureVisible(Rule):
     definition = (
         f"At least {_NEXT:.0%} of at least `least` recorded targets are the next tokens of the "
         "model's only integer input, of shape [batch, positions]. In addition, attention over "
-        "these positions gives weight to later positions, because there is no causal mask or the "
-        "mask is reversed, or a recurrent module of the model is bidirectional. The model can "
-        "then copy its target."
+        "these positions gives weight to later positions because the causal mask is missing or "
+        "reversed, or the model has a bidirectional recurrent module. The model can then copy its "
+        "target."
     )
     source = (
         "Vaswani et al., Attention Is All You Need (2017), section 3.2.3: masking prevents "
@@ -97,7 +97,7 @@ class FutureVisible(Rule):
                         place=Place(str(call.get("function"))),
                         first_step=0,
                         message="The model predicts the next token, but its attention "
-                        f"({call['function']}, weights {list(shape)}) can see this token: {how}.",
+                        f"({call['function']}, weights {list(shape)}) can already see it: {how}.",
                         evidence={"future": future, "positions": length},
                     )
                 ]
@@ -108,8 +108,8 @@ class FutureVisible(Rule):
                         scene,
                         place=Place(str(module["node"])),
                         first_step=0,
-                        message="The model predicts the next token, but can see this token, "
-                        f"because {module['node']} ({module['class']}) is bidirectional.",
+                        message="The model predicts the next token but can already see it, because "
+                        "{module['node']} ({module['class']}) is bidirectional.",
                         advice="Use a unidirectional recurrent module (bidirectional=False).",
                         evidence={"positions": length},
                     )

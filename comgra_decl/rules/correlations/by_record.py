@@ -137,7 +137,7 @@ def _clearest(steps: NDArray[np.int64], ours: n.Floats, theirs: n.Floats, lag: i
 
 
 LEAST_EPISODES = 5
-"""Minimum number of occurrences of an event that is to be explained."""
+"""Minimum number of occurrences of an event to explain."""
 
 LEAST_DIFFERENCE = 0.3
 """Minimum ratio of the other event's frequency in episodes to that in all records."""

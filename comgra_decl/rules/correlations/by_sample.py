@@ -166,7 +166,7 @@ def _candidate(info: SlotInfo, origins: Origins) -> bool:
 def _losses(
     cube: n.Floats, infos: list[SlotInfo], *, names: list[str], origins: Origins
 ) -> dict[Side, n.Floats]:
-    """Returns the mean of each loss with a value per sample, [records, samples].
+    """Returns the mean of all losses that have a value per sample, [records, samples].
 
     If no tensor is marked as a loss, tensors computed from a target with one value per sample are
     used.

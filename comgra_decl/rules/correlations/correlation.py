@@ -1,4 +1,4 @@
-"""A correlation between two quantities, and what is known about one before it is reported."""
+"""Correlations between two quantities, as candidates and as reported."""
 
 from __future__ import annotations
 

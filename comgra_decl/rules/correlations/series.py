@@ -100,7 +100,7 @@ def series_of(
 
 
 def _every(parts: list[NDArray[np.bool_]], reader: _Reader) -> NDArray[np.bool_]:
-    """Returns a rule's column for the selected records; empty if it skipped any record."""
+    """Returns a rule's column for the selected records; empty if the rule skipped any record."""
     column = np.concatenate(parts)
     return column[:: reader.every] if len(column) == reader.seen else column[:0]
 

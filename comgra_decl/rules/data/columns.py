@@ -37,7 +37,7 @@ class Columns:
         self._seen: set[int] = set()
 
     def look(self, window: Window, *, of_targets: bool) -> None:
-        """Adds the samples of the next records that were not seen before, in any epoch."""
+        """Adds the samples of the next records, except those seen in an earlier epoch."""
         table = window.table
         every = [*input_slots(table).tolist(), *target_slots(table).tolist()]
         wanted = [s for s in every if _is_table(table.infos[s])]
@@ -86,14 +86,15 @@ class PlaceholderValues(Rule):
     name = "placeholder_values"
     certainty = 0.75
     definition = (
-        "The rule checks at least `least` recorded samples of a floating-point input or target "
-        f"with at most {_WIDEST} columns. Samples that recur in later epochs count once. In one "
+        f"The rule checks floating-point inputs and targets with at most {_WIDEST} columns, once "
+        "at least `least` samples are recorded. Samples that recur in later epochs count once. In "
+        "one "
         f"column, exactly the same value occurs at least three times, in at most {_SHARE[1]:.0%} "
-        "of the samples. It lies more than `far` standard deviations of the other values from "
-        "their mean, and no other value is within half that distance of it. The others must have "
-        f"at least {_VARIED} different values, which excludes categories and binary columns."
+        "of the samples. This value is more than `far` standard deviations away from the mean of "
+        "the other values, and no other value is within half that distance of it. The column must "
+        f"contain at least {_VARIED} other values, which excludes categories and binary columns."
     )
-    source = "Own definition. Common codes for missing values are -999, -1 and 1e9."
+    source = "Our own definition. Common codes for missing values are -999, -1 and 1e9."
     advice = (
         "Exclude these samples, mask them in the loss, or replace the values by the mean and "
         "mark them in an additional column."
@@ -213,7 +214,7 @@ class UnevenColumns(Rule):
                     place=place,
                     first_step=rows.steps[0],
                     message=f"Column {most} of {place} is not normalized: {mean:.3g} ± {std:.2g}, "
-                    f"while the median column has a size of {usual:.3g}. It dominates "
+                    f"while the median column has an RMS of {usual:.3g}. It dominates "
                     f"the others.{more}",
                     evidence={"column": most, "size": float(size[most]), "median": usual},
                 )

@@ -47,14 +47,15 @@ class InputDrift(Rule):
     name = "input_drift"
     certainty = 0.65
     definition = (
-        f"The standard deviation of a floating-point input is averaged over each of {_PARTS} "
-        "parts of the run with the same number of steps. Over at least `least` records, the "
-        f"averages rise or fall in order (rank correlation above {_STEADY}), and by more than "
-        "`factor` from the first part to the last. The only loss compares predictions with "
-        "targets, and the spread of these targets changes by less than a quarter as much."
+        f"The run is divided into {_PARTS} parts of equal length, and the standard deviation of a "
+        "floating-point input is averaged over each part. Over at least `least` records, these "
+        f"averages rise or fall steadily (rank correlation above {_STEADY}), and by a factor of "
+        "more than `factor` from the first part to the last. The only loss compares predictions "
+        "with targets, and the spread of these targets changes by less than a quarter as much."
     )
     source = (
-        "Own definition. An example is data that is changed in place, as by adding noise to views."
+        "Our own definition. For example, a program may add noise to views of its data, which "
+        "changes the data in place."
     )
     advice = (
         "Check for in-place operations on the data set or on views of it (`x += noise`, `x[i:j]` "

@@ -57,11 +57,11 @@ class EvaluationGap(SlotRule):
     definition = (
         "For `patience` evaluation records in a row, the standard deviation of a tensor is more "
         "than `factor` times its value in training, or less than 1 / `factor` times that value. "
-        "This must hold for both the preceding and the following recorded training step, because "
-        "a value between the two may simply result from the progress of training. An evaluation "
-        f"is ignored if the logarithm of the factor has fallen by {1 - _CATCHES_UP:.0%} since the "
-        "previous one. The reason is that the running statistics of BatchNorm start at 0 and 1 "
-        "and need time to catch up."
+        "This must hold relative to the recorded training steps both before and after the "
+        "evaluation, because a value between the two may simply reflect the progress of training. "
+        "An evaluation is ignored if the logarithm of the factor has fallen by "
+        f"{1 - _CATCHES_UP:.0%} since the previous one: the running statistics of BatchNorm start "
+        "at 0 and 1 and take time to catch up."
     )
     source = (
         "TheDeepChecker, which compares activations in both modes and requires a similarity of "

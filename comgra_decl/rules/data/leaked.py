@@ -42,7 +42,7 @@ class TargetAmongInputs(Rule):
     definition = (
         "Over at least `least` recorded samples, a target with one value per sample is a linear "
         f"function of a single input element (correlation above {_EQUAL}). The input must have at "
-        "least two elements. The first step of a sequence is ignored, because a task may be to "
+        "least two elements. The first step of a sequence is ignored, because the task may be to "
         "remember it. The rule also reports, as an error, integer targets with one token per "
         "position that are identical to the last integer input at the same positions (at least "
         f"{_ALIKE:.1%} of at least `least` tokens, in three records). Such targets were not "
@@ -50,7 +50,7 @@ class TargetAmongInputs(Rule):
     )
     source = (
         "Kaufman et al., Leakage in Data Mining (2012), on features that are the target itself. "
-        "Own definition."
+        "Our own definition."
     )
     advice = (
         "Remove this element from the inputs. For sequences, check where windows end, and shift "

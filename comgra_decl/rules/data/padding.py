@@ -58,7 +58,7 @@ class PaddingInLoss(Rule):
         "loss is the mean over all targets, does not ignore this token (`ignore_index`), and has "
         "no weights."
     )
-    source = "Own definition; PyTorch's documentation of CrossEntropyLoss on `ignore_index`."
+    source = "Our own definition; PyTorch's documentation of CrossEntropyLoss on `ignore_index`."
     advice = "Pass ignore_index=<the padding token>, or mask the loss at padded positions."
     Parameters = PaddingParameters
 

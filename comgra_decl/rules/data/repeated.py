@@ -26,11 +26,13 @@ class RepeatedBatch(SlotRule):
     severity = "hint"
     certainty = 0.6
     definition = (
-        "For `patience` records in a row, all inputs and targets that vary across the batch "
-        "repeat the previous record. That is, all their recorded statistics have exactly the "
-        "same mean and standard deviation across the batch as before."
+        "For `patience` records in a row, all inputs and targets that vary across the batch are "
+        "the same as in the previous record: all of their recorded statistics have exactly the "
+        "same mean and standard deviation across the batch."
     )
-    source = "Own definition. The usual cause is a loader whose iterator is created in every step."
+    source = (
+        "Our own definition. The usual cause is a loader whose iterator is created in every step."
+    )
     advice = (
         "Call iter(loader) once per epoch instead of once per step, and do not set the seed "
         "inside the loop. If a single batch is intended (full-batch training, overfitting one "

@@ -40,8 +40,9 @@ class SingleClass(SlotRule):
     certainty = 0.8
     definition = (
         "For `patience` records in a row, all targets in a batch of at least "
-        f"{ClassCounts.fewest} samples have the same value. An operand in a loss written by hand "
-        "counts as a target only if it contains integers."
+        f"{ClassCounts.fewest} samples have the same value. In a hand-written loss, an operand "
+        "counts as a target only if it contains integers. Class 0 is ignored if no model "
+        "returned the prediction: in contrastive losses, the first similarity is the right one."
     )
     source = (
         "The labels 0, 0, 0, 0, 0 of the frozen ResNet in the book chapter 'Debugging: Visualizing "
@@ -60,9 +61,13 @@ class SingleClass(SlotRule):
     def measure(self, window: Window, at: Slots) -> Measured:
         """Returns where the standard deviation across samples is zero."""
         deviation = window.read("mean", at, "std")
-        doubtful = {target_of(self.scene, c) for c in self.scene.calls if not _has_targets(c)}
+        calls = {target_of(self.scene, call): call for call in self.scene.calls}
+        doubtful = {slot for slot, call in calls.items() if not _has_targets(call)}
+        pairs = {slot for slot, call in calls.items() if call.prediction_key is not None}
         known = np.array([slot not in doubtful for slot in at.tolist()], np.bool_)
-        return (deviation == 0) & known, np.asarray(deviation)
+        first = np.array([slot in pairs for slot in at.tolist()], np.bool_)
+        zero = window.read("mean", at) == 0
+        return (deviation == 0) & known & ~(zero & first), np.asarray(deviation)
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
@@ -70,7 +75,7 @@ class SingleClass(SlotRule):
 
 
 def _has_targets(call: LossCall) -> bool:
-    """Returns whether the target of a call is one, and not just another term of a loss."""
+    """Returns whether the target of a call really is a target, not just another term of a loss."""
     return not call.is_operator or call.target.is_integer
 
 
@@ -78,7 +83,7 @@ class OrderParameters(Patient):
     """Options of `unshuffled`."""
 
     patience: Count = 1
-    """Not used; all records are considered."""
+    """Has no effect; all records are considered."""
 
     ratio: Factor = 6.0
     """Largest allowed variance of the batch means, relative to that of shuffled data."""
@@ -100,7 +105,7 @@ class Unshuffled(Rule):
         "checked separately."
     )
     source = (
-        "Own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
+        "Our own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
         "mentions missing shuffling."
     )
     advice = "Use DataLoader(..., shuffle=True), or shuffle before splitting the data into batches."
@@ -166,7 +171,7 @@ class ImbalanceParameters(Patient):
     """Options of `class_imbalance`."""
 
     patience: Count = 5
-    """Not used; all targets are considered."""
+    """Has no effect; all targets are considered."""
 
     ratio: Factor = 10.0
     """Largest allowed ratio between the frequencies of the most and least frequent classes."""

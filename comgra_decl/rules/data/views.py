@@ -24,7 +24,7 @@ class IdenticalViews(Rule):
         "The two augmented views, or the two sides of a pair, are then identical."
     )
     source = (
-        "Own definition. Examples are an augmentation that is seeded in each call and one that "
+        "Our own definition. Examples are an augmentation that is seeded in each call and one that "
         "is not applied."
     )
     advice = (
@@ -36,7 +36,7 @@ class IdenticalViews(Rule):
     _runs: dict[str, tuple[int, int]] = per_run(dict)  # records in a row, their first step
 
     def look(self, window: Window) -> None:
-        """Compares the first two calls of each model."""
+        """Compares the first two calls to each model."""
         names = [name for name in _NAMES if window.has(name)]
         pairs = [*_pairs(self.scene, window)]
         if "mean" not in names or not pairs:

@@ -54,7 +54,7 @@ class AccumulatedGradient(SlotRule):
         "steps. In contrast, the gradient of a single batch is proportional to the output's "
         "gradient, and its mean is mostly noise."
     )
-    source = "Own derivation; TheDeepChecker lists a missing `zero_grad()` among common bugs."
+    source = "Our own derivation; TheDeepChecker lists a missing `zero_grad()` among common bugs."
     advice = "Call `optimizer.zero_grad()` once per optimizer step, before the backward pass."
     Parameters = AccumulatedParameters
     statistics = ("l2", "mean", "min", "max")

@@ -20,6 +20,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    judging_models,
     normalises,
     per_run,
     row_quantile,
@@ -46,10 +47,10 @@ class VanishingParameters(Patient):
     """Smallest allowed ratio to the upper quartile, relative to the initial value of this ratio."""
 
     won: Fraction = 0.05
-    """Share of its initial value below which the loss of a competing model counts as won."""
+    """A competing model has won if its loss falls below this share of its initial value."""
 
     faded: Fraction = 0.3
-    """Share of their initial norm below which the gradients of the other model have vanished."""
+    """The gradients of the other model have vanished below this share of their initial norm."""
 
 
 class VanishingGradient(SlotRule):
@@ -141,9 +142,9 @@ class VanishingGradient(SlotRule):
                 place=scene.table.place(slot),
                 first_step=0,
                 message=f"One of the competing models has won: {won} has fallen to "
-                f"{falls[won]:.1%} of its initial value, and the gradient of "
-                f"{scene.table.infos[slot].key.node} and the layers after it to "
-                f"{share[model]:.1%} of its initial norm, so these layers no longer learn.",
+                f"{falls[won]:.1%} of its initial value. The gradient norm of "
+                f"{scene.table.infos[slot].key.node} and the layers after it has fallen to "
+                f"{share[model]:.1%} of its initial value, so these layers no longer learn.",
                 advice="Weaken the winning model: use a lower learning rate, fewer steps, noise "
                 "on its inputs, a gradient penalty or spectral normalization. Or use a loss that "
                 "does not saturate (-log D(G(z)), hinge, Wasserstein).",
@@ -175,7 +176,7 @@ class VanishingGradient(SlotRule):
         return (share < self.parameters.ratio) | fallen, share
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out side branches, which a gradient of normal magnitude bypasses.
+        """Leaves out side branches, where a gradient of normal magnitude takes another path.
 
         Examples are attention keys, and residual branches behind a gain that starts at zero.
         """
@@ -242,14 +243,8 @@ def _models(table: SlotTable) -> dict[str, Slots]:
 
 
 def _judged_by_others(scene: Scene, models: set[str]) -> set[str]:
-    """Returns the models whose outputs enter another model, such as a critic, with gradients."""
+    """Returns the models that pass outputs with gradients to another model, such as a critic."""
     if not scene.structures:
         return models
-    found = set()
-    for structure in scene.structures.values():
-        for a, b, gradient in structure.edges:
-            source, sink = (structure.keys[i].node.partition(".")[0] for i in (a, b))
-            both_computed = structure.kinds[a] == structure.kinds[b] == "computed"
-            if gradient and both_computed and source != sink and sink in models:
-                found.add(source)
-    return found & models
+    judging = judging_models(scene)
+    return {source for sink in judging.keys() & models for source in judging[sink] & models}

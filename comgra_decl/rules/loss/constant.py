@@ -60,12 +60,11 @@ class NoBetterThanConstant(CurveRule):
         "with one value per sample, the cost is the variance of the targets. For a binary "
         "cross-entropy, it is the entropy of the targets' mean. For a cross-entropy whose "
         "targets are not one per sample, such as the tokens of a sequence, it is the entropy of "
-        "their classes. The mean loss of the last quarter is not below this cost by more than "
-        "the share `gain`, is not above it by more than a tenth, and has not fallen by two "
-        "standard errors since the previous quarter. The rule also reports memorization: the "
-        "last tenth of the training loss is below the cost by the share `learned`, but the "
-        "lowest of at least `patience` validation losses is not below it by more than the share "
-        "`gain`."
+        "their classes. The mean loss of the last quarter is at most a fraction `gain` below this "
+        "cost and at most a tenth above it, and has not fallen by two standard errors since the "
+        "previous quarter. The rule also reports memorization: the last tenth of the training loss "
+        "is a fraction `learned` below the cost, but the lowest of at least `patience` validation "
+        "losses is at most a fraction `gain` below it."
     )
     source = (
         "The coefficient of determination, 1 - loss / variance, is then 0. The entropy of the "

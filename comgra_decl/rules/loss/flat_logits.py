@@ -32,7 +32,7 @@ class FlatParameters(RuleParameters):
     """Number of steps required."""
 
     range: Positive = 0.5
-    """Largest difference between the logits of a sample that counts as flat."""
+    """Largest difference between a sample's logits for which they still count as flat."""
 
 
 class FlatLogits(Rule):

@@ -57,12 +57,12 @@ class NoBetterThanGuessing(CurveRule):
     definition = (
         "Guessing costs H = -sum p ln p, where p are the class frequencies of the recorded "
         "targets (integers, one per sample). The rule reports two cases. First, the mean loss of "
-        "the last quarter is below H by at most `gain` times H, or above H by at most a tenth. "
-        "In addition, it has not fallen by two standard errors since the previous quarter. In "
-        "this case, the input provides no information about the target. Second, the last tenth "
-        "of the training loss is below H by `learned` times H, but no validation loss (of at "
-        "least `patience`) is below H by more than `gain` times H. In this case, the model "
-        f"learns nothing that generalizes. The rule applies only if the first loss is {_NEAR[0]} "
+        "the last quarter is at most `gain` times H below H or at most a tenth above it, and has "
+        "not fallen by two standard errors since the previous quarter. In this case, the input "
+        "provides no information about the target. Second, the last tenth of the training loss is "
+        "`learned` times H below H, but none of at least `patience` validation losses is more than "
+        "`gain` times H below H. In this case, the model learns nothing that generalizes. The rule "
+        f"applies only if the first loss is {_NEAR[0]} "
         f"to {_NEAR[1]} times ln(classes), as for an untrained model."
     )
     source = (

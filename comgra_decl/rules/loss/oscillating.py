@@ -40,9 +40,9 @@ class LossOscillates(LossRule):
     name = "loss_oscillates"
     certainty = 0.55
     definition = (
-        "The rule subtracts the linear trend from `window` consecutive losses. The correlation "
-        "between consecutive losses is then below `correlation`, and their standard deviation is "
-        "above `size` times their mean. In this case, every step overshoots the minimum. Pure "
+        "Once the linear trend is subtracted from `window` consecutive losses, neighbouring losses "
+        "have a correlation below `correlation`, and their standard deviation is above `size` "
+        "times their mean. Every step then overshoots the minimum. Pure "
         "noise between batches has a correlation of 0. The rule applies only if a single model "
         "is trained with a single loss."
     )

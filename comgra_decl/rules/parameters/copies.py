@@ -59,12 +59,12 @@ class LaggingCopy(Rule):
         "and starts with the same values or with random ones. After at least `steps` steps, the "
         f"l2 norms of the trained model's parameters have changed by at least {_MOVED:.0%}, and "
         "those of the copy by less than `share` of this change. In training steps, the copy is "
-        "called without gradients and with different inputs than the trained model, as a target "
-        "network is."
+        "called without gradients and with other inputs than the trained model, like a target "
+        "network."
     )
     source = (
         "Mnih et al., Human-level control (2015): in millions of steps, the trained network is "
-        "copied to the target network every few thousand steps. Own definition."
+        "copied to the target network every few thousand steps. Our own definition."
     )
     advice = (
         "Copy the weights to it more often (several times per run), or move it towards the "
@@ -150,14 +150,17 @@ class LaggingCopy(Rule):
         return bool(judged) and all(judged)
 
     def _report(self, scene: Scene, name: str, other: str, share: float) -> Finding:
-        moved = "never changes" if not share else f"has moved only {100 * share:.2g}% as far"
+        moved = (
+            "has not changed, although that model is trained"
+            if not share
+            else f"has moved only {100 * share:.2g}% as far as that model"
+        )
         return self.finding(
             scene,
             place=Place(name),
             first_step=0,
-            message=f"{name}, a copy of {other} that is used for targets, {moved}"
-            f"{' while the trained model does' if not share else ' as the trained model'}, after "
-            f"{scene.last_step + 1} steps.",
+            message=f"After {scene.last_step + 1} steps, {name}, used for targets as a copy "
+            f"of {other}, {moved}.",
             evidence={"share": share, "steps": scene.last_step + 1},
         )
 

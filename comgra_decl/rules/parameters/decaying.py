@@ -44,9 +44,9 @@ class StrongDecay(Rule):
     name = "strong_decay"
     certainty = 0.8
     definition = (
-        "An optimizer is of class AdamW or SGD. In at least `least` records and in most records, "
-        "its learning rate times its weight decay is above `share`. Decay alone then halves the "
-        "weights in 140 steps or less."
+        "The optimizer is AdamW or SGD, and its learning rate times its weight decay is above "
+        "`share` in most records, and in at least `least` of them. At the default, decay alone "
+        "then halves the weights within 140 steps."
     )
     source = (
         "Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019). Usual values, such "
@@ -120,14 +120,14 @@ class TinyClipping(Rule):
     name = "tiny_clipping"
     certainty = 0.75
     definition = (
-        "The total norm of the gradients that the optimizer uses is the same (to a thousandth) "
-        "in at least the last `least` records and in most records. It is below `smallest`, "
+        "The total norm of the gradients that the optimizer uses is the same (within 0.1%) in at "
+        "least the last `least` records and in most records. It is below `smallest`, "
         "although the shares of individual parameters differ: gradients are clipped in every "
         "step. The rule applies only to optimizers whose steps depend on the scale of gradients "
         "(SGD, not Adam)."
     )
     source = (
-        "Own definition. Usual limits are 0.1 to 10. Gradients become this small if they are "
+        "Our own definition. Usual limits are 0.1 to 10. Gradients become this small if they are "
         "clipped while they are still scaled by GradScaler, and are unscaled afterwards."
     )
     advice = (

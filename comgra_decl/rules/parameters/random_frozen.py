@@ -36,10 +36,11 @@ class RandomFrozen(Rule):
     certainty = 0.8
     definition = (
         "A model with trained parameters also has at least `least` frozen weights of linear or "
-        f"convolutional layers with at least {_FEW} elements. All of these weights are "
-        "distributed exactly as PyTorch initializes them: within ±1/sqrt(fan in), with a largest "
-        "element close to this bound and a standard deviation within a tenth of that of a "
-        "uniform distribution. Trained weights leave these bounds. The weights must not change "
+        f"convolutional layers with at least {_FEW} elements. All of these weights have exactly "
+        "the distribution that PyTorch initializes them with: they lie within ±1/sqrt(fan in), the "
+        "largest element is close to this bound, and the standard deviation is within a tenth of "
+        "that of a uniform distribution. Trained weights leave these bounds. The weights must not "
+        "change "
         "during the run, which excludes copies of a model and layers that are frozen later. "
         "Frozen random layers provide useful features only by chance."
     )
@@ -79,9 +80,9 @@ class RandomFrozen(Rule):
                         scene,
                         place=scene.table.place(large[0]),
                         first_step=0,
-                        message=f"All {len(large)} frozen weights still have the random values "
-                        "with which PyTorch initializes them (uniform in ±1/sqrt(fan in)): "
-                        "pretrained weights were not loaded.",
+                        message=f"All {len(large)} frozen weights still have PyTorch's random "
+                        "initial values (uniform in ±1/sqrt(fan in)): pretrained weights "
+                        "were not loaded.",
                         evidence={"weights": len(large)},
                         also=len(large) - 1,
                         others=tuple(scene.table.place(slot) for slot in large[1:9]),
@@ -111,7 +112,7 @@ class RandomFrozen(Rule):
 
 
 def _models(scene: Scene) -> list[tuple[list[int], bool]]:
-    """Returns the frozen weights of layers, and whether others are trained, of each model."""
+    """Returns each model's frozen weights of layers, and whether it trains other weights."""
     slots = {(i.key.node, i.key.role): i.id for i in scene.table.infos if i.kind == "parameter"
              and i.key.pass_ == "forward"}  # fmt: skip
     found: list[tuple[list[int], bool]] = []

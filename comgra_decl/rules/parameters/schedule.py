@@ -27,7 +27,7 @@ class ScheduleParameters(RuleParameters):
     """Number of steps required."""
 
     tiny: Fraction = 1e-3
-    """Share of its largest value below which a learning rate has no effect."""
+    """A learning rate has no effect if it is below this share of its largest value."""
 
     warm: Fraction = 0.2
     """Share of the optimizer's learning rate that a warm-up must reach by the end of the run."""
@@ -42,18 +42,18 @@ class LearningRateSchedule(Rule):
     name = "learning_rate_schedule"
     certainty = 0.75
     definition = (
-        "The largest learning rate of all parameter groups follows one of three courses. (1) It "
-        "falls below `tiny` times its largest value and remains there for at least `least` "
-        "steps, and for longer than it was above. (2) The run has ended after at least `least` "
-        "steps, and the rate has only risen, but has never reached `warm` times the rate with "
-        "which the optimizer was created (`initial_lr`, which schedulers store): the warm-up "
+        "The largest learning rate of all parameter groups does one of three things. (1) It falls "
+        "below `tiny` times its largest value and stays there for at least `least` steps, and for "
+        "longer than it was above. (2) The run has ended after at least `least` steps, and the "
+        "rate has only risen without ever reaching `warm` times the rate that the optimizer was "
+        "created with (`initial_lr`, which schedulers store): the warm-up "
         "never ends. For a rate that never changes, a quarter of this limit applies. (3) After "
         "at least `least` steps without a rise, it rises between two records to more than `jump` "
         "times its largest value so far."
     )
     source = (
-        "Own definition. A schedule that is meant for epochs but stepped per batch decays almost "
-        "at once. One that is meant for batches but stepped per epoch hardly leaves its warm-up."
+        "Our own definition. A schedule meant for epochs but stepped once per batch decays almost "
+        "at once. One meant for batches but stepped once per epoch hardly leaves its warm-up."
     )
     advice = (
         "Check that `scheduler.step()` is called once per unit of the schedule (epoch or step). "

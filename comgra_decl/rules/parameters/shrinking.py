@@ -49,13 +49,13 @@ class ShrinkingWeight(SlotRule):
     advice = (
         "Lower the weight decay. Values from 0.01 to 0.1 are common for AdamW, but the effect "
         "depends on the product of learning rate and weight decay. If no weight decay is used, "
-        "look for a penalty in the loss or a layer that is not needed."
+        "look for a penalty in the loss or an unnecessary layer."
     )
     explained_by = ("nonfinite", "large_update")
     Parameters = ShrinkingParameters
     of_state = True
     statistics = ("l2",)
-    lowest, evidence = True, "share of its first size"
+    lowest, evidence = True, "share of its initial size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
     _early = per_run(Early, _FIRST)

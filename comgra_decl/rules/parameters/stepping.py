@@ -32,11 +32,11 @@ class NeverStepped(Rule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "backward() was called at least `least` times, but no call of optimizer.step() followed. "
-        "No step ended in any other way either, such as by updating parameters by hand or by "
-        "calling comgra.step()."
+        "backward() was called at least `least` times, but optimizer.step() was never called "
+        "afterwards. No step ended in any other way either, such as by updating parameters by hand "
+        "or by calling comgra.step()."
     )
-    source = "Own definition; the usual cause is a missing call of optimizer.step()."
+    source = "Our own definition; the usual cause is a missing call to optimizer.step()."
     advice = (
         "Call optimizer.step() after backward(). If the program updates parameters in a way that "
         "is not detected, call comgra.step() at the end of each step."
@@ -91,7 +91,7 @@ class StaleCopy(Rule):
         "weights (EMA, SWA) or a target network."
     )
     source = (
-        "Own definition; the usual cause is a missing update of a moving average (EMA) or a "
+        "Our own definition; the usual cause is a missing update of a moving average (EMA) or a "
         "target network."
     )
     advice = (

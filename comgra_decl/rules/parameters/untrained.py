@@ -23,6 +23,7 @@ from comgra_decl.rules.api import (
     is_gradient,
     per_run,
     reaching_loss,
+    weights_beside,
 )
 
 _STATES = {
@@ -39,8 +40,8 @@ _ADVICE = {
         "later use, set requires_grad=False."
     ),
     "unreached": (
-        "Include the output of the module in the loss, or remove the module. To keep it for later "
-        "use, set requires_grad=False."
+        "Use the output of the module in the loss, or remove the module. To keep it for later use, "
+        "set requires_grad=False."
     ),
     "not optimized": (
         "Create the optimizer after the last change to the model, or add the parameter with "
@@ -239,11 +240,11 @@ class Untrained(SlotRule):
         )
 
     def _cancels(self, scene: Scene, node: str, role: str) -> bool:
-        """Returns whether only a module's bias lacks a gradient, as it cancels out later."""
+        """Returns whether only a module's bias lacks a gradient, because it cancels out later."""
         if role != "bias":
             return False
-        weight = scene.table.by_key.get(SlotKey(node, "weight", 0, "grad"))
-        return weight is not None and weight not in self.streak.fired
+        weights = scene.table.remembered(weights_beside, weights_beside).get(node, [])
+        return any(weight not in self.streak.fired for weight in weights)
 
     def follows(self, finding: Finding, other: Finding) -> bool:
         """Returns whether another finding explains this one; dead units explain zero gradients."""

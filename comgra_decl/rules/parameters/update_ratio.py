@@ -125,8 +125,9 @@ class SmallUpdate(SlotRule):
     name = "small_update"
     certainty = 0.6
     definition = (
-        "For `patience` records in a row, the l2 norm of a weight's update is below `ratio` "
-        "times the norm of the weight, but not zero, as it is for a frozen weight. This must hold "
+        "For `patience` records in a row, the l2 norm of a weight's update is below `ratio` times "
+        "the norm of the weight. Updates of zero, as for frozen weights, are ignored. This must "
+        "hold "
         "for at least half of all weights that have gradients. If updates are not recorded, the "
         "rule instead computes the relative change per step of the weight's l2 norm, smallest "
         "element and largest element, and uses the largest of the three."

@@ -98,9 +98,9 @@ class HalfUnderflow(SlotRule):
     definition = (
         "For `patience` records in a row, more than `share` of the elements of a float16 "
         "gradient are exactly zero, but the corresponding values in the forward pass are not. "
-        "The corresponding values are those of the tensor itself, and those that modules without "
-        "weights compute from it in the same shape. The latter are included because a ReLU "
-        "produces as many zero gradients as zero values. Alternatively, the largest magnitude in "
+        "These are the values of the tensor itself and of all tensors of the same shape that "
+        "modules without weights compute from it, because a ReLU produces as many zero gradients "
+        "as zero values. Alternatively, the largest magnitude in "
         "the gradient is below 2^-14, where float16 starts to lose precision."
     )
     source = "IEEE 754; Micikevicius et al., Mixed Precision Training (2018), on loss scaling."

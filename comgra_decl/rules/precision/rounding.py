@@ -33,9 +33,9 @@ class LostUpdates(SlotRule):
     certainty = 0.75
     definition = (
         "For `patience` consecutive records, a weight that an optimizer trains is stored in "
-        "bfloat16 or float16, and rounding discards its usual update. This means that the update "
-        "is smaller than half the distance between neighbouring values at the weight's mean "
-        "magnitude (2^-8.5 or 2^-11.5 of it). The usual update is the learning rate for "
+        "bfloat16 or float16, and rounding discards its usual update. That is, the update is "
+        "smaller than half the distance between neighbouring values at the weight's mean magnitude "
+        "(2^-8.5 or 2^-11.5 of it). The usual update is the learning rate for "
         "optimizers such as Adam, and the learning rate times the gradient's mean magnitude for "
         "SGD without momentum."
     )

@@ -76,7 +76,7 @@ class _Branches(SlotRule):
         return groups
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the size of each branch relative to the largest one with which it is combined."""
+        """Returns the size of each branch relative to the largest one it is combined with."""
         if not self._groups:
             return np.zeros((len(window), len(at)), np.bool_), np.zeros((len(window), len(at)))
         size = window.read("l2", np.arange(len(window.table))).astype(np.float64)
@@ -104,14 +104,14 @@ class BranchIgnored(_Branches):
         "Several tensors of the same shape are combined into another tensor of that shape, for "
         "example a residual branch and its skip connection. For `patience` records in a row, and "
         "in every iteration within a step, one of them has an l2 norm below `ratio` times the "
-        "largest norm. The first `after` records are ignored. The finding is a hint if the ratio "
-        f"of all such branches starts below {_STARTS_SMALL} times `ratio`, as with a gain that is "
+        "largest norm. The first `after` records are ignored. The finding is a hint if all such "
+        f"branches start below {_STARTS_SMALL} times this limit, as with a gain that is "
         "initialized near zero. Alternatively, a parameter of shape [1, positions, features] "
         "enters the same module as a computed tensor of shape [batch, positions, features]. In "
         "all of the last `patience` records, its root mean square is more than `drowned` times "
         "that of the tensor."
     )
-    source = "A plan in comgra's README (report residual connections that are ignored)."
+    source = "Planned in comgra's README (report residual connections that are ignored)."
     advice = (
         "If the branch starts at zero on purpose, its learning rate may be too low. Otherwise "
         "normalize both branches or rescale this one. If this is the skip connection, check what "
@@ -191,7 +191,7 @@ class BranchIgnored(_Branches):
                         "which is added to it and is the same for all samples, is up to "
                         f"{ratio:.0f} times as large.",
                         advice="Use smaller initial values for the parameter (0.02 is common for "
-                        "positions), or scale up the tensor to which it is added.",
+                        "positions), or scale up the tensor it is added to.",
                         evidence={"ratio": ratio},
                     )
                 ]
@@ -201,8 +201,7 @@ class BranchIgnored(_Branches):
         """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} has hardly any effect: its norm is "
-            f"{self.streak.worst[slot]:.1e} times that of the largest branch with which it is "
-            "combined."
+            f"{self.streak.worst[slot]:.1e} times that of the largest branch it is combined with."
         )
 
 
@@ -236,5 +235,5 @@ class GradientImbalance(_Branches):
         """Returns the message for a slot."""
         return (
             f"The norm of {scene.table.place(slot)} is {self.streak.worst[slot]:.1e} times the "
-            "norm of the largest gradient among the branches with which it is combined."
+            "norm of the largest gradient among the branches it is combined with."
         )

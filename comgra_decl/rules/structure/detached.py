@@ -29,8 +29,8 @@ class Detached(Rule):
         "ignored."
     )
     source = (
-        "Own definition, based on the graph; the silent failures in the book chapter 'Debugging: "
-        "Visualizing Activation Maps & Gradients'."
+        "Our own definition, based on the graph; the silent failures in the book chapter "
+        "'Debugging: Visualizing Activation Maps & Gradients'."
     )
     advice = (
         "Between this tensor and the next one, look for detach(), .data, .item(), numpy, "
@@ -76,7 +76,7 @@ class Detached(Rule):
                 first_step=0,
                 message=f"No gradient flows back from {sink.node} to its input {place}, which is "
                 "trained only through other paths.",
-                advice="If this is not intended, look for detach(), torch.no_grad(), or a call of "
+                advice="If this is not intended, look for detach(), torch.no_grad(), or a call to "
                 "sample() instead of rsample().",
                 severity="hint",
                 certainty=0.6,

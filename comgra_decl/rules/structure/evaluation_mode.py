@@ -48,13 +48,13 @@ class TrainingInEvaluationMode(Rule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "For at least the last `patience` records of the run, all calls of a model with "
+        "For at least the last `patience` records of the run, all calls to a model with "
         "gradients are in evaluation mode. An optimizer holds most of the model's parameters, "
         "and the model contains modules that behave differently in evaluation mode (BatchNorm, "
         "Dropout). The finding is an error if the model was in training mode before, and a "
         "warning otherwise. Single modules in evaluation mode (a frozen BatchNorm) are ignored."
     )
-    source = "Own definition; the usual cause is a missing call of model.train()."
+    source = "Our own definition; the usual cause is a missing call to model.train()."
     advice = "Call model.train() after every evaluation, before the next training step."
     Parameters = EvaluationModeParameters
 
@@ -83,8 +83,8 @@ class TrainingInEvaluationMode(Rule):
                     scene,
                     place=Place(different[0]),
                     first_step=model.since,
-                    message=f"{since}, {node} is trained in evaluation mode: {different[0]} and "
-                    "similar modules behave as in evaluation.",
+                    message=f"{since}, {node} is trained in evaluation mode: modules such as "
+                    f"{different[0]} behave as in evaluation.",
                     advice=self.advice if model.trained else _FROM_START,
                     severity=self.severity if model.trained else "warning",
                     evidence={"records": model.records},

@@ -120,7 +120,7 @@ class LogitsAsLogProbabilities(SlotRule):
         "row. Alternatively, the prediction passed to `nll_loss` or `kl_div` was computed by a "
         "softmax. Logarithms of probabilities are never positive."
     )
-    source = "A common mistake: passing logits or probabilities to NLLLoss; own definition."
+    source = "A common mistake: passing logits or probabilities to NLLLoss; our own definition."
     advice = "Use cross_entropy, which expects logits, or apply log_softmax first."
     statistics = ("max",)
     evidence, of_graph, of_calls = "largest element", True, True
@@ -186,11 +186,10 @@ class SigmoidTwice(SlotRule):
     definition = (
         "The prediction passed to `binary_cross_entropy_with_logits` was computed by a sigmoid "
         "or softmax. If autograd does not reveal how it was computed, the rule reports it only "
-        "if there are at least `patience` records and the targets vary. In addition, in every "
-        "record, all elements must be in [0, 1], with the smallest below 0.05 and the largest "
-        "above 0.95."
+        "if there are at least `patience` records and the targets vary. All elements must then be "
+        "in [0, 1] in every record, with the smallest below 0.05 and the largest above 0.95."
     )
-    source = "A common mistake: applying a sigmoid before BCEWithLogitsLoss; own definition."
+    source = "A common mistake: applying a sigmoid before BCEWithLogitsLoss; our own definition."
     advice = (
         "Remove the sigmoid, or use BCELoss. Apply the sigmoid only where probabilities are needed."
     )

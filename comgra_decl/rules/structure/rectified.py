@@ -37,19 +37,19 @@ class RectifiedAnswer(SlotRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "For `patience` records in a row, the model's prediction, or the input of its final "
-        "sigmoid or softmax, has exactly the same maximum as the tensor from which it is "
-        f"computed. On average, however, it keeps at most {_LEFT:.0%} of the negative values of "
-        "that tensor. The cause is a ReLU or leaky ReLU between the two tensors. Predictions "
-        "whose targets are never negative are ignored."
+        "The rule compares the model's prediction, or the input of its final sigmoid or softmax, "
+        "with the tensor it is computed from. For `patience` records in a row, both have exactly "
+        f"the same maximum, but the first one keeps, on average, at most {_LEFT:.0%} of the other "
+        "one's negative values. The cause is a ReLU or leaky ReLU between the two tensors. "
+        "Predictions whose targets are never negative are ignored."
     )
-    source = "The seeded bug in comgra's tutorial; own definition."
+    source = "The seeded bug in comgra's tutorial; our own definition."
     advice = (
         "Remove the activation function after the last layer. A sigmoid, a softmax or a loss that "
         "expects logits requires both positive and negative values."
     )
     statistics = ("min", "max", "mean", "abs_mean")
-    lowest, evidence = True, "share of negative values that is left"
+    lowest, evidence = True, "share of negative values that remains"
     of_graph = True
     needs = "outputs of single layers, with `graph: true`"
 
@@ -80,7 +80,7 @@ class RectifiedAnswer(SlotRule):
             self._lowest_target[targets] = np.fmin(self._lowest_target[targets], lowest)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps predictions (or inputs of a final sigmoid or softmax) that need both signs."""
+        """Keeps predictions (or inputs of a final sigmoid or softmax) that must take both signs."""
         made = [call.prediction.made_by for call in scene.calls]
         if made and not any(name in _CLIPPING or not name for name in made):
             return fired[:0]  # losses receive tensors that no activation function has computed

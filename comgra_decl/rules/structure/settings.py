@@ -21,8 +21,8 @@ class BatchNormMomentum(Rule):
     certainty = 0.8
     definition = (
         "The `momentum` of a BatchNorm module that keeps running statistics is above `largest`. "
-        "In PyTorch, `momentum` is the weight of the newest batch, so a large value makes "
-        "evaluation use the statistics of the last few batches only. In TensorFlow, it is the "
+        "In PyTorch, `momentum` is the weight of the newest batch, so with a large value, "
+        "evaluation uses only the statistics of the last few batches. In TensorFlow, it is the "
         "weight of the past, usually 0.99."
     )
     source = "The BatchNorm documentation of PyTorch (default 0.1) and of Keras (default 0.99)."
@@ -48,7 +48,7 @@ class BatchNormMomentum(Rule):
                 scene,
                 place=Place(node),
                 first_step=0,
-                message=f"The momentum of {node} is {momentum:.3g}. The last batch determines "
+                message=f"The momentum of {node} is {momentum:.3g}: the last batch determines "
                 f"{100 * momentum:.3g}% of the running statistics that are used in evaluation.",
                 evidence={"momentum": momentum},
                 also=len(found) - 1,

@@ -29,7 +29,7 @@ class IdenticalParameters(Patient):
     patience: Count = 3
 
     spread: Fraction = 1e-5
-    """Difference below which units are considered equal, relative to their mean magnitude."""
+    """Units are considered equal if they differ by less than this share of their mean magnitude."""
 
 
 class IdenticalUnits(SlotRule):
@@ -95,7 +95,7 @@ class IdenticalUnits(SlotRule):
         """Returns the message for a slot."""
         info = scene.table.infos[slot]
         if info.kind == "parameter" and info.key.pass_ == "forward":
-            return f"{scene.table.place(slot)} starts with all elements equal."
+            return f"{scene.table.place(slot)} starts with all elements identical."
         return (
             f"All units of {info.key.node} compute the same values: {scene.table.place(slot)} "
             f"differs between them by {self.streak.worst[slot]:.1e} of its magnitude."

@@ -49,17 +49,16 @@ class OneAnswer(SlotRule):
     certainty = 0.65
     definition = (
         "For `patience` records in a row, the predictions for all recorded samples (at least "
-        f"{_FEWEST}) favor the same class although the targets in the batch differ. Predictions "
+        f"{_FEWEST}) favour the same class although the targets in the batch differ. Predictions "
         "can have the shape [N, classes] (cross-entropy or negative log-likelihood) or consist "
-        "of one logit per sample (binary cross-entropy). In addition, the mean softmax "
-        "probability of that class must be high: its confidence, scaled from 0 (a probability of "
-        "1 / classes) to 1 (a probability of 1), is at least `surety`. This condition is "
-        "required because an untrained model also predicts a single class, but only by a small "
-        "margin."
+        "of one logit per sample (binary cross-entropy). In addition, the mean confidence in that "
+        "class is at least `surety`, on a scale from 0 (a softmax probability of 1 / classes) to 1 "
+        "(a probability of 1). An untrained model also predicts a single class, but only by a "
+        "small margin."
     )
     source = (
         "The network that predicts 'dog' for every image in the book chapter 'Debugging: "
-        "Visualizing Activation Maps & Gradients'; own limits."
+        "Visualizing Activation Maps & Gradients'; our own limits."
     )
     advice = (
         "Check the class frequencies, the bias of the last layer, the learning rate and the "

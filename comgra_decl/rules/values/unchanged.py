@@ -28,8 +28,8 @@ class UnchangedOutput(SlotRule):
     name = "unchanged_output"
     certainty = 0.5
     definition = (
-        "For `patience` records in a row, the mean and l2 norm of an output have exactly the "
-        "same average and standard deviation across the batch as in the previous record. "
+        "For `patience` records in a row, the mean and the l2 norm of an output have exactly the "
+        "same average and the same standard deviation across the batch as in the previous record. "
         "Meanwhile, these statistics change for at least one floating-point tensor from which "
         "the output is computed, according to the dependency graph. Outputs that consist of "
         "zeros and ones are ignored, because they can change without affecting these statistics."

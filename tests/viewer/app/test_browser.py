@@ -106,7 +106,7 @@ def test_the_checklist_shows_its_states_its_numbers_and_what_it_cannot_see(
         for state in ("red", "green", "partly", "unchecked")
     }
     assert len(set(dots.values())) == 4
-    page.locator(".caveats", has_text="leak into inputs").wait_for()
+    page.locator(".caveats", has_text="leak into the inputs").wait_for()
 
 
 def test_a_link_restores_the_view_back_goes_back_and_selectors_choose(

@@ -77,7 +77,7 @@ def test_smoothing_is_the_debiased_moving_average_of_tensorboard(run: Run) -> No
     for number, value in enumerate(raw):
         last, weight = 0.6 * last + 0.4 * value, 0.6 * weight + 0.4
         assert found[number] == pytest.approx(last / weight)
-    with pytest.raises(ValueError, match="smoothing must be from 0 to less than 1, got 1"):
+    with pytest.raises(ValueError, match="smoothing must be at least 0 and less than 1, got 1"):
         plotted(run).kpis("loss", smoothing=1)
 
 

@@ -94,7 +94,7 @@ def test_it_is_green_only_if_every_check_was_made() -> None:
     line = said(less)
     assert line.tone == "neutral"
     assert line.text.startswith("1 of ")
-    assert "could not be made" in line.text
+    assert "could not be completed" in line.text
     assert said(replace(whole, damage=("record 3",))).tone == "neutral"
 
 
