@@ -336,6 +336,20 @@ MODES = "modes"
 """Fact of a record: for each model that was called with gradients, by node, whether it was in
 training mode in any of these calls."""
 
+PROBE_PREFIX = "probe:"
+"""Beginning of the type of execution of a probe's records; the name of the probe follows."""
+
+PROBE_MODE = "probe"
+"""Mode of a probe's records, which are neither training nor evaluation."""
+
+PICTURE_PREFIX = "picture:"
+"""Beginning of the pass of a picture; the name of the picture follows."""
+
+PICTURES = "pictures"
+"""Fact of a probe's record: for each picture by name, a dict with "method" and "target" (the class
+that each sample's picture explains, or "loss"), and "gap" (the completeness gap of each sample) of
+integrated gradients. "refused" is the reason why there is no picture."""
+
 OPTIMIZERS = "optimizers"
 """Fact of a record: the optimizers that stepped, in order.
 

@@ -30,6 +30,7 @@ graph_task: Callable[[], int]
 tracing_state: Callable[[], object]
 function_modes: Callable[[], int]
 dispatch_modes: Callable[[], int]
+without_dispatch_modes: Callable[[], AbstractContextManager[Any]]
 without_functions: Callable[[], AbstractContextManager[None]]
 is_functorch_wrapped: Callable[[torch.Tensor], bool]
 
@@ -50,6 +51,11 @@ SEEN = {
     "pop_function_mode": ("torch._C._pop_torch_function_stack", SINCE_2_6),
     "push_function_mode": ("torch._C._push_on_torch_function_stack", SINCE_2_6),
     "dispatch_modes": ("torch._C._len_torch_dispatch_stack", SINCE_2_6),
+    "without_dispatch_modes": (
+        "torch.utils._python_dispatch._disable_current_modes",
+        SINCE_2_6,
+    ),
+    "DeviceMode": ("torch.utils._device.DeviceContext", SINCE_2_6),
     "no_own_dispatch": ("torch._C._disabled_torch_dispatch_impl", SINCE_2_6),
     "transforms_active": ("torch._C._are_functorch_transforms_active", SINCE_2_6),
     "functorch": ("torch._C._functorch", SINCE_2_6),
@@ -106,6 +112,7 @@ ATTRIBUTES = {
     "_forward_hooks": "torch.nn.Module",
     "_forward_pre_hooks": "torch.nn.Module",
     "_forward_pre_hooks_with_kwargs": "torch.nn.Module",
+    "_compiled_call_impl": "torch.nn.Module",
     "_version": "torch.Tensor",
     "_base": "torch.Tensor",
     "_backward_hooks": "torch.Tensor",

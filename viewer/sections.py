@@ -20,6 +20,7 @@ from comgra_decl.viewer.panes.kpis import KpisPane
 from comgra_decl.viewer.panes.modules import ModulesPane
 from comgra_decl.viewer.panes.notes import NotesPane
 from comgra_decl.viewer.panes.overview import OverviewPane
+from comgra_decl.viewer.panes.pictures import PicturesPane
 from comgra_decl.viewer.panes.run import FactsPane, RunPane
 from comgra_decl.viewer.panes.runs import RunsPane
 from comgra_decl.viewer.panes.series import SeriesPane
@@ -154,6 +155,7 @@ def sections(
         "inspect": Section(lambda: _inspect(act)),
         "values": Section(lambda: _alone(SheetPane(act), _FILLED)),
         "attention": Section(lambda: _alone(AttentionPane(act), "")),
+        "pictures": Section(lambda: _alone(PicturesPane(act), _PADDED)),
         "compare": Section(lambda: _alone(ComparePane(act, runs), _FILLED)),
         "runs": Section(lambda: _alone(RunsPane(act, library), _FILLED)),
         "kpis": Section(lambda: _alone(KpisPane(act), _PADDED)),

@@ -16,6 +16,7 @@ SECTIONS = {
     "inspect": "Inspect",
     "values": "Values",
     "attention": "Attention",
+    "pictures": "Pictures",
     "compare": "Compare",
     "runs": "Runs",
     "kpis": "KPIs",

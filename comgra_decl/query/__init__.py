@@ -18,6 +18,7 @@ from .listing import RunSummary, list_runs
 from .opening import open_run, require_folder
 from .overview import Clock, RunRow, at_steps, clock_of, metrics_of, overview, row_of
 from .parting import Difference, Parting, part, sentences
+from .pictures import Picture
 from .preview import Preview
 from .run import Run
 from .slot import Slot
@@ -30,6 +31,7 @@ __all__ = [
     "NotedCheck",
     "NotedChecks",
     "Parting",
+    "Picture",
     "Preview",
     "Remote",
     "Run",

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.errors import is_one_of
+from comgra_decl.pictures.cloud import Basis
 from comgra_decl.records import Structure
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
@@ -20,6 +21,7 @@ from .arrays import Arrays
 from .between import Between
 from .chunks import Chunk, chunks
 from .display import from_viewer
+from .pictures import Picture, Pictures
 from .run_facts import RunFacts
 from .slot import Slot
 from .tables import findings_table, table_html
@@ -168,12 +170,15 @@ class Run(RunFacts):
         """
         return self._snapshot.view.document(name) if is_one_of(name, [name]) else None
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self, *, probes: bool = True) -> Iterator[Chunk]:
         """Yields all records in stored order, in chunks.
 
         Use this method to process an entire run with little memory, as the rules do.
+
+        Args:
+            probes: whether to include the records of probes.
         """
-        return chunks(self._snapshot)
+        return chunks(self._snapshot, probes=probes)
 
     # -- graph
 
@@ -399,6 +404,98 @@ class Run(RunFacts):
         """
         wanted = names or self._reader.meta.statistics
         return arrays.dataset(self._snapshot, wanted, of, over_batch, type)
+
+    # -- pictures
+
+    @property
+    def pictures(self) -> list[str]:
+        """Names of the pictures: those that probes recorded, then those computed from records."""
+        return Pictures(self, self._snapshot, None).names
+
+    def picture(
+        self,
+        name: str,
+        step: int | None = None,
+        node: str | None = None,
+        *,
+        type: str | None = None,
+    ) -> Picture:
+        """Returns a picture, which converts to a numpy array.
+
+            >>> run.picture("cam", 400, "conv2")
+            <Picture 'cam' of 'conv2' at step 400: sample 8, height 6, width 6>
+
+        Besides the pictures that the spec declares, these are computed from the records:
+
+        - `likeness`: CKA of all pairs of nodes at a step (unbiased; NaN below four samples)
+        - `likeness_over_steps`: CKA of a node between all pairs of steps
+        - `confusion`: counts of each class and predicted class, at each step or at one
+        - `reliability`: confidence, accuracy and samples in ten bins of confidence, at a step
+        - `linear_probe`: accuracy on held-out samples of a ridge classifier of each node's output
+        - `dead_units`: whether each unit of a node is at or below 0 everywhere, by step
+        - `spectrum`: singular values of a node's weight by step
+        - `flow`: the gradient norm of each node at a step, in the order of the nodes
+        - `loss_cam`: Grad-CAM of the loss at a training step, from an output and its gradient
+
+        Args:
+            name: one of `pictures`.
+            step: the step; None: all steps if the picture can show several, otherwise the last.
+            node: the node, if the picture shows one of several.
+            type: type of execution; None: the first probe, or training if there is no probe.
+
+        Raises:
+            UnknownNameError: there is no such picture, or the records lack what it needs; the
+                message says what to declare.
+        """
+        return Pictures(self, self._snapshot, type).named(name, step, node)
+
+    def picture_facts(self, step: int, *, type: str | None = None) -> dict[str, dict[str, Any]]:
+        """Returns the facts of the pictures that a probe made at a step, by name.
+
+        Each has "method", and "target", "gap" or "layer" where they apply. "refused" is the reason
+        why a picture could not be made.
+
+        Args:
+            step: the step.
+            type: type of execution; None: the first probe.
+        """
+        return Pictures(self, self._snapshot, type).facts(step)
+
+    def embedding(
+        self, node: str, basis: str | Basis = "all", *, type: str | None = None
+    ) -> Picture:
+        """Returns the principal components of a node's values, [steps, samples, 2].
+
+        All steps share one basis, so that points move only as the values do. `embedding(...).basis`
+        keeps that basis for records that arrive later.
+
+        Args:
+            node: the node.
+            basis: the steps that the basis is fitted to, "all" or "last", or a basis to keep.
+            type: type of execution; None: the first probe, or training if there is no probe.
+
+        Raises:
+            UnknownNameError: no values of this node were recorded, or too few.
+        """
+        return Pictures(self, self._snapshot, type).embedding(node, basis)
+
+    def similarity(
+        self, node_a: str, node_b: str, step: int | None = None, *, type: str | None = None
+    ) -> float:
+        """Returns how alike two nodes represent the recorded samples at a step, at most 1.
+
+        The linear CKA of Kornblith et al. (2019), unbiased; NaN for fewer than four samples.
+
+        Args:
+            node_a: a node.
+            node_b: another node.
+            step: the step; None: the last.
+            type: type of execution; None: the first probe, or training if there is no probe.
+
+        Raises:
+            UnknownNameError: no values of these nodes were recorded at this step.
+        """
+        return Pictures(self, self._snapshot, type).similarity(node_a, node_b, step)
 
     # -- tensors by slot id
 

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.records import RESUMED, SKIPPED_STEP, ScalarBatch, SlotInfo, StepBatch
+from comgra_decl.records import (
+    PROBE_MODE,
+    RESUMED,
+    SKIPPED_STEP,
+    ScalarBatch,
+    SlotInfo,
+    StepBatch,
+)
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.diagnosis import feed
 from comgra_decl.rules.engine import Engine
@@ -201,7 +208,7 @@ class LiveRules:
         for name in ("modules", "report"):
             if name in batch.documents:
                 engine.add_document(name, batch.documents[name])
-        if batch.steps:
+        if any(info.mode != PROBE_MODE for info in batch.steps):  # a batch is all of one mode
             engine.look(window_of(batch, engine, first=self._records))
             self._records += len(batch.steps)
             if self._takes_metrics:

@@ -72,7 +72,7 @@ class Ends:
         for path, tensor in given:
             if gradient_function(tensor) is not None:  # computed by another part of the model
                 continue
-            slot = capture.in_pass(self._input(input_role(path), iteration))
+            slot = capture.in_pass(self.input_slot(input_role(path), iteration))
             dim = capture.batch_dim(tensor, "auto", slot)
             index = capture.add(slot, tensor, batch_dim=dim, values=self._values)
             if graph is not None and graph.enters(tensor):
@@ -115,6 +115,8 @@ class Ends:
             capture.objectives.append(objective_of(backwarded))
             self._stale = with_gradients(backwarded) if self._stepped else []
             self._stepped = False
+        if capture.probing is not None:
+            capture.probing.loss(backwarded)
         if self._scans and capture.batch_size and number == 0:
             self._scans -= 1
             capture.batch_softmaxes = batch_softmaxes(backwarded, capture.batch_size)
@@ -152,7 +154,8 @@ class Ends:
             if whole and tensor.dim() == 2 and self._attended.tokens is None:
                 self._attended.tokens = self._telling.tokens = weakref.ref(tensor)
 
-    def _input(self, role: str, iteration: int) -> Slot:
+    def input_slot(self, role: str, iteration: int) -> Slot:
+        """Returns the slot of an input of a model; `iteration` counts the models of a step."""
         slot = self._inputs.get((role, iteration))
         if slot is None:
             slot = Slot(lambda: "input", role, iteration=iteration, kind="input")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
+    from comgra_decl.hooks.probing.probing import Probing
     from comgra_decl.hooks.tensors.categories import Categories
     from comgra_decl.hooks.tensors.opt_in_statistics import Measured
     from comgra_decl.hooks.tensors.previewing import Previewing
@@ -91,6 +92,7 @@ class StepCapture:
         self.previewing: Previewing | None = None
         self._previews: Previewing | None = None  # the same, in records that have previews
         self.categories: Categories | None = None  # of the samples, if the spec requests them
+        self.probing: Probing | None = None  # the probes, if the spec declares any
 
     def begin(self) -> None:
         """Starts an empty step."""
@@ -101,6 +103,8 @@ class StepCapture:
             self._previews = self.previewing.begin()
         if self.categories is not None:
             self.categories.restart()
+        if self.probing is not None:
+            self.probing.drop()
         self._entries.clear()
         self._spare.clear()
         self.calls.clear()
@@ -125,6 +129,8 @@ class StepCapture:
     def drop(self) -> None:
         """Discards the step without recording it."""
         self._reducer.clear()
+        if self.probing is not None:
+            self.probing.drop()
         self.open = False
 
     def count(self, what: object) -> int:
