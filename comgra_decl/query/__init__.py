@@ -16,11 +16,13 @@ from .compare import compare, differences
 from .group import Group, open_group
 from .listing import RunSummary, list_runs
 from .opening import open_run, require_folder
+from .post_mortem import Ending
 from .preview import Preview
 from .run import Run
 from .slot import Slot
 
 __all__ = [
+    "Ending",
     "Group",
     "Location",
     "NotedCheck",

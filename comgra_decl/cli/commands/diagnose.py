@@ -66,7 +66,8 @@ def command(
 ) -> None:
     """Report problems in a run, where they began, and what to do about them.
 
-    Exits with code 3 if an error is found or, with `--fail-on warning`, also if a warning is found.
+    Begins with the post-mortem if the program failed. Exits with code 3 if the program failed or an
+    error is found or, with `--fail-on warning`, also if a warning is found.
     """
     from comgra_decl.cli.diagnosis import described, rules_of
     from comgra_decl.query import open_run
@@ -85,5 +86,6 @@ def command(
         from comgra_decl.cli.diagnosis import print_diagnosis
 
         print_diagnosis(opened, diagnosis, together=together, everything=everything)
-    if any(finding.severity in _FAILS[fail_on] for finding in diagnosis.findings):
+    failed = opened.ending is not None and fail_on is not FailOn.never
+    if failed or any(finding.severity in _FAILS[fail_on] for finding in diagnosis.findings):
         raise typer.Exit(Exit.WANTING)
