@@ -67,8 +67,8 @@ def command(
     """Report problems in a run, where they began, and what to do about them.
 
     Begins with the post-mortem if the program failed. Exits with code 3 if the program failed or an
-    error is found or, with `--fail-on warning`, also if a warning is found. A run with damaged records,
-    which cannot be checked, counts as an error.
+    error is found or, with `--fail-on warning`, also if a warning is found. A run with damaged
+    records, which cannot be checked, counts as an error.
     """
     from comgra_decl.cli.diagnosis import described, rules_of
     from comgra_decl.query import open_run
