@@ -41,6 +41,7 @@ class Growth:
         self._sizes: deque[int] = deque(maxlen=SAMPLES + 1)
         self._before: tuple[int, dict[int, int]] | None = None  # step and lengths at the last count
         self._counts = 0
+        self._has_grown = False  # whether it has grown before, as every program does at first
 
     def look(self, step: int, size: int) -> dict[str, float]:
         """Handle a reading of the memory.
@@ -54,6 +55,10 @@ class Growth:
         """
         self._sizes.append(size)
         if self._counts >= _MOST_COUNTS or not self._grows():
+            return {}
+        if not self._has_grown:
+            self._has_grown = True
+            self._sizes.clear()
             return {}
         if self._before is not None and step - self._before[0] < _STEPS:
             return {}
