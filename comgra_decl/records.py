@@ -269,6 +269,15 @@ class StepBatch:
         return sum(a.nbytes for a in arrays if a is not None) + values + 512 * len(self.steps)
 
 
+AUTOMATIC = "auto:"
+"""Prefix of the stored names of automatic metrics, to keep them apart from the program's own."""
+
+GROWING = "growing/"
+"""Prefix, after `AUTOMATIC`, of the number of tensors per step that a growing container gains."""
+
+STALLED = "stalled"
+"""Automatic metric: the seconds for which a step had not ended when it was reported as stalled."""
+
 GRAD_SCALE = "grad_scale"
 """Name of the metric for the mixed-precision loss scale of recorded and skipped steps."""
 

@@ -148,6 +148,12 @@ ATTRIBUTES = {
 }
 """The attributes, with the objects that have them; in 2.6 to 2.13 unless stated otherwise."""
 
+RAW_SAVED = "_raw_saved_"
+"""Prefix of the attributes of autograd nodes that hold saved tensors; 2.6 to 2.13."""
+
+ENGINE_CALL = "_engine_run_backward"
+"""Name of the function in `torch.autograd.graph` that calls the engine; 2.6 to 2.13."""
+
 WITHOUT_A_DEVICE = {"raw_stream": ("torch._C._cuda_getCurrentRawStream", SINCE_2_6)}
 """Names that are missing in a torch built without CUDA."""
 

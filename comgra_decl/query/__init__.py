@@ -19,6 +19,7 @@ from .opening import open_run, require_folder
 from .overview import Clock, RunRow, at_steps, clock_of, metrics_of, overview, row_of
 from .parting import Difference, Parting, part, sentences
 from .pictures import Picture
+from .post_mortem import Ending
 from .preview import Preview
 from .run import Run
 from .slot import Slot
@@ -26,6 +27,7 @@ from .slot import Slot
 __all__ = [
     "Clock",
     "Difference",
+    "Ending",
     "Group",
     "Location",
     "NotedCheck",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import is_one_of
 from comgra_decl.pictures.cloud import Basis
-from comgra_decl.records import Structure
+from comgra_decl.records import AUTOMATIC, Structure
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
 
@@ -22,6 +22,7 @@ from .between import Between
 from .chunks import Chunk, chunks
 from .display import from_viewer
 from .pictures import Picture, Pictures
+from .post_mortem import Ending, ending_of
 from .run_facts import RunFacts
 from .slot import Slot
 from .tables import findings_table, table_html
@@ -114,7 +115,7 @@ class Run(RunFacts):
         """Number of bins of a histogram; None if the run has no histograms."""
         return self._reader.meta.bins
 
-    def kpis(self) -> pd.DataFrame:
+    def kpis(self, *, automatic: bool = False) -> pd.DataFrame:
         """Returns the metrics of all steps, recorded or not, one row per value.
 
                step   type  name     value
@@ -122,7 +123,22 @@ class Run(RunFacts):
             1     1  train  loss  2.287411
 
         These are the losses ("loss", "loss[1]", ...) and everything logged with `comgra.kpi`.
+
+        Args:
+            automatic: whether to add the metrics that need no code in the program: "lr",
+                "grad_norm", "time/step", "memory/host", ... (see `docs/around.md`). If the program
+                logs a metric of the same name, that one is returned.
         """
+        table = self._snapshot.kpis_table
+        own = ~table["name"].str.startswith(AUTOMATIC).to_numpy(bool)
+        if not automatic:
+            return table[own].reset_index(drop=True)
+        names = table["name"].str.removeprefix(AUTOMATIC)
+        kept = own | ~names.isin(set(table["name"][own])).to_numpy(bool)
+        return table.assign(name=names)[kept].reset_index(drop=True)
+
+    def metrics_as_stored(self) -> pd.DataFrame:
+        """Returns all metrics as `kpis` does, the automatic ones with the prefix "auto:"."""
         return self._snapshot.kpis_table.copy()
 
     def notes(self) -> pd.DataFrame:
@@ -163,10 +179,20 @@ class Run(RunFacts):
         """
         return list(self.noted().verdicts)
 
+    @property
+    def ending(self) -> Ending | None:
+        """How the program ended, if it raised an error or was killed; None otherwise.
+
+        Its `headline` is a sentence, and `parts` are titles with lines of text. `content` is the
+        post-mortem as plain data; see `docs/around.md`.
+        """
+        return ending_of(self)
+
     def document(self, name: str) -> Any:
         """Returns the newest document with a name, as it was stored; None if there is none.
 
-        Documents are "modules", "report" and "findings", which `comgra_decl.rules.stored` reads.
+        Documents are "modules", "report", "post_mortem" and "findings", which
+        `comgra_decl.rules.stored` reads.
         """
         return self._snapshot.view.document(name) if is_one_of(name, [name]) else None
 

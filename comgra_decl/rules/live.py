@@ -152,6 +152,10 @@ class LiveRules:
 
         said.settle = settled
 
+    def look_at_numbers(self, said: ScalarBatch) -> None:
+        """Passes final metrics to the rules, on the writer thread."""
+        self._safely(lambda: self._take_numbers(said))
+
     def close(self) -> list[StepBatch]:
         """Returns a batch that contains only the last findings, if they are new."""
         last: list[StepBatch] = []
