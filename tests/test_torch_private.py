@@ -23,6 +23,7 @@ OF_OTHERS = {
     "_getframe": "sys",
     "_current_frames": "sys",
     "_replace": "named tuples",
+    "_asdict": "named tuples",
     "_fields": "named tuples",
     "_get_full_key": "omegaconf",
     "_http": "tornado, used by panel",
