@@ -61,7 +61,7 @@ def has_display() -> bool:
 
 
 class Demo:
-    """Runs the training runs, one after the other, and the viewer alongside them."""
+    """Trains one run after the other, with the viewer alongside."""
 
     def __init__(self, runs: Path, overrides: Sequence[str]) -> None:
         self.runs = runs
@@ -133,7 +133,7 @@ class Demo:
 
 
 def on_signals(action: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    """Set the handler of the signals that end a program."""
+    """Set the handler for the signals that end a program."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, action)
 

@@ -55,7 +55,7 @@ class Dashboard:
         self._other: Other | None = None
         self._view: RunView | None = None
         self._roles: dict[str, str] = {}
-        self._iteration = 0  # last choice; kept while a node without this iteration is selected
+        self._iteration = 0  # the last choice, kept while a node without this iteration is selected
         self._entries: object = None
         self._waiting = False
         self._first_query: str | None = query

@@ -25,7 +25,9 @@ from comgra_decl.viewer.style import CSS
 TITLE = "comgra_decl"
 POLL = 500  # milliseconds between checks for new records
 _CHUNKS = 48 << 20
-"""Size of the store's cache in bytes. It is small because runs cache what they have shown. A cache
+"""Size of the store's cache in bytes.
+
+It is small because runs have caches of what they have shown. A cache
 of 128 MB was no faster, even in a run of 100,000 steps."""
 
 
@@ -55,7 +57,7 @@ def create_page(args: Sequence[str] = ()) -> Any:
 
 
 def _trust_bokeh() -> None:
-    """Disables Bokeh's checks for app developers, which take an eighth of the server's time."""
+    """Disables Bokeh's checks for app developers, which take up an eighth of the server's time."""
     settings.perform_document_validation = False
     settings.perform_error_diagnostics = False  # suggestions for misspelt names
 

@@ -229,7 +229,7 @@ class SlotPlots:
         )
 
     def distribution(self, *, type: str | None = None) -> hv.Overlay:
-        """Returns the values' distribution by step: median, quartiles, and 5 % and 95 % quantiles.
+        """Returns the values' distribution by step: median, quartiles, and 5% and 95% quantiles.
 
         The quantiles are estimated from the histograms by linear interpolation within a bin.
         """
@@ -354,7 +354,7 @@ class GroupPlots:
 def save(element: Any, path: str | Path) -> Path:
     """Saves an element as a self-contained HTML file, or as PNG, SVG or PDF; returns the path.
 
-    Images are drawn by Matplotlib (`pip install 'comgra-decl[plot]'`).
+    Images are drawn with Matplotlib (`pip install 'comgra-decl[plot]'`).
 
     Args:
         element: anything that a `plot` method returns, or a composition of such elements.
@@ -390,7 +390,7 @@ def save(element: Any, path: str | Path) -> Path:
 
 
 def _use(backend: str) -> None:
-    """Loads a HoloViews backend but keeps the one that the program has chosen, or Bokeh."""
+    """Loads a HoloViews backend but keeps the program's choice, or Bokeh if there is none."""
     chosen = hv.Store.current_backend if hv.Store.renderers else "bokeh"
     if backend not in hv.Store.renderers:
         hv.renderer(backend)
@@ -431,7 +431,7 @@ def _lines(curve: hv.Curve) -> hv.Curve:
 
 
 def _mark_isolated(plot: Any, curve: hv.Curve) -> None:
-    """Draws a marker for each point without a neighbour, where a line would show nothing."""
+    """Draws a marker for each point without neighbours, which a line would not show."""
     x, y = (np.asarray(curve.dimension_values(number), np.float64) for number in (0, 1))
     known = np.pad(np.isfinite(y), 1)
     alone = known[1:-1] & ~known[:-2] & ~known[2:]

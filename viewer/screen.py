@@ -154,7 +154,7 @@ class Screen:
             self.head.html = content
 
     def _show_damage(self, damage: Notice | None) -> None:
-        """Shows in one line that parts of the run are missing; a click opens the details."""
+        """Shows one line about missing parts of the run; a click opens the details."""
         if damage is not None:
             lines = "".join(f"<p>{_e(line)}</p>" for line in damage.lines)
             self.damage.put(

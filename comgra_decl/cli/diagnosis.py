@@ -156,7 +156,7 @@ def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
 
 
 def _denied(diagnosis: Diagnosis) -> int:
-    """Return how many questions of the checklist are answered "no"."""
+    """Return how many checklist questions are answered "no"."""
     from comgra_decl.rules import health
 
     return sum(check.colour in ("red", "amber") for check in health(diagnosis))

@@ -81,7 +81,7 @@ class Chunk:
     def values(self, row: int, slot: int) -> NDArray[Any] | None:
         """Returns the values [samples, ...] of a slot in a record.
 
-        None if the record holds none, or if they are damaged (see `Run.damage`).
+        None if the record contains none, or if they are damaged (see `Run.damage`).
         """
         try:
             return self.snapshot.view.value(int(self.records[row]), slot)

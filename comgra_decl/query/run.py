@@ -187,7 +187,7 @@ class Run(RunFacts):
     def edges(self, step: int | None = None, *, type: str | None = None) -> list[tuple[str, str]]:
         """Returns the (source node, sink node) pairs of the graph at a step, each pair once.
 
-        Connections within a node are omitted; `structure` contains them. If a tensor from an
+        Connections within a node are omitted, but `structure` contains them. If a tensor from an
         earlier step is used again, it is a separate node, such as "cell (earlier step)".
         """
         return graphs.edges(self._snapshot, step, type)

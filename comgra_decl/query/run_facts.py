@@ -28,7 +28,7 @@ class RunFacts:
     """Facts about a run that do not require its records; `Run` adds the records."""
 
     def __init__(self, path: Where, *, rank: int | None = None) -> None:
-        """Use `open_run`, and `rank` for a run that several processes have written."""
+        """Use `open_run`; use `rank` for a run written by multiple processes."""
         self.path: Location = location(path)
         self._reader = open_reader(self.path, rank)
         self._current: Snapshot | None = None

@@ -158,7 +158,7 @@ class Slot:
     def shape(self, step: int, *, type: str | None = None) -> tuple[int, ...] | None:
         """Returns the shape of the tensor at a step; None if the record is damaged.
 
-        In a run of several ranks, it is the shape on the first rank that has the tensor. For a
+        In a run of multiple ranks, it is the shape on the first rank that has the tensor. For a
         sharded tensor, it is the first shape of the whole tensor.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Read interface of a run, whether written by one process or several."""
+"""Read interface of a run, whether written by one process or more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base classes of rules, and the declarations of their options and state.
+"""Base classes for rules, and the declarations of their options and state.
 
 Each rule is a class in its own file; see `docs/findings.md`.
 """
@@ -88,7 +88,7 @@ def per_run(make: Callable[..., T], *arguments: Any, **options: Any) -> T:
 
 @dataclass(slots=True)
 class Seen:
-    """The first step, last step and number of the training records that contain something."""
+    """The training records that contain something: first step, last step and number."""
 
     first: int
     last: int
@@ -257,11 +257,11 @@ class Rule(ABC):
         """Returns the reason and the requirement if the run could not be checked, or None."""
 
     def advise(self, scene: Scene) -> str:
-        """Returns advice for this run, without measures that the program already takes."""
+        """Returns advice for this run, leaving out what the program already does."""
         return self.advice
 
     def narrowed(self, finding: Finding) -> Finding:
-        """Returns a finding of this rule, with a narrower interval for its beginning if possible.
+        """Returns a finding of this rule, narrowing the interval in which it began if possible.
 
         For example, metrics logged at every step can narrow the interval. Called once the chain of
         causes is known.

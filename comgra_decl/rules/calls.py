@@ -122,7 +122,7 @@ class LossCall:
 
 
 def loss_calls(facts: Mapping[str, Any]) -> Iterator[LossCall]:
-    """Yields the calls described by the facts of a record; skips malformed entries."""
+    """Yields the calls described by a record's facts, skipping malformed entries."""
     for call in facts.get(LOSS_CALLS) or ():
         try:
             yield LossCall(

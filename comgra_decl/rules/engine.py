@@ -219,7 +219,7 @@ class Engine:
         return best_first(_explained(found, by_name))
 
     def readings(self) -> dict[str, Reading]:
-        """Returns the run's values for the questions of the checklist, by name."""
+        """Returns the run's values for the checklist questions, by name."""
         try:
             return {} if self._readings is None else self._readings.readings(self.scene)
         except Exception as error:  # noqa: BLE001
@@ -268,7 +268,7 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
 
 
 def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Finding]:
-    """Marks findings that are explained by a finding of another rule; avoids cycles."""
+    """Marks findings that another rule's finding explains; avoids cycles."""
     because: dict[str, str] = {}  # by rule
 
     def leads_to(cause: str | None, rule: str) -> bool:

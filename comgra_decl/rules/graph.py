@@ -30,7 +30,7 @@ def predictions(scene: Scene) -> set[int]:
 
 
 def predictions_and_logits(scene: Scene) -> set[int]:
-    """Returns the predictions, and the tensors that modules without weights compute them from.
+    """Returns the predictions, and the tensors from which modules without weights compute them.
 
     Follows each prediction back to the last layer with weights, as long as a tensor is computed
     from a single tensor with the same number of elements.
@@ -150,7 +150,7 @@ def classes_of(scene: Scene) -> int:
 
 
 def combined(scene: Scene) -> dict[int, list[int]]:
-    """Returns, for each computed slot with several sources of its own shape, these sources."""
+    """Returns the sources of each computed slot that has several sources of its own shape."""
     table = scene.table
     found: dict[int, list[int]] = {}
     for structure in scene.structures.values():
@@ -256,7 +256,7 @@ def _info(scene: Scene, structure: Structure, key: SlotKey) -> SlotInfo:
 
 
 def _of_one_size(scene: Scene) -> set[tuple[int, int]]:
-    """Returns (source, sink) of all edges between slots with as many elements per sample."""
+    """Returns (source, sink) of all edges between slots with equal element counts per sample."""
     found = set()
     for structure in scene.structures.values():
         for a, b, _ in structure.edges:

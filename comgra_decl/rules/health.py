@@ -2,9 +2,9 @@
 
 The questions follow the usual order of debugging: code, data, initialization, dynamics,
 activations, architecture. Each question lists the rules that answer it, and states which of them
-are decisive. A question is ticked only if all decisive rules could check the run, and there are
-recorded values that do not contradict them. Rules that no question lists (new rules, or the user's
-own) answer the last question of their family.
+are decisive. A question is ticked only if all decisive rules could check the run, and the run has
+values that do not contradict them. Rules that no question lists (new rules, or the user's own)
+answer the last question of their family.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Colour = Literal["red", "amber", "green", "partly", "unchecked", "absent"]
 
 - red: there is an error, or a finding that explains an error.
 - amber: there is a warning or a hint, there are only findings that another finding explains, or the
-  values answer the question with no.
+values answer the question "no".
 - green: all decisive rules checked the run without findings, there are values, and no value
   contradicts the rules.
 - partly: only some of the decisive rules could check the run.
@@ -75,7 +75,7 @@ class Check:
         numbers: the run's values, such as "loss 2.27 → 3.60"; "" if unknown.
         looked: number of decisive rules that could check the run.
         deciding: number of decisive rules.
-        findings: the findings that answer the question with no, most important first.
+        findings: the findings that answer the question "no", most important first.
     """
 
     question: Question
@@ -110,7 +110,7 @@ CHECKLIST = (
     Question("code", "Is half precision sufficient?", ("half_overflow", "half_underflow"),
              ("gradient_scale",), ("precision",), reading="half"),
     Question("code", "Can the model fit one batch?", experiment="overfit_one_batch"),
-    Question("code", "Are samples of a batch independent?", experiment="batch_mixing"),
+    Question("code", "Are the samples in a batch independent?", experiment="batch_mixing"),
     Question("data", "Are inputs normalized?", ("input_scale",), reading="inputs"),
     Question("data", "Are labels balanced and shuffled?", ("unshuffled",),
              ("single_class", "class_imbalance"), ("data",), reading="labels"),
@@ -232,7 +232,7 @@ def _judged(
     """Returns the colour, and the evidence if a finding or a value is sufficient.
 
     Args:
-        against: the findings that answer the question with no.
+        against: the findings that answer the question "no".
         reading: the recorded values.
         some: whether any decisive rule could check the run, and there are values if the question
             asks for them.

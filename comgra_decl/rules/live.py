@@ -34,7 +34,7 @@ _INTERVAL = 1.0
 """Minimum number of seconds between two evaluations of the findings."""
 
 _REFRESH = 10.0
-"""Number of seconds after which the values of the checklist are stored again.
+"""Number of seconds after which the checklist values are stored again.
 
 The values change at every step. Without this limit, a new document would be stored every second.
 """
@@ -125,14 +125,14 @@ class LiveRules:
             self._unpublished.update(self._conclude())
 
     def publish(self, batches: list[StepBatch]) -> list[StepBatch]:
-        """Adds the findings of `watch` to the documents of the records."""
+        """Adds the findings of `watch` to the records' documents."""
         if batches and self._unpublished:
             batches[-1].documents.update(self._unpublished)
             self._unpublished = {}
         return batches
 
     def attach(self, said: ScalarBatch) -> None:
-        """Passes the metrics of steps to the rules once they are final."""
+        """Passes metrics to the rules once the metrics are final."""
         if self._past is not None:
             resumed = [note.step for note in said.notes if note.type == RESUMED]
             self._resumes = resumed[0] if resumed else self._resumes

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """Causal self-attention with several heads.
+    """Multi-head causal self-attention.
 
     Uses an explicit softmax instead of a fused kernel, so that the weights can be recorded.
     """

@@ -64,7 +64,7 @@ class Graph {
     this.minimapFrame = htmlElement(corner, "div", "minimap");
     const zoom = htmlElement(corner, "div", "buttons zoom");
     this.#button(zoom, "\u2212", "Zoom out", () => this.camera.zoom(1 / 1.3));
-    this.percent = this.#button(zoom, "100%", "Zoom to 100 %", () =>
+    this.percent = this.#button(zoom, "100%", "Zoom to 100%", () =>
       this.camera.zoom(1 / this.camera.k));
     this.#button(zoom, "+", "Zoom in", () => this.camera.zoom(1.3));
   }
@@ -122,7 +122,7 @@ class Graph {
     this.camera.auto = auto;
   }
 
-  // Returns the box with an id, or else the leftmost box inside it, or the fold that contains it.
+  // Returns the box with an id, the leftmost box inside it, or the fold that contains it.
   #at(index, id) {
     const inside = [...index.boxes.values()].filter((box) => box.id.startsWith(`${id}.`));
     const leftmost = inside.sort((a, b) => a.x - b.x)[0];
@@ -186,8 +186,7 @@ class Graph {
     this.minimap.place();
   }
 
-  // Laying out all labels takes three quarters of the time of a zoom step, so they are hidden in
-  // large graphs.
+  // Laying out all labels takes up three quarters of a zoom step, so large graphs hide them.
   #hideLabels() {
     this.svg.classList.add("zooming");
     clearTimeout(this.labels);

@@ -14,8 +14,8 @@ Span = tuple[float, float]
 def bands(scopes: Iterable[Opened], boxes: Sequence[Box]) -> tuple[Band, ...]:
     """Returns the bracket of each scope, in the first free row below its parent's bracket.
 
-    A bracket spans the boxes that its scope computes. It also covers the scope's parameters, which
-    are one column to the left of their consumer, unless that column belongs to a neighbour.
+    A bracket spans the boxes that its scope computes. It also covers the scope's parameters, one
+    column to the left of their consumer, unless that column belongs to a neighbour.
     """
     scopes = list(scopes)
     wanted = {inner.id for scope in scopes for inner in scope.scopes}

@@ -31,7 +31,7 @@ class Scope:
     ranked: list[Scope] = field(default_factory=list)  # children by first execution
 
     def nodes(self) -> Iterator[GraphNode]:
-        """Yields the scope's own node first, then those below in execution order."""
+        """Yields the scope's own node, then the nodes below it in execution order."""
         if self.own is not None:
             yield self.own
         for child in self.ranked:
@@ -223,7 +223,7 @@ def default_expansion(nodes: Iterable[GraphNode], *, limit: int = 60) -> frozens
 
 
 def _all_below(rows: Iterable[str], scopes: Sequence[Scope]) -> bool:
-    """Returns whether every row lies in one of the scopes, that is, nothing else was merged."""
+    """Returns whether every row lies in one of the scopes, so that nothing else was merged."""
     return all(any(row.startswith(f"{scope.id}.") for scope in scopes) for row in rows)
 
 

@@ -14,7 +14,10 @@ from comgra_decl.viewer.model.ranks import rank_in, without_rank
 from comgra_decl.viewer.model.runview import RunView
 
 OPEN_RUNS, HELD = 8, 384 << 20
-"""Maximum number of open runs and of their bytes. The least recently used run is closed first."""
+"""Maximum number of open runs, and of bytes in their caches.
+
+The least recently used run is closed first.
+"""
 
 _BETWEEN_LISTS = 2.0  # seconds
 _BETWEEN_LOOKS = 0.2  # seconds
@@ -84,7 +87,7 @@ class Catalogue:
         return self._paths.get(without_rank(name))
 
     def default(self) -> str:
-        """Returns the name of the newest readable run with records, or else of the first run.
+        """Returns the name of the newest readable run with records, or else the first run's name.
 
         Returns "" if there is no run.
         """

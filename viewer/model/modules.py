@@ -1,4 +1,4 @@
-"""The module tree, with the contents of each module and how much of it is trained."""
+"""The module tree, with the contents of each module and the extent to which it is trained."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class ModuleTree:
-    """All modules, parents before children. `measure` names the quantity that `share` refers to."""
+    """All modules, parents before children.
+
+    `measure` names the quantity to which `share` refers.
+    """
 
     modules: Mapping[Key, Module]
     measure: str | None

@@ -84,7 +84,10 @@ def _no_sample(sample: int, preview: Preview) -> str:
         return f"Sample {sample} was not recorded at this step."
     kept = len(preview.values)
     held = "only sample 0" if kept == 1 else f"only samples 0 to {kept - 1}"
-    return f"The preview contains {held}. Set `values: true` in this node's spec entry for more."
+    return (
+        f"The preview contains {held}. To record more, set `values: true` in this node's spec "
+        "entry."
+    )
 
 
 def _why_missing(view: RunView, slot: Slot, at: Selection) -> str:

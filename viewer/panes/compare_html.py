@@ -47,8 +47,8 @@ def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
     """Returns the tensors that differ most and the unmatched nodes as HTML, and its messages."""
     lines = "".join(_ranked_line(row, at) for row in ranking.rows)
     content = (
-        f"<h2>Largest difference of {_e(at.wide.statistic)} {save_button('all differences')}</h2>"
-        '<p class="note" title="difference divided by the mean of the magnitudes; at most 200 %">'
+        f"<h2>Largest differences in {_e(at.wide.statistic)} {save_button('all differences')}</h2>"
+        '<p class="note" title="difference divided by the mean of the magnitudes; at most 200%">'
         f"{_compared(ranking)}</p>"
     )
     if lines:
@@ -78,7 +78,7 @@ def _tensors(number: int) -> str:
 
 
 def settings_html(settings: list[tuple[str, str, str]], *, same: bool) -> str:
-    """Returns the settings that differ between both runs as HTML."""
+    """Returns the settings that differ between the two runs, as HTML."""
     if same:
         return ""
     if not settings:

@@ -42,7 +42,7 @@ if (format === "cell" && !Number.isFinite(value)) {{
 return number(value);
 """
 
-_ALWAYS_THERE = "$sx"  # a variable of every figure, for rows whose text does not depend on a value
+_ALWAYS_THERE = "$sx"  # a variable in every figure, for rows whose text does not depend on a value
 
 
 class Row(NamedTuple):
@@ -93,7 +93,7 @@ def marked(values: NDArray[np.float64], broken: NDArray[np.float64]) -> NDArray[
 
     Args:
         values: The numbers; NaN for missing ones.
-        broken: 1 where the tensor held NaN or infinities, else NaN.
+        broken: 1 where the tensor contained NaN or infinity, else NaN.
     """
     shown = np.where(np.isfinite(values), values, -math.inf)
     return np.where(np.isnan(broken), shown, math.inf)

@@ -114,7 +114,7 @@ class ModulesPane(Pane):
             self.again()
 
 
-_HOW = "The shares require the statistic l2 of <code>update</code> or <code>parameter_grad</code>."
+_HOW = "The shares require the l2 statistic of <code>update</code> or <code>parameter_grad</code>."
 
 
 def _fold(line: Module) -> str:

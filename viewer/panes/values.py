@@ -27,7 +27,7 @@ _BOXES: dict[str, list[Any]] = {"x": [], "y": [], "width": [], "height": []}
 
 
 class ValuesPane(Pane):
-    """Values of one pass. Place 0 is the forward pass, place 1 the gradient."""
+    """Values of one pass: the forward pass at place 0, the gradient at place 1."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch"}
 

@@ -172,7 +172,7 @@ class JoinedView:
         return facts.join_reports(documents, self.ranks, self.differences)
 
     def structure(self, digest: str) -> Structure | None:
-        """Returns a dependency graph of the first rank by its hash; None if it is damaged."""
+        """Returns a dependency graph from the first rank by its hash; None if it is damaged."""
         return self._leader.structure(digest)
 
     def samples(self, record: int) -> list[int]:
@@ -404,7 +404,7 @@ class JoinedView:
         return None
 
     def value_slots(self, record: int) -> list[int]:
-        """Returns the slots for which any rank holds raw values."""
+        """Returns the slots for which any rank has raw values."""
         found: set[int] = set()
         for member in self._members:
             held = member.view.value_slots(int(member.records[record]))

@@ -36,11 +36,11 @@ class DeadUnits(SlotRule):
     name = "dead_units"
     certainty = 0.75
     definition = (
-        "For `patience` records in a row, a fraction of more than `share` of a module's bias "
-        "gradient is exactly zero, and so is the same fraction of its weight gradient, while other "
-        "gradients are nonzero. The corresponding units are inactive for all samples in the batch. "
-        "The rule also reports a rectifier if a fraction of more than `zeros` of its output is "
-        "zero although its input is not entirely zero."
+        "For `patience` records in a row, more than `share` of a module's bias gradient and more "
+        "than `share` of its weight gradient are exactly zero, while other gradients are nonzero. "
+        "The corresponding units are inactive for all samples in the batch. The rule also reports "
+        "a rectifier if more than `zeros` of its output is zero although its input is not entirely "
+        "zero."
     )
     source = (
         "SageMaker Debugger, which reports layers in which more than half of the units are dead; "
@@ -61,13 +61,13 @@ class DeadUnits(SlotRule):
     of_state = True
     statistics = ("zero_fraction",)
     evidence, of_graph = "share of zeros", True
-    needs = "outputs or gradients of biases, {select: '**', capture: [output, parameter_grad]}"
+    needs = "outputs or bias gradients, {select: '**', capture: [output, parameter_grad]}"
 
     _sources = NO_SLOTS
     _weights = NO_SLOTS  # slot of the weight gradient for each bias gradient
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the outputs of rectifiers and the gradients of biases, and finds their inputs."""
+        """Returns rectifier outputs and bias gradients, and finds the inputs of the rectifiers."""
         self._sources = single_sources(self.scene)
         rectified = table.outputs & table.where(lambda i: i.module_class in RECTIFIERS)
         biases = table.parameter_gradients & table.where(

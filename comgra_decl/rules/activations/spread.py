@@ -141,7 +141,7 @@ class ActivationDrift(SlotRule):
         "zero. Predictions, their logits and losses are ignored."
     )
     source = (
-        "Planned in comgra's README (report a variance that grows without bound); "
+        "comgra's README, which plans to report a variance that grows without bound; "
         "TheDeepChecker's growth rates."
     )
     advice = (

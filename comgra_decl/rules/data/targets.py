@@ -66,7 +66,7 @@ class SingleClass(SlotRule):
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
-        return f"All samples of a batch have the same target ({scene.table.place(slot)})."
+        return f"All samples in the batch have the same target ({scene.table.place(slot)})."
 
 
 def _has_targets(call: LossCall) -> bool:
@@ -200,7 +200,7 @@ class ClassImbalance(Rule):
         self.scene.count_classes(window)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first target that is not balanced."""
+        """Returns a finding about the first target whose classes are not balanced."""
         for slot, known in scene.classes.by_slot.items():
             total = sum(known.values())
             if total < self._needed(scene) or len(known) < 2:

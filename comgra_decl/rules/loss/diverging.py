@@ -239,7 +239,7 @@ class NegativeLoss(CurveRule):
             known[0] += len(below)
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Returns a finding if the negative losses are impossible for the type of the targets."""
+        """Returns a finding if negative losses are impossible for this type of target."""
         count, first = self._negative.get(type_, [0, 0])
         if any(call.target.is_integer and call.function not in _NEVER for call in scene.calls):
             return None  # actions of a policy, whose loss can have either sign

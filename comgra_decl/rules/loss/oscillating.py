@@ -1,4 +1,4 @@
-"""Losses that jump up and down in consecutive steps."""
+"""Losses that jump up and down from step to step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OscillatingParameters(RuleParameters):
 
 
 class LossOscillates(LossRule):
-    """A loss that jumps up and down in consecutive steps."""
+    """A loss that jumps up and down from step to step."""
 
     name = "loss_oscillates"
     certainty = 0.55

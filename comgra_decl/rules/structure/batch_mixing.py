@@ -1,4 +1,4 @@
-"""Samples of a batch that influence each other because of a softmax over the wrong dimension."""
+"""Samples in a batch that influence each other because of a softmax over the wrong dimension."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEAR = 0.02  # relative tolerance
 
 
 class BatchMixing(Rule):
-    """A softmax over the wrong dimension, which mixes the samples of a batch."""
+    """A softmax over the wrong dimension, which mixes the samples in a batch."""
 
     name = "batch_mixing"
     severity = "error"
@@ -70,7 +70,7 @@ class BatchMixing(Rule):
             self._first = int(numbers.steps[0]), float(numbers.values[0])
 
     def _guesses(self, scene: Scene) -> list[Finding]:
-        """Compares the first loss with the cost of guessing a sample of the batch."""
+        """Compares the first loss with the cost of guessing a sample in the batch."""
         if self._first is None or self._first[0] > 0 or len(scene.calls) != 1:
             return []
         (call,) = scene.calls
@@ -86,8 +86,8 @@ class BatchMixing(Rule):
                 scene,
                 place=place_of(scene, call),
                 first_step=0,
-                message=f"The first loss is {loss:.4g}, which is ln({batch}), the cost of guessing "
-                f"among the samples of the batch. Guessing among {classes} classes costs "
+                message=f"The first loss is {loss:.4g}, which is ln({batch}), the cost of "
+                f"guessing among the samples in the batch. Guessing among {classes} classes costs "
                 f"{log(classes):.4g}. A softmax is probably computed over the batch.",
                 severity="warning",
                 certainty=0.7,

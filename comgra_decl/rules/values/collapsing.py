@@ -58,7 +58,7 @@ class CollapsingOutput(SlotRule):
         "the model."
     )
     source = (
-        "Planned in comgra's README (report a falling variance across the batch); the generator "
+        "comgra's README, which plans to report a falling variance across the batch; the generator "
         "that repeats itself in the book chapter 'Debugging: Visualizing Activation Maps & "
         "Gradients'."
     )
