@@ -1,4 +1,4 @@
-"""Train the tutorial with tracing, with and without its bug, while the viewer is open.
+"""Train the tutorial with tracing, once with its bug and once without, while the viewer is open.
 
 python examples/demo.py                 # Ctrl-C ends everything
 python examples/demo.py steps=500       # further arguments are passed to the training

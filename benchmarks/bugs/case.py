@@ -28,7 +28,7 @@ class Bug:
         change: adds the bug.
         rules: accepted rules.
         steps: range of the first step of a correct finding, both ends included.
-        records: overrides that record more than the preset `debug`.
+        records: overrides that record more than the `debug` preset.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """False alarms on models of public libraries: `python -m benchmarks.bugs.healthy`.
 
 Trains models of timm, torchvision and transformers, as their libraries initialize them, for 200
-steps on data that can be learned, with the preset `debug`, and prints what the rules find. All
+steps on data that can be learned, with the `debug` preset. Prints what the rules find. All
 training runs whose loss falls are healthy, so every error and every warning about them is a false
 alarm. Those whose loss does not fall are listed and not counted.
 Needs the packages of `make neutrality`.

@@ -24,7 +24,7 @@ from benchmarks.bugs.setup import train
 from comgra_decl.rules import Finding, diagnose
 
 FIRST = 3
-"""The correct finding must be among this many first ones."""
+"""The correct finding must be among the first ones, up to this number."""
 
 SEEDS: dict[Half, int] = {"tune": 1, "second": 2, "report": 3}
 
@@ -94,7 +94,7 @@ class Outcome:
 
 
 def play(case: Bug | Healthy, half: Half) -> Outcome:
-    """Train a case with the preset `debug` and evaluate the diagnosis of its run."""
+    """Train a case with the `debug` preset and evaluate the diagnosis of its run."""
     torch.manual_seed(SEEDS[half])
     setup, nodes = built(case, half)
     records = case.records if isinstance(case, Bug) else ()

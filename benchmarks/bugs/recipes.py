@@ -1,6 +1,6 @@
 """Healthy training runs, each kind in two forms for tuning rules; `reported.py` has a third one.
 
-The forms of a kind differ in architecture, data, optimizer and seed.
+The two forms of a kind differ in architecture, data, optimizer and seed.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
 
 
 def _hooks(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the number of hooks of each sort of an object, whatever torch calls their dict."""
+    """Yield the number of hooks of each kind on an object, whatever torch calls their dict."""
     for name in dir(type(owner)) if isinstance(owner, Tensor) else vars(owner):
         if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
             held = getattr(owner, name, None)

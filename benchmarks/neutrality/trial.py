@@ -55,7 +55,7 @@ _TOLERANCE = (
 
 @dataclass
 class Verdict:
-    """The verdict about one program.
+    """The verdict on one program.
 
     `status` is "equal" (every bit), "close" (equal except for rounding, where the program declares
     that recorded steps run different kernels), "different", "irreproducible" (two untraced runs

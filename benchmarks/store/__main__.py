@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the initial figures: the newest stored ones if only some parts are measured."""
+    """Return the figures to start from: the newest stored ones if only some parts are measured."""
     new: dict[str, Any] = {"date": date.today().isoformat(), "machine": machine_facts()}
     known: dict[str, Any] = {"runs": [], "peers": []}
     if set(options.parts) != set(PARTS) or options.only:

@@ -2,7 +2,7 @@
 
 Its wheels on PyPI are compiled for a torch with CUDA. With a torch without CUDA, the operators are
 missing, and importing torchvision fails because it registers shapes for two of them; its models
-need none.
+need no operators.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nets of `torch.nn` layers, each with one sort of layer."""
+"""Nets made of `torch.nn` layers, each with one kind of layer."""
 
 from __future__ import annotations
 

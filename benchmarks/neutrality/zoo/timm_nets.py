@@ -1,4 +1,4 @@
-"""Models of the library timm on small images."""
+"""Models from the timm library on small images."""
 
 from __future__ import annotations
 

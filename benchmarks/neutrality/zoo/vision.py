@@ -1,4 +1,4 @@
-"""Models of torchvision on small images and videos."""
+"""Models from torchvision on small images and videos."""
 
 from __future__ import annotations
 
