@@ -152,7 +152,7 @@ def _checked(path: Path, module: ModuleType) -> tuple[View, ...]:
     function = getattr(module, "views", None)
     if not callable(function):
         raise ComgraError(
-            f"{path} has no function `views`; write `def views(): return [View(name, build)]`."
+            f"{path} has no `views` function; write `def views(): return [View(name, build)]`."
         )
     views = function()
     if not isinstance(views, list | tuple) or not all(isinstance(view, View) for view in views):

@@ -122,7 +122,7 @@ class RunPlots:
         )
 
     def kpis(self, *names: str, smoothing: float = 0.0, type: str | None = None) -> hv.NdOverlay:
-        """Returns metrics by step: an overlay of curves of `value`, with the key `metric`.
+        """Returns metrics by step: an overlay of curves of `value`, keyed by `metric`.
 
         Args:
             names: names of the metrics; by default, all.
@@ -207,7 +207,7 @@ class SlotPlots:
         return _lines(curve)
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> hv.NdOverlay:
-        """Returns a statistic for each recorded sample by step, with the key `sample`."""
+        """Returns a statistic for each recorded sample by step, keyed by `sample`."""
         table = self._slot.samples(statistic, type=type).dropna(axis="columns", how="all")
         curves = {
             number: hv.Curve(
@@ -271,7 +271,7 @@ class GroupPlots:
         self._group = group
 
     def kpi(self, name: str, *, smoothing: float = 0.0, type: str | None = None) -> hv.NdOverlay:
-        """Returns a metric of each run by step, as an overlay of curves with the key `run`.
+        """Returns a metric of each run by step, as an overlay of curves keyed by `run`.
 
         Runs without the metric are left out.
 
@@ -302,7 +302,7 @@ class GroupPlots:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> hv.NdOverlay:
-        """Returns a statistic of a node's output in each run, with the key `run`."""
+        """Returns a statistic of a node's output in each run, keyed by `run`."""
         table = self._group.compare(node, statistic, over_batch=over_batch, type=type)
         steps = table.index
         curves = {

@@ -3,7 +3,7 @@
     update_ratio  l2(update) / l2(parameter), the parameter as used in the forward pass of the step
 
 A ratio of about 1e-3 is usual. Much smaller ratios mean that the model hardly learns; much larger
-ones mean that training is unstable. The ratio is available for each update of a parameter, and for
+ones mean that training is unstable. The ratio is available for each update to a parameter, and for
 the parameter itself (pass `forward`), where it is that of the step's first update. If a parameter
 contains only zeros, the ratio is inf if the parameter was changed, and NaN otherwise. Requires the
 `l2` statistic, and `parameter` and `update` among the captures.

@@ -117,7 +117,7 @@ class Scene:
         batch_softmaxes: shapes [batch, ...] of the tensors to which a softmax over the batch was
             applied.
         attentions: the attention calls of the first records (see `records.ATTENTIONS`).
-        curves: the metric `loss` over the whole run, by type of execution.
+        curves: the `loss` metric over the whole run, by type of execution.
         classes: the classes among the targets; see `count_classes`.
         records: number of training records so far.
         evaluations: number of evaluation records so far.

@@ -35,7 +35,7 @@ class Operand:
     Attributes:
         shape: its shape.
         dtype: its dtype, such as "float32".
-        slot: the iteration of the node `prediction` or `target` that records it; None if it is not
+        slot: the iteration of the `prediction` or `target` node that records it; None if it is not
             recorded under that name.
         made_by: the function that computed its values, by its name in autograd, such as "Softmax"
             or "Addmm"; empty if unknown. Only for predictions.

@@ -21,7 +21,7 @@ _NAMES = ("*val*loss*", "*valid*loss*", "*eval*loss*", "*test*loss*", "*dev*loss
 
 
 class LossRule(Rule):
-    """A rule about the training loss: the metric `loss` of its most frequent type of execution."""
+    """A rule about the training loss: the `loss` metric of its most frequent type of execution."""
 
     _losses: dict[str, int] = per_run(dict)
     several = False

@@ -296,7 +296,7 @@ def _paint(
 
 def percent(relative: float) -> str:
     """Returns a relative difference in percent with its sign."""
-    text = f"{number(100 * relative, digits=3)} %"
+    text = f"{number(100 * relative, digits=3)}%"
     return f"+{text}" if relative > 0 else text
 
 

@@ -40,7 +40,7 @@ class Cell:
 class StatisticsTable:
     """A table with statistics as rows and passes as columns. `before` is the step to compare with.
 
-    The columns are the forward pass, the selected gradient, and the update of a parameter.
+    The columns are the forward pass, the selected gradient, and the update to a parameter.
     """
 
     columns: tuple[str, ...]

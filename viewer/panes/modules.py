@@ -142,4 +142,4 @@ def _remarks(line: Module) -> str:
 def _percent(share: float | None) -> str:
     if share is None:
         return MISSING
-    return "NaN" if math.isnan(share) else f"{100 * share:.1f} %"
+    return "NaN" if math.isnan(share) else f"{100 * share:.1f}%"

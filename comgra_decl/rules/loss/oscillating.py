@@ -88,7 +88,7 @@ class LossOscillates(LossRule):
         """Returns a finding that starts at the first window that meets the condition."""
         kinds = {(call.function, call.prediction.shape[1:]) for call in scene.calls}
         if type_ not in self._found or len(trained_models(scene)) > 1 or len(kinds) > 1:
-            return None  # alternating models or tasks share the metric `loss`
+            return None  # alternating models or tasks share the `loss` metric
         first, last, correlation, size = self._found[type_]
         return self.finding(
             scene,

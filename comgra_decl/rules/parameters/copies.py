@@ -26,7 +26,7 @@ from comgra_decl.rules.api import (
 
 _MOVED = 0.02  # of its size, by which a model must have moved for its copy to lag
 
-_OFTEN = 10  # records in which the inputs of both models differ
+_OFTEN = 10  # records in which the inputs to the two models differ
 
 
 class LaggingParameters(RuleParameters):
