@@ -1,4 +1,4 @@
-"""Run one scenario: probe every tool, plan the blocks, interleave them, and summarise."""
+"""Run one scenario: probe every tool, plan the blocks, interleave them, and summarize."""
 
 from __future__ import annotations
 

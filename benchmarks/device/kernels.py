@@ -60,7 +60,7 @@ def sums(
 ) -> Sums | None:
     """Measure the kernels of the eight raw sums; None if the profiler reports no kernel.
 
-    Uses several tensors in turn, so that none is still in a cache or recognised as already read.
+    Uses several tensors in turn, so that none is still in a cache or recognized as already read.
     The copy of the results at the end of a step is included, divided by the number of tensors.
     """
     size = shape[0] * shape[1] * dtype.itemsize

@@ -13,7 +13,7 @@ EXPLAINED = {
     "torch/compiled-aot-eager": "Losses and parameters are bit-identical. The only differences "
     "are parameter attributes that the compiler sets when it first compiles, and that eager steps "
     "do not set.",
-    "torch/spectral-norm": "Training is bit-identical. Parametrisations are called once while they"
+    "torch/spectral-norm": "Training is bit-identical. Parametrizations are called once while they"
     " are built, before they belong to a module. The first record contains these calls under a"
     " separate name, so the layer with the same path gets a number (`0` and `0#2`).",
 }

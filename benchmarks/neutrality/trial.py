@@ -226,7 +226,7 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _control(verdict: Verdict, plain: _Training, build: Callable[[], Program]) -> None:
-    """Train without tracing once more, to recognise programs that are not reproducible."""
+    """Train without tracing once more, to recognize programs that are not reproducible."""
     again = Verdict(verdict.name)
     _compare(again, plain, _train(build))
     if again.differences:

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="arg-type, assignment, index, misc, operator, union-attr"
 # mypy: no-warn-unused-ignores
-"""Bugs of initialisation and of activation functions."""
+"""Bugs of initialization and of activation functions."""
 
 from __future__ import annotations
 

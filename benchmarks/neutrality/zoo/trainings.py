@@ -381,7 +381,7 @@ def smaller_last_batch() -> Program:
 
 @TRAININGS
 def quantization_aware() -> Program:
-    """Fake quantisation: observers that change buffers in the forward pass."""
+    """Fake quantization: observers that change buffers in the forward pass."""
     from torch.ao.quantization import FakeQuantize
 
     model = nn.Sequential(nn.Linear(_WIDTH, 16), FakeQuantize(), nn.ReLU(), nn.Linear(16, 4))
