@@ -221,7 +221,7 @@ def save(
 
 
 def _commit(checkout: Path) -> str:
-    """Returns the short hash of the commit that is checked out; empty if git knows none."""
+    """Returns the short hash of the commit that is checked out; empty if git reports none."""
     command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -27,7 +27,7 @@ POLL = 500  # milliseconds between checks for new records
 _CHUNKS = 48 << 20
 """Size of the store's cache in bytes.
 
-It is small because runs have caches of what they have shown. A cache
+It is small because each run caches what it has shown. A cache
 of 128 MB was no faster, even in a run of 100,000 steps."""
 
 

@@ -127,7 +127,7 @@ def wrong_sums(place: Place, size: int) -> tuple[list[str], int]:
 
     Args:
         place: the device of the tensors.
-        size: approximate number of elements of the larger tensors.
+        size: approximate number of elements in each of the larger tensors.
 
     Returns:
         Descriptions of the wrong sums, and the number of sums compared.

@@ -42,7 +42,7 @@ def launched(place: Place, training: Training, deadline: Deadline) -> tuple[int,
 
 @dataclass(frozen=True)
 class Sums:
-    """Device seconds of the raw sums of a tensor and of `x.sum()`."""
+    """Device seconds that a tensor's raw sums take, and those that `x.sum()` takes."""
 
     dtype: torch.dtype
     shape: tuple[int, int]

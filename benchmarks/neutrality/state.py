@@ -18,7 +18,7 @@ State = dict[str, Any]
 
 
 def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], str]:
-    """Return dtype, shape and a digest of the elements of a tensor of any layout."""
+    """Return the dtype and shape of a tensor of any layout, and a digest of its elements."""
     plain = tensor.detach()
     if plain.layout != torch.strided:
         plain = plain.to_dense()

@@ -162,7 +162,7 @@ class Oracle:
         """Use the run's steps, for a program whose steps are not defined in another way.
 
         Args:
-            losses: number of losses of each step of the run. A step ends with the first optimizer
+            losses: number of losses in each step of the run. A step ends with the first optimizer
                 step after that many losses.
 
         Returns:

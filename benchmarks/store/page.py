@@ -81,7 +81,7 @@ def _exports(seconds: dict[str, float]) -> str:
 
 
 def handover_slots() -> int:
-    """Return the number of slots of the steps that are handed over."""
+    """Return the number of slots in each step that is handed over."""
     from benchmarks.store.handover import SLOTS
 
     return SLOTS

@@ -1,4 +1,4 @@
-"""Properties of slots that follow from dependency graphs, such as being a prediction."""
+"""Facts about slots that follow from dependency graphs, such as which slots are predictions."""
 
 from __future__ import annotations
 

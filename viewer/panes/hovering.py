@@ -86,7 +86,7 @@ def _shown(row: Row) -> str:
 
 
 def marked(values: NDArray[np.float64], broken: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the numbers of a heat map for a tooltip of kind "cell", all of the same shape.
+    """Returns the numbers in a heat map for a tooltip of the "cell" kind, all of the same shape.
 
     Bokeh replaces NaN with "NaN" before a formatter runs, so missing numbers become minus infinity,
     and numbers of tensors that contained NaN or infinity become infinity.

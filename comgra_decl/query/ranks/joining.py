@@ -119,7 +119,7 @@ class Ranks:
 
 
 def _present(read: Read, lost: Callable[[str], Lost]) -> tuple[NDArray[np.bool_], Lost]:
-    """Returns which ranks have a record of a slot, and for which this is unknown.
+    """Returns which ranks have a record of a slot, and for which ranks this is unknown.
 
     In every record that exists, "nonfinite.mean" and "rows" are numbers.
     """

@@ -45,8 +45,8 @@ class AccumulatedGradient(SlotRule):
     severity = "error"
     certainty = 0.75
     definition = (
-        "The rule divides the l2 norm of each weight's gradient by the norm of the gradient of "
-        "its layer's output. This ratio has grown to `growth` times its median over the first "
+        "The rule divides the l2 norm of each weight's gradient by the norm of the output gradient "
+        "of its layer. This ratio has grown to `growth` times its median over the first "
         f"{_FIRST} records. In addition, the mean of the weight's gradient changes between "
         "records by less than `change` times its value, or its smallest and largest elements "
         "change by less than half as much. At least `share` of all weights meet both conditions, "

@@ -49,9 +49,9 @@ class LossNotFalling(CurveRule):
         "this amount. The rule applies to steps with a single loss, because the losses of "
         "competing models do not have to fall. If a run has ended with fewer losses, but at "
         "least `least_of_ended`, the rule requires the loss to have risen. The mean of the last "
-        "quarter must then exceed the larger of the mean of the first quarter and the first "
-        "loss. The difference must be more than `rise` times that value, and more than three "
-        "standard errors. The finding is then a hint."
+        "quarter must then exceed both the first loss and the mean of the first quarter. The "
+        "difference from the larger of the two must be more than `rise` times that value, and more "
+        "than three standard errors. The finding is then a hint."
     )
     source = (
         "SageMaker Debugger, which reports a decrease of less than 0.1% over ten steps; this rule "

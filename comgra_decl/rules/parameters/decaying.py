@@ -25,7 +25,7 @@ from comgra_decl.rules.api import (
 )
 
 _ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Lion", "Adafactor", "Rprop", "LAMB")
-"""Parts of the names of optimizers whose steps do not depend on the scale of gradients."""
+"""Substrings in the names of optimizers whose steps do not depend on the scale of gradients."""
 
 
 class DecayParameters(RuleParameters):
