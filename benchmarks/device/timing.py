@@ -161,8 +161,8 @@ def within_one(
 
     For compiled models: otherwise, their variants would be compiled for every block. Step 0
     is recorded eagerly and discovers the model. Then idle and recorded blocks alternate, as many as
-    fit before the deadline. The first step of each block is not timed; the first recorded one
-    compiles the variant with observers, in the context `compiling`.
+    fit before the deadline. The first step of each block is not timed; the first recorded step
+    compiles the variant with observers, in the `compiling` context.
 
     Raises:
         OutOfTimeError: not even one round fits.
