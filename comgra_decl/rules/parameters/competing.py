@@ -9,11 +9,13 @@ class CompetingOptimizers(Rule):
     """Two optimizers that both update the parameters of one model."""
 
     name = "competing_optimizers"
+    severity = "hint"
     certainty = 0.8
     definition = (
         "Several optimizers contain all trainable parameters of a model, and one of them also "
         "contains parameters that another one lacks. An optimizer and its wrapper do not count, "
-        "because they contain the same parameters."
+        "because they contain the same parameters. This is only a hint, because the losses need "
+        "not oppose each other: an adversarial autoencoder trains its encoder for two losses."
     )
     source = (
         "Our own definition. An example is a GAN whose discriminator optimizer also contains the "
