@@ -45,7 +45,7 @@ class Outcome:
     """The outcome of one training run.
 
     Attributes:
-        name: name of the bug or of the healthy training.
+        name: name of the bug or of the healthy training run.
         half: "tune", "second" (both for tuning rules) or "report".
         kind: kind of training, before adding the bug.
         family: kind of bug; None if healthy.

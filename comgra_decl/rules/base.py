@@ -43,7 +43,7 @@ Fraction = Annotated[Number, Field(gt=0, lt=1)]
 Factor = Annotated[Number, Field(gt=1)]
 """A number above 1."""
 
-_LEAST_LOSSES = 20  # required to tell whether a training learns
+_LEAST_LOSSES = 20  # required to determine whether the model learns
 
 Measured = tuple[Bools, NDArray[Any]]
 """Where a condition is met, and the evidence for it; both of shape [records, slots]."""
@@ -172,8 +172,7 @@ class Scene:
         """Whether the loss has fallen by half and is still near its minimum.
 
         Compares the mean of the last tenth of the losses with those of the other tenths, for the
-        type of execution with the most losses. Values that are unusual in such a training do not
-        impair it.
+        type of execution with the most losses. Unusual values do not impair such a training run.
         """
         curve = max(self.curves.values(), key=lambda its: its.count, default=None)
         if curve is None or curve.count < _LEAST_LOSSES:
@@ -183,11 +182,11 @@ class Scene:
 
     @property
     def bootstraps(self) -> bool:
-        """Whether the loss depends on what models do, as in reinforcement learning.
+        """Whether the loss depends on the models' own outputs, as in reinforcement learning.
 
-        True if probabilities are combined with integers, the actions, by a function that is no
-        loss, or if the loss depends on outputs of models without gradients, so that targets change
-        with the model, as in temporal differences.
+        True if a function other than a loss combines probabilities with integers (the actions), or
+        if the loss depends on outputs of models without gradients, so that targets change with the
+        model, as in temporal differences.
         """
         return any(call.chooses for call in self.calls) or any(
             not gradient and graph.kinds[a] == "computed" and graph.kinds[b] == "loss"
@@ -197,7 +196,7 @@ class Scene:
 
     @property
     def supervised(self) -> bool:
-        """Whether a loss measures how far predictions are from targets that do not follow them."""
+        """Whether a loss measures the distance of predictions from targets independent of them."""
         return any(call.measures_distance for call in self.calls) and not self.bootstraps
 
     @property
@@ -368,7 +367,7 @@ class SlotRule(Rule):
 
     harmless: ClassVar[bool] = False
     """Whether the finding is only a hint if the loss has fallen by half and is still near its
-    minimum (`Scene.learns`). True for values that are unusual but need not impair a training.
+    minimum (`Scene.learns`). True for values that are unusual but need not impair training.
     """
 
     of_graph: ClassVar[bool] = False

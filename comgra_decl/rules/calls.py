@@ -108,7 +108,7 @@ class LossCall:
 
     @property
     def measures_distance(self) -> bool:
-        """Whether the call measures how far predictions are from targets, as a supervised loss.
+        """Whether the call measures how far predictions are from targets, as in supervised losses.
 
         Other calls combine a prediction with what the program computes or chooses, such as the
         actions of a policy or the weights of samples.

@@ -273,7 +273,7 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
 def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Finding]:
     """Marks findings that another rule's finding explains; avoids cycles.
 
-    A finding that is only a hint because it impairs nothing explains only other hints.
+    A finding that is only a hint because nothing is impaired explains only other hints.
     """
     because: dict[str, str] = {}  # by rule
 
@@ -299,6 +299,6 @@ def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Fin
 
 
 def _impairs_nothing(finding: Finding, rule: Rule) -> bool:
-    """Returns whether a finding is only a hint because it impairs no training."""
+    """Returns whether a finding is only a hint because it does not impair training."""
     harmless = isinstance(rule, SlotRule) and rule.harmless
     return finding.severity == "hint" and (harmless or not rule.hints_explain)

@@ -214,7 +214,7 @@ def has_other_terms(scene: Scene) -> bool:
 
 
 def judging_models(scene: Scene) -> dict[str, set[str]]:
-    """Returns the models that receive outputs of other models with gradients, and these models.
+    """Returns the models that receive other models' outputs with gradients, and those other models.
 
     An example is a discriminator, which receives the outputs of a generator. A model is identified
     by its node's name up to the first dot.

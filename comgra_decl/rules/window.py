@@ -163,7 +163,7 @@ class Window:
         return ~np.isnan(self.aggregates[:, :, self.statistics.index("nonfinite"), 0])
 
     def every(self, interval: int) -> Window | None:
-        """Returns every n-th record of the run; None if there is none in the window."""
+        """Returns every n-th record of the run; None if the window contains none."""
         if interval not in self._parts:  # several rules share an interval
             number = self.first + np.arange(len(self))
             rows = np.flatnonzero(number % interval == 0)

@@ -42,7 +42,7 @@ class SingleClass(SlotRule):
         "For `patience` records in a row, all targets in a batch of at least "
         f"{ClassCounts.fewest} samples have the same value. In a hand-written loss, an operand "
         "counts as a target only if it contains integers. Class 0 is ignored if no model "
-        "returned the prediction: in contrastive losses, the first similarity is the right one."
+        "returned the prediction: in contrastive losses, the first similarity is the correct one."
     )
     source = (
         "The labels 0, 0, 0, 0, 0 of the frozen ResNet in the book chapter 'Debugging: Visualizing "

@@ -59,7 +59,7 @@ class CollapsingOutput(SlotRule):
         "samples. For example, the posterior of an autoencoder may collapse to its prior. The "
         "finding is only a hint if these tensors include neither a prediction nor an output of "
         "the model, or only outputs of a model that judges another one (a step has several "
-        "losses, and gradients flow from this model to the other one): they become alike if the "
+        "losses, and gradients flow from this model to the other one): they become similar if the "
         "other model, such as a generator, does well."
     )
     source = (
@@ -97,7 +97,7 @@ class CollapsingOutput(SlotRule):
     _several = False  # whether a step has several losses
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Notes whether steps have several losses."""
+        """Records whether steps have several losses."""
         self._several = self._several or numbers.name.startswith("loss[")
 
     def wants(self, table: SlotTable) -> Mask:
