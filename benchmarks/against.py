@@ -1,6 +1,6 @@
 """Compares the cost of tracing in two checkouts, in blocks that alternate within one run.
 
-Each checkout's `comgra_decl` is imported by a process of its own, which measures blocks of this
+Each checkout's `comgra_decl` is imported by a separate process, which measures blocks of this
 checkout's training runs and tools on request. Only one of the processes works at a time.
 """
 
@@ -125,7 +125,7 @@ class Comparison:
 def compare(
     path: Path, scenarios: Sequence[Scenario], tools: Sequence[Tool], *, rounds: int
 ) -> list[Comparison]:
-    """Measures every tool on every net in an older checkout and in this one, in turns."""
+    """Measures every tool on every net in an older checkout and in this one, alternately."""
     with _checkouts(path) as checkouts:
         found = []
         for scenario in scenarios:

@@ -174,7 +174,7 @@ def main() -> None:
 
 
 def newest() -> dict[str, Any]:
-    """Return the figures of the newest benchmark."""
+    """Return the figures from the newest benchmark."""
     files = sorted(RESULTS.glob("[0-9]*-[0-9]*-[0-9]*.json"))
     content: dict[str, Any] = json.loads(files[-1].read_text())
     return content

@@ -36,7 +36,7 @@ _OTHERS = ("run", "colour", "follow", "revision", "looked", "other_revision", "v
 
 
 class Dashboard:
-    """The viewer of one session; `screen` holds what the page shows.
+    """The viewer of one session; `screen` contains what the page shows.
 
     Every change goes through `change`, which resolves the request to values that exist, sets the
     state once and redraws the affected panes in one message.

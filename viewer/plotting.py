@@ -459,8 +459,8 @@ def _styled(
         element: the element.
         kind: the kind of element whose options are set.
         look: options for all backends.
-        bokeh: further options for Bokeh; a height makes the plot as wide as its page.
-        matplotlib: further options for Matplotlib.
+        bokeh: additional options for Bokeh; a height makes the plot as wide as its page.
+        matplotlib: additional options for Matplotlib.
     """
     build = getattr(hv.opts, kind)
     more = dict(bokeh or {})

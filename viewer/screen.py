@@ -34,7 +34,7 @@ _KEYS = """
 
 
 class Screen:
-    """The panes and their layout; reads the state but never changes it.
+    """The panes and their layout. Reads the state but never changes it.
 
     A page places `head`, `side` and `main`. `ready` is True once the browser may send messages.
 

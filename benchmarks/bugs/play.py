@@ -70,7 +70,7 @@ class Outcome:
 
     @property
     def right(self) -> bool:
-        """Whether a finding with correct rule, tensor and step is among the first three."""
+        """Whether a finding with the correct rule, tensor and step is among the first three."""
         return self.rank is not None and self.rank <= FIRST
 
     @property

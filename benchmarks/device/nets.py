@@ -113,7 +113,7 @@ TINY = Sizes(
 
 
 def gpt(place: Place, size: GptSize, *, dropout: float = 0.0) -> Training:
-    """Return a transformer with fused AdamW and mixed precision, as is usual."""
+    """Return a transformer with fused AdamW and mixed precision, the usual setup."""
     torch.manual_seed(0)
     model = Gpt(
         tokens=size.tokens,
@@ -151,7 +151,7 @@ def mlp(place: Place, size: tuple[int, int, int]) -> Training:
 
 
 def pointwise(place: Place, size: tuple[int, int, int]) -> Training:
-    """Return layer norms and GELU in turn, trained with SGD.
+    """Return alternating layer norms and GELUs, trained with SGD.
 
     A full-size step takes a GPU a few milliseconds, several times as long as the host needs to
     launch it. Reading every output and gradient adds a third to the device's time.

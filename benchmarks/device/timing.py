@@ -24,7 +24,7 @@ _WARMUP = 2  # recorded steps before timing; the first one discovers the model
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds per step, by name of what was attached, with one value per round."""
+    """Seconds per step by the name of the attachment, with one value per round."""
 
     seconds: Mapping[str, Sequence[float]]
     rounds: int

@@ -129,7 +129,7 @@ def _try(verdict: Verdict, build: Callable[[], Program], folder: Path) -> None:
     verdict.compared = len(plain.final)
     verdict.parameters = sum(p.numel() for m in plain.program.models for p in m.parameters())
     verdict.finite = bool(torch.stack([loss.double() for loss in plain.losses]).isfinite().all())
-    verdict.status = "different"  # the default, also if the traced training fails
+    verdict.status = "different"  # the default, even if the traced training fails
     before, replaced = surroundings(), functions()
     with _logged() as records, comgra.trace(EVERYTHING, root=folder, group="zoo") as session:
         traced = _train(build)

@@ -430,7 +430,7 @@ def _evaluations(
     verdict.facts["evaluations"] = len(seen)
     wanted = oracle.evaluated()
     verdict.facts["evaluations wanted"] = len(wanted)
-    if entry.steps == "backward":  # the untraced process cannot tell their steps apart
+    if entry.steps == "backward":  # the untraced process cannot distinguish their steps
         records.check(bool(seen) == bool(wanted), f"eval records: {seen}")
         return
     missing = [step for step in wanted if step not in seen]
@@ -767,7 +767,7 @@ def _several(
 
 
 def _follows(losses: dict[int, list[float]], training: Oracle) -> bool:
-    """Whether the losses of a run are those of a training run, step by step."""
+    """Whether the losses of a run match those of a training run, step by step."""
     steps = [[loss for loss in step.losses if loss is not None] for step in training.steps]
     return all(
         any(_equal(loss, value) for value in losses.get(number, []))

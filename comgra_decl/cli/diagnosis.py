@@ -185,7 +185,7 @@ def _health(diagnosis: Diagnosis) -> Group:
 
 
 def _numbers(check: Check) -> str:
-    """Return the text next to an answer: its values, and the share of rules that were checked."""
+    """Return the text shown next to an answer: values, and the share of rules that were checked."""
     parts = [check.state] if check.colour in ("partly", "unchecked", "absent") else []
     return "; ".join([*parts, *([check.numbers] if check.numbers else [])])
 

@@ -168,7 +168,7 @@ def print_verdict(verdict: Verdict) -> None:
 
 
 def print_beside(damages: Sequence[Damage]) -> None:
-    """Print damage in files next to the databases of a run, which are not versioned."""
+    """Print damage in the unversioned files next to a run's databases."""
     out = console()
     out.print("", Text("damaged files next to the databases", style="red"), sep="\n")
     out.print(_damages(damages))

@@ -150,8 +150,8 @@ class Slot:
             0       0.013201  1.002241  5.672901
             1      -0.104114  0.581002  1.180234
 
-        `attrs["batch_index"]` holds the index of each sample in the batch; `attrs["labels"]` holds
-        its category.
+        `attrs["batch_index"]` contains the index of each sample in the batch; `attrs["labels"]`
+        contains its category.
         """
         return statistics.sample_row(self._snapshot, self._info, step, type)
 

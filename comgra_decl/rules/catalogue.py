@@ -30,7 +30,7 @@ FAMILIES = (
     "data",
     "structure",
 )
-"""The folders of the built-in rules, in their order in the documentation."""
+"""The folders of the built-in rules, in the order of the documentation."""
 
 
 @cache

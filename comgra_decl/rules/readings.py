@@ -363,7 +363,7 @@ def _trained(scene: Scene) -> Reading | None:
     if not known:
         return Reading(f"{len(trainable)} parameters are trainable")
     held = sum(bool(f["optimized"]) for f in known)
-    return Reading(f"an optimizer holds {held} of {len(known)} trainable parameters")
+    return Reading(f"an optimizer contains {held} of {len(known)} trainable parameters")
 
 
 def _labels(scene: Scene) -> Reading | None:

@@ -10,7 +10,7 @@ from comgra_decl.viewer.model.runview import RunView, Slot
 GENERAL = "std", "mean"
 """Statistic and aggregate shown first where all tensors are compared (heat maps, graph colours).
 
-The spread within a sample tells dead, exploding and healthy tensors of any kind apart."""
+The spread within a sample distinguishes dead, exploding and healthy tensors of any kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Module:
 
     @property
     def frozen(self) -> str:
-        """Returns "frozen" if no parameter is trained, "partly frozen" if some are not, else ""."""
+        """Returns "frozen", "partly frozen", or "" if all parameters are trained."""
         if not self.count or self.trainable == self.count:
             return ""
         return "partly frozen" if self.trainable else "frozen"

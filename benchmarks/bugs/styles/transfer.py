@@ -231,7 +231,7 @@ def layer_by_layer() -> Reached:
 
 
 def tasks_one_after_another() -> Reached:
-    """Three regressions in turn with replay; the loss jumps at each change."""
+    """Three alternating regressions with replay; the loss jumps at each change."""
     net = mlp(8, 48, 48, 1)
     optimizer = adam(net, 3e-3)
     teachers = [mlp(8, 16, 1, act=nn.Tanh).requires_grad_(False) for _ in range(3)]

@@ -194,7 +194,8 @@ def _pieces(value: Any) -> Iterator[bytes]:
 _UNREADABLE = (nn.UninitializedParameter, nn.UninitializedBuffer)
 
 
-# -- calls: what a complete record must hold -------------------------------------------------------
+# -- calls: what a complete record must contain
+# -------------------------------------------------------
 
 
 class Calls:

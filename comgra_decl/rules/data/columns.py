@@ -26,7 +26,7 @@ from comgra_decl.rules.api import (
 
 _WIDEST = 256  # columns; wider inputs are images and the like
 _VARIED = 10  # different values; fewer are categories
-_SHARE = (0.002, 0.4)  # of the samples that may hold a placeholder
+_SHARE = (0.002, 0.4)  # of the samples that may contain a placeholder
 
 
 class Columns:

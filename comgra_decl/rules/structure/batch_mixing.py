@@ -26,11 +26,11 @@ class BatchMixing(Rule):
     certainty = 0.9
     definition = (
         "The prediction passed to `nll_loss` was computed by a log-softmax over a dimension other "
-        "than the classes (the second dimension, or the only one). Two further conditions lead "
-        "only to a warning. First, a softmax in the backward graph of the loss "
-        "runs over the batch. This is assumed if the softmax runs over dimension 0, the size of "
-        "this dimension equals the batch size of the targets, and the next dimension has a "
-        "different size. Second, the only loss of the run is a cross-entropy whose first value "
+        "than the classes (the second dimension, or the only one). Two other conditions lead only "
+        "to a warning. First, a softmax in the backward graph of the loss runs over the batch. "
+        "This is assumed if the softmax runs over dimension 0, the size of this dimension equals "
+        "the batch size of the targets, and the next dimension has a different size. Second, the "
+        "only loss of the run is a cross-entropy whose first value "
         f"is within {_NEAR:.0%} of ln(batch), while ln(classes) differs from ln(batch), unless the "
         "loss has fallen by half and is still near its minimum."
     )

@@ -132,7 +132,7 @@ class CollapsingOutput(SlotRule):
         return fired[~(shrunk[fired] & np.isin(fired, list(compared)))]
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding; a hint if it concerns only tensors inside the model."""
+        """Returns a finding, which is a hint if it concerns only tensors inside the model."""
         found = super().findings(scene)
         if not found:
             return []
