@@ -172,7 +172,7 @@ def _blocks(
 def compared(
     net: str, tool: str, blocks: Sequence[tuple[dict[str, Any], dict[str, Any]]]
 ) -> Comparison:
-    """Returns the ratios of pairs of blocks: in the older checkout, in this one."""
+    """Returns the ratios for pairs of blocks, each from the older checkout and from this one."""
     (older, this), (older_cpu, this_cpu) = (
         [[block[name] for block in side] for side in zip(*blocks, strict=True)]
         for name in ("step", "cpu")

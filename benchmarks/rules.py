@@ -91,7 +91,7 @@ def measure(net: str, *, profile: cProfile.Profile | None = None) -> Cost:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures what the command line asks for; returns the exit status."""
+    """Takes the measurements requested on the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rules", description=__doc__)
     parser.add_argument("--nets", nargs="+", default=["mlp", "transformer"], choices=list(STEPS))
     parser.add_argument("--rounds", type=int, default=5)

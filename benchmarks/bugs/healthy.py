@@ -268,7 +268,7 @@ def _images(model: Any, classes: int, side: int) -> Callable[[], Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Trains what the command line asks for; returns the exit status."""
+    """Trains the models requested on the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bugs.healthy", description=__doc__)
     parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB")
     parser.add_argument("--seconds", type=float, default=300.0, help="limit for each training")

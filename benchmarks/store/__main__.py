@@ -32,7 +32,7 @@ PARTS = ("handover", "large", "exports", "peers", "write", "read", "compact")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what the command line selects, and write results and page."""
+    """Take the measurements selected on the command line, and write the results and the page."""
     options = _options(arguments)
     figures = {**_figures(options), "alone": options.alone}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as made:
