@@ -19,7 +19,7 @@ def predictions(scene: Scene) -> set[int]:
     """Returns the slots that contain the model's predictions.
 
     These are the tensors that are compared with a target or, if there is no target, the inputs of
-    the loss. They include the outputs of submodules that are the same tensors in the same shape,
+    the loss. They also include submodule outputs that are the same tensor in the same shape,
     because a model often returns the output of its last layer.
     """
     found: set[int] = set()
