@@ -151,7 +151,7 @@ class Bits:
         self._seconds += time.thread_time() - began
 
     def answer(self) -> dict[str, Any]:
-        """Return the digests of all steps, that of the final state, and the seconds they took."""
+        """Return the digests of all steps and of the final state, and the seconds spent on them."""
         began = time.thread_time()
         held = [t for o in gc.get_objects() if issubclass(type(o), nn.Module) for t in _own(o)]
         final = hashlib.sha256("".join(sorted({_digest(t) for t in held})).encode()).hexdigest()
