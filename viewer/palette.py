@@ -16,7 +16,7 @@ BLUE, ORANGE, GREY, RED = "#3f6fd8", "#d9692e", "#8a93a6", "#d6334a"
 """Colours of the forward pass, the gradient, the context and errors."""
 
 AMBER = "#d99a1f"
-"""Consequences of an error."""
+"""The colour of warnings."""
 
 LINES = (BLUE, ORANGE, "#2a9d7f", "#a25bc7", "#b58a1c", "#4aa3c7", "#c2497f", "#6f7d95")
 """Line colours of a chart, in order."""
