@@ -295,7 +295,7 @@ class Readings:
         text = self._updates.range(scene.table)
         if text:
             still = not self._updates.largest
-            text = f"{text} of the weight per step"
+            text = f"update divided by weight: {text}"
             return self._unless_wild(text, "poor" if still else "fine")
         at = _trainable(scene)
         before, after = (self._of(scene, "l2", r, at) for r in (self._first, self._last))

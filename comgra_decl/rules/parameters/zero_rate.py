@@ -131,8 +131,7 @@ class ZeroLearningRate(Rule):
                 first_step=first,
                 severity="hint",
                 message=f"The learning rate of {', '.join(map(str, always))} has been 0 from the "
-                f"start: "
-                f"{parameters} of {self._parameters} parameter tensors are not trained.",
+                f"start: {parameters} of {self._parameters} parameter tensors are not trained.",
                 advice="Set the learning rate (`lr`). To freeze parameters on purpose, set "
                 "`requires_grad_(False)` and leave them out of the optimizer.",
                 evidence={"groups": len(always), "tensors": parameters},
