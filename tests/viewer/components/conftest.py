@@ -18,7 +18,8 @@ Message = dict[str, Any]
 class Shown:
     """A component, the page that shows it, and what it has said so far.
 
-    What the pointer only rested on is kept apart: when that is said depends on the clock.
+    What the pointer only rested on is kept apart: when that is said depends on the clock. So is
+    the size of the drawing area, which a graph tells before anything else.
     """
 
     component: Any
@@ -26,11 +27,14 @@ class Shown:
     host: Any
     messages: list[Message] = field(default_factory=list)
     looks: list[str] = field(default_factory=list)
+    rooms: list[list[int]] = field(default_factory=list)
 
     def hear(self, message: Message) -> None:
         """Takes a message of the component's."""
         if "look" in message:
             self.looks.append(message["look"])
+        elif "room" in message:
+            self.rooms.append(message["room"])
         else:
             self.messages.append(dict(message))
 
