@@ -1,4 +1,4 @@
-"""Where two runs part: real pairs, against the tensors that plain torch computes."""
+"""Where two runs diverge: real pairs, against the tensors that plain torch computes."""
 
 from __future__ import annotations
 

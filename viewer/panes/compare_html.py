@@ -50,8 +50,8 @@ def statistics_html(
 
 
 def parting_html(search: Search | None) -> str:
-    """Returns where the runs part, or a button that searches for it."""
-    title = "<h2>Where do the runs part?</h2>"
+    """Returns where the runs diverge, or a button that searches for it."""
+    title = "<h2>Where do the runs diverge?</h2>"
     button = f'<button type="button" class="act" data-send="{PART}">'
     if search is None:
         text = "The first step and tensor, in execution order, that differ by more than rounding."
