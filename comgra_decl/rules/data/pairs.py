@@ -42,7 +42,7 @@ class PairParameters(RuleParameters):
     """Smallest correlation of an input with the map that fits it."""
 
     margin: Fraction = 0.3
-    """Smallest difference from its correlation with the map with which it is paired."""
+    """Smallest amount by which that correlation exceeds the one with its own target."""
 
     share: Annotated[Fraction, Field(ge=0.05)] = 0.15
     """Smallest share of the compared samples that fit another map."""
