@@ -1,7 +1,7 @@
 """Compares the cost of tracing in two checkouts, in blocks that alternate within one run.
 
-Each checkout's `comgra_decl` is imported by a process of its own, which measures blocks of the
-training runs and tools of this checkout when asked. Only one of the processes works at a time.
+Each checkout's `comgra_decl` is imported by a separate process, which measures blocks of this
+checkout's training runs and tools on request. Only one of the processes works at a time.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Comparison:
 def compare(
     path: Path, scenarios: Sequence[Scenario], tools: Sequence[Tool], *, rounds: int
 ) -> list[Comparison]:
-    """Measures every tool on every net in an older checkout and in this one, in turns."""
+    """Measures every tool on every net in an older checkout and in this one, alternately."""
     with _checkouts(path) as checkouts:
         found = []
         for scenario in scenarios:
@@ -172,7 +172,7 @@ def _blocks(
 def compared(
     net: str, tool: str, blocks: Sequence[tuple[dict[str, Any], dict[str, Any]]]
 ) -> Comparison:
-    """Returns the ratios of pairs of blocks: in the older checkout, in this one."""
+    """Returns the ratios for pairs of blocks, each from the older checkout and from this one."""
     (older, this), (older_cpu, this_cpu) = (
         [[block[name] for block in side] for side in zip(*blocks, strict=True)]
         for name in ("step", "cpu")
@@ -182,7 +182,7 @@ def compared(
 
 
 def to_markdown(comparisons: Sequence[Comparison], *, rounds: int) -> str:
-    """Returns the table of ratios; those to plain training need the tool `nothing`."""
+    """Returns the table of ratios; ratios to plain training require the `nothing` tool."""
     plain = {c.net: c.steps for c in comparisons if c.tool == "nothing"}
     lines = []
     for c in comparisons:
@@ -194,7 +194,7 @@ def to_markdown(comparisons: Sequence[Comparison], *, rounds: int) -> str:
     return (
         f"Medians of {rounds} rounds; a step in ms. *ratio*: this checkout's step to the older "
         "one's, in brackets the quartiles of the ratios of adjacent blocks; *CPU ratio*: the same "
-        "for the processor time of all threads; */plain*: a step to one of `nothing`.\n\n"
+        "for the processor time of all threads; */plain*: a step to one with `nothing`.\n\n"
         + table([COLUMNS, *lines])
         + "\n"
     )
@@ -221,7 +221,7 @@ def save(
 
 
 def _commit(checkout: Path) -> str:
-    """Returns the short hash of the commit that is checked out; empty if git knows none."""
+    """Returns the short hash of the commit that is checked out; empty if git reports none."""
     command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -231,7 +231,7 @@ def _commit(checkout: Path) -> str:
 
 
 def serve() -> None:
-    """Measures the blocks that standard input asks for, one JSON object per line."""
+    """Measures the blocks requested on standard input, one JSON object per line."""
     import torch
 
     import comgra_decl

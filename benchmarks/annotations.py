@@ -3,8 +3,8 @@
     python -m benchmarks.annotations [--rounds 60] [--save FILE]
 
 Each line is timed with and without its annotation, in an order redrawn for each round. The price is
-the difference of the medians, and the noise is the difference between two timings of the same plain
-line. Steps are measured in processor time of their thread.
+the difference between the medians, and the noise is the difference between two timings of the same
+plain line. Steps are measured in the processor time of their thread.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class Training:
     """A training loop as a user would write it, independent of any tool.
 
     `batches` are pairs of input [B, ...] and target, used in turn. `autocast` is the dtype of mixed
-    precision, or None. With `seed`, the training also draws the same random numbers after each
-    reset.
+    precision, or None. If `seed` is set, each reset also restores the random numbers that the
+    training draws.
     """
 
     model: nn.Module
@@ -207,7 +207,7 @@ def next_token_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def build_transformer() -> Training:
-    """Batch 4 of 64 tokens: tensors so large that reading them dominates the cost."""
+    """Batches of 4 rows with 64 tokens: tensors so large that reading them dominates the cost."""
     torch.manual_seed(0)
     model = Gpt()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)

@@ -1,8 +1,9 @@
 """Install the tools for comparison into a separate folder.
 
-comgra and its dependencies contain a pytest plugin and packages called `scripts` and `assets`, so
-it is never installed into the environment itself: `build/peers` is appended to the import path of
-the benchmark process only. Its recorder needs only the packages listed in `peers.txt`.
+comgra and its dependencies contain a pytest plugin and packages called `scripts` and `assets`.
+Therefore, they are never installed into the environment itself; instead, `build/peers` is appended
+to the import path of the benchmark process. Its recorder needs only the packages listed in
+`peers.txt`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Summarise blocks: medians, ratios and their noise."""
+"""Summarize blocks: medians, ratios and their noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.sizes import Size
 from benchmarks.timing import Block
 
 TIMES = ("step", "stored", "cpu", "background", "attach", "first", "close")
-"""Fields of `Block` to summarise, in seconds."""
+"""Fields of `Block` to summarize, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ScenarioResult:
 def summarise(
     label: str, blocks: Sequence[Block], baseline: Sequence[Block], *, size: Size
 ) -> Summary:
-    """Summarise the blocks of a tool relative to those without a tool, paired by round."""
+    """Summarize the blocks of a tool relative to those without a tool, paired by round."""
     return Summary(
         label=label,
         seconds={name: float(np.median(_values(blocks, name))) for name in TIMES},

@@ -1,8 +1,8 @@
 """The cost of rules during recording: `python -m benchmarks.rules`.
 
-Records every step of a training with the preset `debug`, and measures the processor time that the
+Records every step of a training with the `debug` preset, and measures the processor time that the
 writer thread spends on rules, per record, next to the processor time of all threads. Processor time
-also tells something on a machine that is not idle. `--profile` prints where the time goes.
+is also meaningful on a machine that is not idle. `--profile` prints where the time goes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Cost:
 
 
 class _Watch:
-    """Measures the calls through which the writer thread enters the rules."""
+    """Measures the calls through which the writer thread runs the rules."""
 
     def __init__(self, profile: cProfile.Profile | None) -> None:
         self.seconds = 0.0
@@ -66,7 +66,7 @@ class _Watch:
 
 
 def measure(net: str, *, profile: cProfile.Profile | None = None) -> Cost:
-    """Records a training of a benchmark's net and returns the cost of a record."""
+    """Records a training run with a benchmark net and returns the cost of a record."""
     import comgra_decl
     from benchmarks.nets import SCENARIOS
     from benchmarks.tools.ours import EVERY_STEP
@@ -91,11 +91,11 @@ def measure(net: str, *, profile: cProfile.Profile | None = None) -> Cost:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures what the command line asks for; returns the exit status."""
+    """Takes the measurements requested on the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rules", description=__doc__)
     parser.add_argument("--nets", nargs="+", default=["mlp", "transformer"], choices=list(STEPS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--profile", action="store_true", help="print where the time goes")
+    parser.add_argument("--profile", action="store_true", help="print where the time is spent")
     parser.add_argument("--save", action="store_true", help="write results/rules-DATE.json")
     options = parser.parse_args(arguments)
     import torch

@@ -1,4 +1,4 @@
-"""Run one scenario: probe every tool, plan the blocks, interleave them, and summarise."""
+"""Run one scenario: probe every tool, plan the blocks, interleave them, and summarize."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def selected(
 def measure(
     scenario: Scenario, tools: Sequence[Tool], *, root: Path, rounds: int
 ) -> ScenarioResult:
-    """Measure `tools` on `scenario`; runs are created below `root` and removed again."""
+    """Measure `tools` on `scenario`, creating runs below `root` and removing them afterwards."""
     training = scenario.build()
     left_out = {t.name: why for t in tools if (why := refusal(t, training)) is not None}
     running = [tool for tool in tools if tool.name not in left_out]

@@ -1,4 +1,4 @@
-"""Measure the disk space of a recorded step and the time to write it, apart from timings."""
+"""Measure the disk space of a recorded step and the time to write it, separately from timings."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class Size:
 
 
 def probe(tool: Tool, meter: Meter, *, records: int) -> Size:
-    """Run `tool` for one step and for `records` more; the difference is the size of the steps.
+    """Run `tool` for one step and for `records` more.
 
-    This also warms up the process: imports, allocators, and the tool's one-time work.
+    The difference is the size of the additional steps. The runs also warm up the process: imports,
+    allocators, and the tool's one-time work.
     """
     if tool.most_records == 0:
         return _run(tool, meter, steps=20).size

@@ -85,7 +85,7 @@ def _verdict(
     needs: tuple[str, ...],
     measure: Callable[[ScenarioResult], tuple[str, bool | None]],
 ) -> Verdict:
-    """Return the verdict, without a measurement if a required tool was not run."""
+    """Return the verdict, which has no measurement if a required tool was not run."""
     if net not in results or not {"nothing", *needs} <= results[net].tools.keys():
         return Verdict(text, None, None)
     measured, met = measure(results[net])

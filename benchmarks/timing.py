@@ -1,4 +1,4 @@
-"""Measure tools in short interleaved blocks, so that load changes affect all of them equally."""
+"""Measure tools in short interleaved blocks, so that changes in load affect all of them equally."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class Block:
 
     `step` is the median over the measured steps. `stored` is the time from the first measured step
     until everything was on disk, per measured step, and `cpu` is the processor time of all threads
-    in that span, per step; `background` is the part of it not spent by the training thread. `first`
-    is the first step, which discovers the model. `losses` are the float32 losses of all steps.
+    in that span, per step; `background` is the part of `cpu` not spent by the training thread.
+    `first` is the first step, which discovers the model. `losses` are the float32 losses of all
+    steps.
     """
 
     step: float

@@ -1,4 +1,4 @@
-"""Stored verdicts of one day, about the zoo or about public scripts."""
+"""Stored verdicts of one day, on the zoo or on public scripts."""
 
 from __future__ import annotations
 

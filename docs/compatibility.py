@@ -44,8 +44,8 @@ compared bit for bit:
 - the loss, all parameters, gradients and buffers after each step;
 - optimizer states and the states of the random generators of Python, NumPy and torch;
 - `requires_grad`, training flags, attributes of modules and parameters, keys of the state dict;
-- hooks of modules, tensors and optimizers, global hooks, modes, torch's global flags, threads,
-  signal handlers, and every function of torch and of the model's library that tracing could have
+- hooks on modules, tensors and optimizers, global hooks, modes, torch's global flags, threads,
+  signal handlers, and every function in torch and in the model's library that tracing could have
   replaced.
 
 The records are checked as well. They must contain each module that returned a tensor, as observed
@@ -71,9 +71,9 @@ Of {tried} programs, {equal} are bit-identical{close}. In total, {compared:,} it
 FAMILIES = {
     "torch": "torch layers, custom networks, training techniques",
     "examples": "the three examples of this repository",
-    "transformers": "transformers models in tiny configurations",
-    "timm": "timm image models",
-    "torchvision": "torchvision models",
+    "transformers": "models from transformers in tiny configurations",
+    "timm": "image models from timm",
+    "torchvision": "models from torchvision",
 }
 
 

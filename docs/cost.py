@@ -83,7 +83,7 @@ They were measured on one H100 80GB with torch 2.11.
 | GPT-2 124M under `torch.compile` | 24 ms | 1.0 | 14.5 to 15.2 | | |
 
 All columns except the plain step show the ratio to the plain step, with every step recorded.
-"Gradients" refers to those of outputs and parameters. Training was bit-identical, no operation
+"Gradients" means the gradients of outputs and parameters. Training was bit-identical, no operation
 waited for the device, and peak memory was the same within 0.1%. In a separate test, an output of
 1e9 elements in 16 million samples raised peak memory from 7.7 to 13.5 GiB.
 
@@ -105,7 +105,7 @@ waited for the device, and peak memory was the same within 0.1%. In a separate t
 | `budget: {{time: "3%"}}`, in a loop that reads the loss | 3.0% | 2 to 4% | only simulated |
 | the same, in a loop that never waits for the device | 15% | 2 to 4% | only simulated |
 
-The report of a run states the cost of its records, as measured by the clocks of the host and the
+The report of a run states the cost of its records, as measured with the clocks of the host and the
 device ([budgets](schedule.md#budgets)).
 
 | device | how tensors are reduced |
@@ -140,7 +140,7 @@ the next is copied. These parts are read by torch operations instead of the kern
 take at most 16 MiB at a time. `update` keeps a copy of each parameter during the optimizer step,
 when the activations have already been freed.
 
-The rows on `compile: observed` require torch 2.13. With older versions, the benchmark reports this
+The rows for `compile: observed` require torch 2.13. With older versions, the benchmark reports this
 requirement and measures only idle compiled steps.
 
 On CUDA, a tensor that appears again in a step (same memory, version, shape and strides) is read
@@ -154,7 +154,7 @@ records reuse the result if the two readings were identical.
   record with previews took 1.15 times as long as one without for an MLP with 7 layers, 1.08 times
   for a CNN with 6 convolutions, and 1.07 times for a transformer with 6 layers. Averaged over 20
   records, these ratios are 1.008, 1.004 and 1.003 (one CPU thread). `preview: false` disables them.
-- `keep` captures every step. Apart from the storage, this costs as much as recording every step.
+- `keep` captures every step. Apart from storage, this costs as much as recording every step.
 - Statistics that read a tensor again (quantiles, singular values, custom functions) take additional
   time for each tensor in each record.
 - `graph: true` tracks every operation in some recorded steps: the first two, those that take a new
@@ -174,7 +174,7 @@ def main() -> None:
 
 
 def newest() -> dict[str, Any]:
-    """Return the figures of the newest benchmark."""
+    """Return the figures from the newest benchmark."""
     files = sorted(RESULTS.glob("[0-9]*-[0-9]*-[0-9]*.json"))
     content: dict[str, Any] = json.loads(files[-1].read_text())
     return content
@@ -277,7 +277,7 @@ def _steps(nets: dict[str, dict[str, Any]]) -> str:
 
 
 def _compared(comparison: dict[str, Any]) -> str:
-    """Return the section on a comparison with an older checkout; ratios above 1 are slower."""
+    """Return the section on an older checkout and this one; ratios above 1 mean slower."""
     load, rounds = comparison["machine"]["load_before"], comparison["rounds"]
     lines = [
         "| tool | net | earlier | now | ratio (quartiles) | processor time |",

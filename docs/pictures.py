@@ -154,7 +154,7 @@ def photograph(page: Page, address: str, name: str) -> None:
     for button in CLICKS.get(name, ()):
         page.get_by_role("button", name=button, exact=True).click()
         page.wait_for_timeout(1000)
-    page.wait_for_timeout(4000)  # until the graph has moved to the node and charts are drawn
+    page.wait_for_timeout(4000)  # until the graph has moved to the node and the charts are drawn
     picture = Image.open(BytesIO(page.screenshot()))
     # MAXCOVERAGE selects colours that are far apart, so that the few red pixels of a mark count as
     # much as a large background; kmeans then restores the exact colour of the background.

@@ -1,4 +1,4 @@
-"""Train the tutorial with tracing, with and without its bug, while the viewer is open.
+"""Train the tutorial with tracing, once with its bug and once without, while the viewer is open.
 
 python examples/demo.py                 # Ctrl-C ends everything
 python examples/demo.py steps=500       # further arguments are passed to the training
@@ -61,7 +61,7 @@ def has_display() -> bool:
 
 
 class Demo:
-    """Runs the training runs, one after the other, and the viewer alongside them."""
+    """Trains one run after the other, with the viewer alongside."""
 
     def __init__(self, runs: Path, overrides: Sequence[str]) -> None:
         self.runs = runs
@@ -133,7 +133,7 @@ class Demo:
 
 
 def on_signals(action: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    """Set the handler of the signals that end a program."""
+    """Set the handler for the signals that end a program."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, action)
 

@@ -1,4 +1,4 @@
-"""Custom views: a Python file given on the command line and reloaded when it changes.
+"""Custom views: a Python file that is given on the command line and reloaded when it changes.
 
 The file defines `views()`, which returns a list of `View`:
 
@@ -42,8 +42,8 @@ class Look:
         step: The recorded step.
         type: Step type; "" for all training steps (`type_=look.type or None`).
         node: The selected node.
-        role: Tensor of the node.
-        iteration: Call of the node within the step, from 0.
+        role: Which of the node's tensors.
+        iteration: Which call of the node within the step, from 0.
         gradient: Gradient pass shown next to the forward pass.
         batch: "mean", "std" or "abs_max", or a recorded sample's number ("0", "1", ...).
         statistic: The selected statistic.
@@ -69,7 +69,8 @@ class Look:
     def stream(self) -> Selected:
         """A HoloViews stream of what the page shows, for `hv.DynamicMap`; the same in all views.
 
-        A view that follows it needs no `update`, and reads nothing: `View(name, build, reads=())`.
+        A view that follows the stream needs neither `update` nor `reads`: `View(name, build,
+        reads=())`.
         """
         assert self.links is not None
         return self.links.stream
@@ -125,7 +126,7 @@ class ViewsFile:
     """A file with custom views, shared by all sessions in a process.
 
     `views` are from the last successful load. `problem` is the error of the latest load, or None.
-    `version` increases with each load.
+    `version` is incremented with each load.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -178,7 +179,7 @@ def _checked(path: Path, module: ModuleType) -> tuple[View, ...]:
     function = getattr(module, "views", None)
     if not callable(function):
         raise ComgraError(
-            f"{path} has no function `views`; write `def views(): return [View(name, build)]`."
+            f"{path} has no `views` function; write `def views(): return [View(name, build)]`."
         )
     views = function()
     if not isinstance(views, list | tuple) or not all(isinstance(view, View) for view in views):

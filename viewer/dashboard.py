@@ -40,7 +40,7 @@ _OTHERS = ("run", "colour", "follow", "revision", "looked", "other_revision", "v
 
 
 class Dashboard:
-    """The viewer of one session; `screen` holds what the page shows.
+    """The viewer of one session; `screen` contains what the page shows.
 
     Every change goes through `change`, which resolves the request to values that exist, sets the
     state once and redraws the affected panes in one message.
@@ -60,7 +60,7 @@ class Dashboard:
         self._other: Other | None = None
         self._view: RunView | None = None
         self._roles: dict[str, str] = {}
-        self._iteration = 0  # last choice; kept while a node without this iteration is selected
+        self._iteration = 0  # the last choice, kept while a node without this iteration is selected
         self._entries: object = None
         self._waiting = False
         self._first_query: str | None = query

@@ -14,7 +14,7 @@ from bokeh.models import PlainText
 from comgra_decl.visible import visible
 
 TEX = ("$$", "\\[", "\\(")
-"""Signs that begin TeX in Bokeh's texts."""
+"""Character sequences that begin TeX in Bokeh text."""
 
 
 def html_text(text: object) -> str:

@@ -1,9 +1,9 @@
 """Checks every request before routing, so that the check applies to all routes.
 
-In a DNS rebinding attack, a foreign host name resolves to this machine. The browser then treats the
-attacker's page as a page from the viewer's origin, and so does Tornado, which compares Origin with
-Host. Therefore, the Host of every request must be one of the viewer's own names. Numeric addresses
-cannot be rebound.
+In a DNS rebinding attack, an attacker's host name resolves to this machine. The browser then treats
+the attacker's page as a page from the viewer's origin, and so does Tornado, which compares Origin
+with Host. Therefore, the Host of every request must be one of the viewer's own names. Numeric
+addresses cannot be rebound.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 LOGIN, LOGOUT = "/login", "/logout"
 _MOST_LOGGED = 20
-"""Maximum number of foreign names to log; requests with further names are only rejected."""
+"""Maximum number of unrecognized names to log; requests with further names are only rejected."""
 
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._-]+)(?::[0-9]{0,5})?")
 
@@ -73,7 +73,7 @@ class Names:
         return any(match_host(_full(host), _full(origin)) for origin in origins)
 
     def refusal(self, host: str) -> str:
-        """Returns the response text for a request with a foreign host name."""
+        """Returns the response text for a request with an unrecognized host name."""
         shown = host[:200] if _name(host) else "HOST:PORT"
         return (
             "403: the viewer does not accept this host name.\n\n"
@@ -142,11 +142,11 @@ class Gate(Router):
             return None
         if host not in self._logged and len(self._logged) < _MOST_LOGGED:
             self._logged.add(host)
-            _LOG.warning("foreign host name from %s: %r", request.remote_ip, host[:200])
+            _LOG.warning("unrecognized host name from %s: %r", request.remote_ip, host[:200])
         return self._names.refusal(host)
 
     def _refused_origin(self, request: HTTPServerRequest) -> str | None:
-        """Rejects requests that pages from another origin send, or embed as scripts."""
+        """Rejects requests sent by pages from another origin, or embedded there as scripts."""
         script = request.path.endswith("/autoload.js")
         if request.method in ("GET", "HEAD") and not script:
             return None  # plain navigation; Bokeh checks websockets against its own list
@@ -227,7 +227,7 @@ def _to_login(request: HTTPServerRequest, prefix: str) -> _Answer:
 
 
 class _Reviewed:
-    """A connection that corrects the headers of responses."""
+    """A connection that corrects response headers."""
 
     def __init__(self, connection: Any, *, secure: bool, reader: str) -> None:
         self._connection = connection

@@ -16,7 +16,7 @@ from comgra_decl.viewer.model.brushing import Brush
 from comgra_decl.viewer.plotting import use
 
 BRUSHED = ("sample", "step", "run")
-"""Dimensions of which a selection in a linked element is taken over by the page."""
+"""Dimensions whose selection in a linked element also changes the page."""
 
 
 class Selected(hv.streams.Stream):  # type: ignore[misc]  # HoloViews has no types
@@ -26,8 +26,8 @@ class Selected(hv.streams.Stream):  # type: ignore[misc]  # HoloViews has no typ
         run: The open run.
         node, role, iteration, step, type, statistic: As in `Look`.
         sample: Number of the selected sample; None for the batch.
-        samples, steps, runs: What is brushed; empty if nothing is.
-        revision: Increases with new records.
+        samples, steps, runs: What is brushed; empty if nothing is. revision: Incremented with new
+        records.
     """
 
     run = param.Parameter()
@@ -77,7 +77,7 @@ class Links:
         return self._linker(element)
 
     def forget(self) -> None:
-        """Removes all elements, because their views are built anew."""
+        """Removes all elements, because their views are rebuilt."""
         self._elements.clear()
 
     def _brushed(self, *_: Any) -> None:

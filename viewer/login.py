@@ -48,7 +48,7 @@ class Allowance:
         return 0.0 if self._left >= 1 else (1 - self._left) * self.seconds
 
     def take(self, now: float) -> None:
-        """Takes one try."""
+        """Uses up one try."""
         self._fill(now)
         self._left = max(0.0, self._left - 1)
 
@@ -69,7 +69,8 @@ class Throttle:
     """Limits wrong guesses, per client and in total.
 
     No client is locked out permanently: each can try again after some seconds. Browsers that have
-    logged in before have a separate limit, so that wrong guesses by others cannot lock them out.
+    logged in before have a separate limit, so that other clients' wrong guesses cannot lock them
+    out.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

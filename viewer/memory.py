@@ -9,7 +9,10 @@ import time
 from contextlib import suppress
 
 _BETWEEN = 5.0
-"""Minimum interval between collections, in seconds. Each takes a few hundredths of a second."""
+"""Minimum interval between collections, in seconds.
+
+Each collection takes a few hundredths of a second.
+"""
 _RARELY = 200
 """Number of collections of young objects before a full one, if the process is never idle."""
 
@@ -19,7 +22,7 @@ _last: float | None = None
 def settle() -> None:
     """Tunes the garbage collector for a dedicated viewer process. Idempotent.
 
-    Freezes imported objects, because checking them in each collection would take 200 ms.
+    Excludes imported objects from collections, because checking them each time would take 200 ms.
     """
     global _last
     if _last is None:
@@ -41,8 +44,8 @@ def sweep() -> None:
 def _give_back() -> None:
     """Returns unused heap memory to the system.
 
-    Records and chunks have different sizes, so freed memory has gaps: 60 MB after 3,600 changes of
-    the step.
+    Records and chunks have different sizes, so freed memory becomes fragmented: 60 MB are unused
+    after 3,600 step changes.
     """
     if sys.platform == "linux":
         with suppress(AttributeError):  # not glibc

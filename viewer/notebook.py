@@ -47,7 +47,7 @@ _HEIGHTS = {"graph": 420, "steps": 60, "statistics": 560}
 
 
 class OneRun(Catalogue):
-    """A catalogue that holds one open run."""
+    """A catalogue that contains one open run."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run.path)
@@ -234,7 +234,7 @@ def _text(value: object) -> object:
 
 
 def _load_panel() -> None:
-    """Loads Panel's bundled files into a notebook; without them, the notebook draws nothing.
+    """Loads Panel's bundled files into a notebook, which would otherwise draw nothing.
 
     Loads them only in a Jupyter kernel, and only if the notebook has not loaded them already.
     """

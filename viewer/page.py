@@ -26,10 +26,12 @@ from comgra_decl.viewer.style import CSS
 TITLE = "comgra_decl"
 POLL = 500  # milliseconds between checks for new records
 _DRAWERS = {"plotly": "plotly", "vega": "altair"}
-"""Extensions of Panel, and the packages of which they show figures. Others need none."""
+"""Panel's extensions, and the packages whose figures they show. Other figures need no extension."""
 
 _CHUNKS = 48 << 20
-"""Size of the store's cache in bytes. It is small because runs cache what they have shown. A cache
+"""Size of the store's cache in bytes.
+
+It is small because each run caches what it has shown. A cache
 of 128 MB was no faster, even in a run of 100,000 steps."""
 
 
@@ -59,7 +61,7 @@ def create_page(args: Sequence[str] = ()) -> Any:
 
 
 def _trust_bokeh() -> None:
-    """Disables Bokeh's checks for app developers, which take an eighth of the server's time."""
+    """Disables Bokeh's checks for app developers, which take up an eighth of the server's time."""
     settings.perform_document_validation = False
     settings.perform_error_diagnostics = False  # suggestions for misspelt names
 
@@ -81,7 +83,7 @@ def _wanted(args: Sequence[str]) -> tuple[Path, Path | None]:
 
 
 def _load_extensions() -> None:
-    """Loads what the browser needs for figures that custom views may return, if installed."""
+    """Loads what the browser needs for figures that custom views may return, if it is installed."""
     pn.extension(*(name for name, package in _DRAWERS.items() if find_spec(package) is not None))
 
 

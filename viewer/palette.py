@@ -13,10 +13,10 @@ _LESS = ("#e8ebf2", "#a9c3ea", "#5f97d8", "#2463ad")
 _MORE = ("#e8ebf2", "#f6bd9a", "#e8824f", "#b9461f")
 
 BLUE, ORANGE, GREY, RED = "#3f6fd8", "#d9692e", "#8a93a6", "#d6334a"
-"""Forward, gradient, context and error."""
+"""Colours of the forward pass, the gradient, the context and errors."""
 
 AMBER = "#d99a1f"
-"""Side effects of an error."""
+"""The colour of warnings."""
 
 LINES = (BLUE, ORANGE, "#2a9d7f", "#a25bc7", "#b58a1c", "#4aa3c7", "#c2497f", "#6f7d95")
 """Line colours of a chart, in order."""

@@ -1,4 +1,4 @@
-"""All private parts of Panel and Bokeh that the viewer uses, and fallbacks if they have changed.
+"""All private parts of Panel and Bokeh that the viewer uses, with fallbacks in case they change.
 
 Panel and Bokeh have no public hooks for the following: sending a component's parameters directly,
 receiving a component's messages, changing a model before it is sent, rendering the login form, and
@@ -20,7 +20,7 @@ from panel.custom import JSComponent
 from tornado.httputil import HTTPServerConnectionDelegate
 
 SEEN = {"panel": "1.8.10 to 1.9.4", "bokeh": "3.9.0 to 3.9.2"}
-"""Versions whose private parts match those below. The first and last of them are tested."""
+"""Versions whose private parts match those below. The first and the last version are tested."""
 
 PRIVATE = {
     "JSComponent._update_properties": "(self, *events, doc)",
@@ -113,7 +113,7 @@ class MessagingComponent(JSComponent):
         """Writes the component's own parameters directly to the data of the browser's model.
 
         Panel would first query the model itself for each parameter, which raises and catches an
-        error. This takes 0.1 ms for each parameter, several times per change.
+        error. That takes 0.1 ms per parameter, several times per change.
         """
         # changes just received from the browser, by document, which must not be sent back
         received = getattr(self, "_in_process__events", None)
@@ -145,7 +145,7 @@ class LoginHandler(BasicLoginHandler):
     """A login form whose password check subclasses implement."""
 
     def log_in(self) -> None:
-        """Logs in the user whose name was sent; the password must have been checked."""
+        """Logs in the user whose name was sent. The caller must have checked the password."""
         super().post()  # type: ignore[no-untyped-call]
 
     def show_form(self, message: str) -> None:

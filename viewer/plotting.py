@@ -32,7 +32,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles that `SlotPlots.distribution` shows."""
 
 _DENSITY = ("#a9c3ea", BLUE)
-"""Colours of few and of many points in an image."""
+"""Colours for few and for many points in an image."""
 
 MOST_POINTS = 100_000
 """Number of points above which `shaded` draws an image."""
@@ -131,7 +131,7 @@ class RunPlots:
         )
 
     def kpis(self, *names: str, smoothing: float = 0.0, type: str | None = None) -> hv.NdOverlay:
-        """Returns metrics by step: an overlay of curves of `value`, with the key `metric`.
+        """Returns metrics by step: an overlay of curves of `value`, keyed by `metric`.
 
         Args:
             names: names of the metrics; by default, all.
@@ -216,7 +216,7 @@ class SlotPlots:
         return _lines(curve)
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> hv.NdOverlay:
-        """Returns a statistic for each recorded sample by step, with the key `sample`."""
+        """Returns a statistic for each recorded sample by step, keyed by `sample`."""
         table = self._slot.samples(statistic, type=type).dropna(axis="columns", how="all")
         curves = {
             number: hv.Curve(
@@ -242,7 +242,7 @@ class SlotPlots:
     ) -> hv.Image | hv.RGB | hv.Curve | hv.Bars:
         """Returns a picture of the values at a step, or of a preview of them, as in the viewer.
 
-        Feature maps, heads and kernels become tiles, which transparent gaps separate; inputs with
+        Feature maps, heads and kernels become tiles, separated by transparent gaps; inputs with
         three channels become colours; one value per sample becomes bars. The dimensions have the
         names of the axes.
 
@@ -261,7 +261,7 @@ class SlotPlots:
         return _picture(drawing, label)
 
     def distribution(self, *, type: str | None = None) -> hv.Overlay:
-        """Returns the values' distribution by step: median, quartiles, and 5 % and 95 % quantiles.
+        """Returns the values' distribution by step: median, quartiles, and 5% and 95% quantiles.
 
         The quantiles are estimated from the histograms by linear interpolation within a bin.
         """
@@ -305,7 +305,7 @@ class GroupPlots:
     def kpi(
         self, name: str, *, smoothing: float = 0.0, x: XAxis = "step", type: str | None = None
     ) -> hv.NdOverlay:
-        """Returns a metric of each run by step, as an overlay of curves with the key `run`.
+        """Returns a metric of each run by step, as an overlay of curves keyed by `run`.
 
         Runs without the metric are left out.
 
@@ -345,7 +345,7 @@ class GroupPlots:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> hv.NdOverlay:
-        """Returns a statistic of a node's output in each run, with the key `run`."""
+        """Returns a statistic of a node's output in each run, keyed by `run`."""
         table = self._group.compare(node, statistic, over_batch=over_batch, type=type)
         steps = table.index
         curves = {
@@ -397,7 +397,7 @@ class GroupPlots:
 def save(element: Any, path: str | Path) -> Path:
     """Saves an element as a self-contained HTML file, or as PNG, SVG or PDF; returns the path.
 
-    Images are drawn by Matplotlib (`pip install 'comgra-decl[plot]'`).
+    Images are drawn with Matplotlib (`pip install 'comgra-decl[plot]'`).
 
     Args:
         element: anything that a `plot` method returns, or a composition of such elements.
@@ -435,12 +435,12 @@ def save(element: Any, path: str | Path) -> Path:
 def shaded(element: Any, *, dynamic: bool = True) -> Any:
     """Returns an element of more than 100,000 points as an image drawn by Datashader.
 
-    Browsers draw neither as many points in good time, nor show where they are dense. Smaller
+    Browsers take too long to draw as many points, and do not show where they are dense. Smaller
     elements are returned unchanged.
 
     Args:
         element: curves or points, or an overlay of them.
-        dynamic: whether to draw anew after zooming, which needs a running kernel or server.
+        dynamic: whether to redraw after zooming, which needs a running kernel or server.
 
     Raises:
         MissingPackageError: the element is large, and Datashader is not installed.
@@ -468,7 +468,7 @@ def shaded(element: Any, *, dynamic: bool = True) -> Any:
 
 
 def use(backend: str) -> None:
-    """Loads a HoloViews backend but keeps the one that the program has chosen, or Bokeh."""
+    """Loads a HoloViews backend but keeps the program's choice, or Bokeh if there is none."""
     chosen = hv.Store.current_backend if hv.Store.renderers else "bokeh"
     if backend not in hv.Store.renderers:
         hv.renderer(backend)
@@ -532,7 +532,7 @@ def _lines(curve: hv.Curve) -> hv.Curve:
 
 
 def _mark_isolated(plot: Any, curve: hv.Curve) -> None:
-    """Draws a marker for each point without a neighbour, where a line would show nothing."""
+    """Draws a marker for each point without neighbours, which a line would not show."""
     x, y = (np.asarray(curve.dimension_values(number), np.float64) for number in (0, 1))
     known = np.pad(np.isfinite(y), 1)
     alone = known[1:-1] & ~known[:-2] & ~known[2:]
@@ -560,8 +560,8 @@ def _styled(
         element: the element.
         kind: the kind of element whose options are set.
         look: options for all backends.
-        bokeh: further options for Bokeh; a height makes the plot as wide as its page.
-        matplotlib: further options for Matplotlib.
+        bokeh: additional options for Bokeh; a height makes the plot as wide as its page.
+        matplotlib: additional options for Matplotlib.
     """
     build = getattr(hv.opts, kind)
     more = dict(bokeh or {})

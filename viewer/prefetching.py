@@ -1,4 +1,4 @@
-"""Prefetches what users are likely to request next, while the server is idle."""
+"""While the server is idle, prefetches what users are likely to request next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REST = 1.0  # seconds of idle time before garbage is collected
 class Ahead:
     """Runs small pieces of work one by one between requests.
 
-    Without an event loop, for example in a notebook cell, nothing is prefetched.
+    Prefetches nothing without an event loop, as in a notebook cell.
     """
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ _KEYS = """
 
 
 class Screen:
-    """The panes and their layout; reads the state but never changes it.
+    """The panes and their layout. Reads the state but never changes it.
 
     A page places `head`, `side` and `main`. `ready` is True once the browser may send messages.
 
@@ -166,7 +166,7 @@ class Screen:
                 _make_ready(made, [])
 
     def _size_graph(self) -> None:
-        """Gives the graph the height that the user chose, or that the section needs."""
+        """Sets the graph's height to the user's choice, or to what the section requires."""
         state = self._state
         needed = state.walk or state.section not in _WITHOUT_GRAPH
         visible = state.graph != HIDDEN and bool(state.graph or needed)
@@ -183,7 +183,7 @@ class Screen:
             self.head.html = content
 
     def _show_damage(self, damage: Notice | None) -> None:
-        """Shows in one line that parts of the run are missing; a click opens the details."""
+        """Shows one line about missing parts of the run; a click opens the details."""
         if damage is not None:
             lines = "".join(f"<p>{_e(line)}</p>" for line in damage.lines)
             self.damage.put(

@@ -7,8 +7,7 @@
   const system = matchMedia("(prefers-color-scheme: dark)");
   let looked = new WeakMap(); // figure part -> CSS property -> computed value
 
-  // On every paint, Bokeh queries the style sheets for each property of each figure part. This takes
-  // half of the time of a paint, although the values change only with the theme.
+  // On every paint, Bokeh queries the style sheets for each property of each figure part. This takes half of the painting time, although the values change only with the theme.
   const remembered = (part, name, look) => {
     if (!looked.has(part)) looked.set(part, new Map());
     const known = looked.get(part);
@@ -57,7 +56,7 @@
       console.info("Unsupported Bokeh version: figures are drawn more slowly.", error);
     }
   }
-  const narrow = matchMedia("(max-width: 1000px)"); // there the sidebar lies over the page when open
+  const narrow = matchMedia("(max-width: 1000px)"); // the open sidebar then covers the page
   const fold = () => root.classList.toggle("alone", narrow.matches);
   fold();
   narrow.addEventListener("change", fold);

@@ -1,7 +1,6 @@
 """The page frame: header, sidebar and main area, in plain HTML.
 
-A static frame with style sheets that need no widget library halves the time that a page takes
-to appear.
+Without a widget library, a page appears in half the time.
 """
 
 from __future__ import annotations
@@ -44,7 +43,10 @@ class Plain(Design):
 
 class _Shell(pn.template.Template):
     def __repr__(self) -> str:
-        """Returns a short text. Panel calls this on each change and would list all parameters."""
+        """Returns a short text.
+
+        Panel calls this method at each change; its own version would list all parameters.
+        """
         return f"{type(self).__name__}()"
 
     def server_doc(self, doc: Document | None = None, *args: Any, **options: Any) -> Document:
@@ -59,7 +61,7 @@ class _Shell(pn.template.Template):
 
 
 def shell(*, head: Any, side: Any, main: Any, title: str) -> pn.template.Template:
-    """Returns a page template that holds three Panel objects."""
+    """Returns a page template with three Panel objects."""
     page = _Shell(_text("shell.html"), design=Plain)
     for name, shown in (("head", head), ("side", side), ("main", main)):
         page.add_panel(name, shown)

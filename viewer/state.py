@@ -33,7 +33,7 @@ ORDERS = ("", "high", "low", "largest", "smallest")
 
 HIDDEN, SHOWN = "hidden", "shown"
 LEAST, MOST = 150, 3000
-"""What the user wants to see of the graph; least and largest height in pixels."""
+"""Whether the user wants to see the graph; smallest and largest height in pixels."""
 
 SELECTION = tuple(field.name for field in fields(Selection))
 """Names of the parameters that make up a `Selection`."""
@@ -120,7 +120,7 @@ class ViewState(param.Parameterized):
 
     @property
     def overlaid(self) -> Overlaid:
-        """What the section *Runs* shows."""
+        """What the *Runs* section shows."""
         return Overlaid(**{f.name: getattr(self, f.name) for f in fields(Overlaid)})
 
     @property

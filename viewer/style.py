@@ -1,6 +1,6 @@
 """Style sheet of all HTML in the viewer.
 
-Colours are defined by Panel's theme variables, so light and dark themes need no extra rules.
+Panel's theme variables define the colours, so light and dark themes need no extra rules.
 """
 
 from __future__ import annotations

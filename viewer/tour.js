@@ -1,9 +1,9 @@
 // A tour of the page in four stops, shown on the first visit. A click or Escape ends it. It works without the server. Automated browsers see it only if the URL ends in #tour.
 (() => {
   const KEY = "comgra_decl.tour";
-  const LOOK = 300; // ms between checks whether the page has loaded
+  const LOOK = 300; // ms between checks of whether the page has loaded
   const STOPS = [
-    [".strip", "The verdict of the run", "What the rules found, worst first. “Show me” walks you through the evidence "
+    [".strip", "The verdict on the run", "What the rules found, worst first. “Show me” walks you through the evidence "
       + "and can export it as one file."],
     [".graph", "The network", "Click a box to select its tensor. Double-click a group to expand it. "
       + "Press / to find a node."],

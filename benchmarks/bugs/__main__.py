@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the training runs that the command line selects; return the exit status."""
+    """Execute the training runs selected on the command line; return the exit status."""
     options = _options(arguments)
     import torch
 

@@ -15,7 +15,7 @@ from benchmarks.bugs.setup import Data, Setup
 
 @dataclass
 class Pair:
-    """Settings of the training.
+    """Settings of the training run.
 
     Attributes:
         size: width of both networks.
@@ -50,7 +50,7 @@ class Both(nn.Module):
 
 
 def setup(pair: Pair) -> Setup:
-    """Return the training of a pair on points of a ring."""
+    """Return a training run for a pair on points of a ring."""
     random = torch.Generator().manual_seed(pair.seed)
     angle = 6.2832 * torch.rand(1152, generator=random)
     x = torch.stack([angle.cos(), angle.sin()], 1)

@@ -28,7 +28,7 @@ class Bug:
         change: adds the bug.
         rules: accepted rules.
         steps: range of the first step of a correct finding, both ends included.
-        records: overrides that record more than the preset `debug`.
+        records: overrides that record more than the `debug` preset.
     """
 
     name: str
@@ -89,7 +89,7 @@ def _third(name: str, on: Sequence[str]) -> str:
 
 
 def built(case: Bug | Healthy, half: Half) -> tuple[Setup, Sequence[str] | None]:
-    """Return the training of a half, and the nodes that show its bug (None: the whole run)."""
+    """Return the training run of a half, and the nodes that show its bug (None: all)."""
     setup = kind(case.kinds[half], half)
     if case.change is None:
         return setup, None

@@ -1,8 +1,8 @@
-"""False alarms on healthy trainings: `python -m benchmarks.bugs.healthy`.
+"""False alarms on healthy training runs: `python -m benchmarks.bugs.healthy`.
 
-Plays small programs in many styles (`benchmarks.bugs.styles`), and trains models of timm,
+Runs small programs in many styles (`benchmarks.bugs.styles`), and trains models of timm,
 torchvision and transformers, as their libraries initialize them, for 200 steps on data that can be
-learned. Both are recorded with the preset `debug`. All training runs that learn are healthy, so
+learned. Both are recorded with the `debug` preset. All training runs that learn are healthy, so
 every error and every warning about them is a false alarm. Those that do not learn are listed and
 not counted. Models of libraries need the packages of `make neutrality`.
 """
@@ -58,7 +58,7 @@ _SMALLER = {
         "squeezenet1_0",
     ),
 }
-"""Further models of libraries; they are small and come first."""
+"""Further library models, which are small and come first."""
 
 _SIDE = 32
 """Height and width of images, if a model accepts them."""
@@ -73,11 +73,12 @@ _LEARNED = 0.7
 
 @dataclass
 class Outcome:
-    """What the rules found in a healthy training.
+    """What the rules found in a healthy training run.
 
     Attributes:
         name: library and model, or `styles/` and the name of a program.
-        first: mean of the first ten losses; for a program, the least quality that is learned.
+        first: mean of the first ten losses; for a program, the lowest quality that counts as
+            learned.
         last: mean of the last ten losses; for a program, the quality.
         findings: severity, rule and place of each finding that no other one explains.
         failed: why the training could not run; empty if it did.
@@ -91,7 +92,7 @@ class Outcome:
 
     @property
     def learns(self) -> bool:
-        """Whether the loss falls clearly, or the quality is reached."""
+        """Whether the loss falls clearly or, for a program, the quality is reached."""
         if self.name.startswith(_STYLES):
             return self.last >= self.first
         return self.last < _LEARNED * self.first
@@ -142,7 +143,7 @@ def train(name: str) -> Outcome:
 
 
 def _program(name: str) -> Callable[[], tuple[float, float]]:
-    """Returns a function that trains a program and returns the least quality, and its own."""
+    """Returns a function that trains a program and returns the required and the reached quality."""
     from benchmarks.bugs.styles import trainings
 
     training = trainings()[name.removeprefix(_STYLES)]
@@ -267,7 +268,7 @@ def _images(model: Any, classes: int, side: int) -> Callable[[], Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Trains what the command line asks for; returns the exit status."""
+    """Trains the models requested on the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bugs.healthy", description=__doc__)
     parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB")
     parser.add_argument("--seconds", type=float, default=300.0, help="limit for each training")
@@ -287,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _within(name: str, seconds: float) -> Outcome:
-    """Trains in a process of its own, which is ended if it takes too long."""
+    """Trains in a separate process, which is ended if it takes too long."""
     context = get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=lambda: there.send(train(name)))

@@ -24,7 +24,7 @@ from benchmarks.bugs.setup import train
 from comgra_decl.rules import Finding, diagnose
 
 FIRST = 3
-"""The correct finding must be among this many first ones."""
+"""The correct finding must be among the first ones, up to this number."""
 
 SEEDS: dict[Half, int] = {"tune": 1, "second": 2, "report": 3}
 
@@ -45,7 +45,7 @@ class Outcome:
     """The outcome of one training run.
 
     Attributes:
-        name: name of the bug or of the healthy training.
+        name: name of the bug or of the healthy training run.
         half: "tune", "second" (both for tuning rules) or "report".
         kind: kind of training, before adding the bug.
         family: kind of bug; None if healthy.
@@ -70,7 +70,7 @@ class Outcome:
 
     @property
     def right(self) -> bool:
-        """Whether a finding with correct rule, tensor and step is among the first three."""
+        """Whether a finding with the correct rule, tensor and step is among the first three."""
         return self.rank is not None and self.rank <= FIRST
 
     @property
@@ -94,7 +94,7 @@ class Outcome:
 
 
 def play(case: Bug | Healthy, half: Half) -> Outcome:
-    """Train a case with the preset `debug` and evaluate the diagnosis of its run."""
+    """Train a case with the `debug` preset and evaluate the diagnosis of its run."""
     torch.manual_seed(SEEDS[half])
     setup, nodes = built(case, half)
     records = case.records if isinstance(case, Bug) else ()

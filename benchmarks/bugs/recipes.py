@@ -1,6 +1,6 @@
 """Healthy training runs, each kind in two forms for tuning rules; `reported.py` has a third one.
 
-The forms of a kind differ in architecture, data, optimizer and seed.
+The two forms of a kind differ in architecture, data, optimizer and seed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def sgd(rate: float, momentum: float = 0.9) -> Optimizer:
 
 
 def kind(name: str, half: Half) -> Setup:
-    """Returns a healthy training of a kind."""
+    """Returns a healthy training run of a given kind."""
     if half == "report":
         from benchmarks.bugs.reported import REPORTED
 

@@ -10,7 +10,7 @@ from benchmarks.machine import machine_facts
 
 
 def line(outcome: Outcome, *, details: bool = False) -> str:
-    """Return one line about a training run; with `details`, another one for each finding."""
+    """Return one line about a training run and, with `details`, one line for each finding."""
     first = f"{outcome.name:30} {outcome.kind:12} {_verdict(outcome)}"
     lines = [f"{first}   loss {outcome.losses[0]:.3g} -> {outcome.losses[1]:.3g}"]
     healthy = outcome.family is None
@@ -26,7 +26,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def scores(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Returns recall over the bugs, false alarms over the healthy ones, and the misses' names."""
+    """Returns the recall over bugs, the false alarms over healthy runs, and the missed bugs."""
     bugs = [o for o in outcomes if o.family is not None]
     healthy = [o for o in outcomes if o.family is None]
     return {

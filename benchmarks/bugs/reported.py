@@ -1,4 +1,4 @@
-"""The third form of each healthy training: for reporting, never for tuning.
+"""The third form of each healthy training run, for reporting and never for tuning.
 
 Each differs from the other two in data, seed, width and depth or batch, and optimizer or rate.
 """

@@ -1,5 +1,5 @@
 # ruff: noqa: ARG005  (callbacks take the arguments of their callers)
-"""A small training in parts that a bug can change, and the loop that runs it."""
+"""A small training run, divided into parts that a bug can change, and the loop that runs it."""
 
 from __future__ import annotations
 

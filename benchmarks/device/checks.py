@@ -32,10 +32,10 @@ State = dict[str, Tensor]
 
 
 def difference(place: Place, size: GptSize, deadline: Deadline) -> str | None:
-    """Return the first difference between traced and plain training; None without any.
+    """Return the first difference between traced and plain training; None if there is none.
 
     Compares losses, gradients, parameters, optimizer state and random numbers bit for bit, for a
-    transformer with dropout of which every other step is recorded.
+    transformer with dropout, recording every other step.
 
     Raises:
         OutOfTimeError: the deadline is reached.
@@ -127,7 +127,7 @@ def wrong_sums(place: Place, size: int) -> tuple[list[str], int]:
 
     Args:
         place: the device of the tensors.
-        size: approximate number of elements of the larger tensors.
+        size: approximate number of elements in each of the larger tensors.
 
     Returns:
         Descriptions of the wrong sums, and the number of sums compared.
@@ -256,9 +256,9 @@ def _first(mine: NDArray[np.float64], true: NDArray[np.float64], wrong: NDArray[
 
 
 def waits(place: Place, training: Training, what: Declared) -> str | None:
-    """Return the error of an operation that waits for the device; None if none does.
+    """Return the error raised by an operation that waits for the device; None if none does.
 
-    Checks recorded and idle steps except for the first three, which make one-time allocations.
+    Checks recorded and idle steps after the first three, which make one-time allocations.
     Records are reduced afterwards, so that only the training thread is checked.
     """
     training.reset()
@@ -286,7 +286,7 @@ class Peaks:
 
     @property
     def fine(self) -> bool:
-        """Whether tracing adds at most 2 % or 64 MB, whichever is more."""
+        """Whether tracing adds at most 2% or 64 MB, whichever is more."""
         return self.within(_MOST_SHARE)
 
     def within(self, share: float) -> bool:

@@ -17,7 +17,7 @@ _MOST_COPIES = 8
 
 
 def launched(place: Place, training: Training, deadline: Deadline) -> tuple[int, int]:
-    """Return the numbers of kernels that a plain and a recorded step launch.
+    """Return the numbers of kernels launched by a plain and by a recorded step.
 
     Raises:
         OutOfTimeError: the deadline is reached.
@@ -42,7 +42,7 @@ def launched(place: Place, training: Training, deadline: Deadline) -> tuple[int,
 
 @dataclass(frozen=True)
 class Sums:
-    """Device seconds of the raw sums of a tensor and of `x.sum()`."""
+    """Device seconds that a tensor's raw sums take, and those that `x.sum()` takes."""
 
     dtype: torch.dtype
     shape: tuple[int, int]
@@ -60,8 +60,8 @@ def sums(
 ) -> Sums | None:
     """Measure the kernels of the eight raw sums; None if the profiler reports no kernel.
 
-    Uses several tensors in turn, so that none is still in a cache or recognised as already read.
-    The copy of the results that ends a step is included, divided by the number of tensors.
+    Uses several tensors in turn, so that none is still in a cache or recognized as already read.
+    The copy of the results at the end of a step is included, divided by the number of tensors.
     """
     size = shape[0] * shape[1] * dtype.itemsize
     copies = max(2, min(_MOST_COPIES, most_bytes // size))

@@ -28,7 +28,7 @@ class GptSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """All sizes of a run of the benchmark.
+    """All sizes used in a benchmark run.
 
     Attributes:
         gpt2: GPT-2 124M.
@@ -36,7 +36,7 @@ class Sizes:
         narrow: a transformer limited by kernel launches.
         shallow: four layers, for counting kernels.
         mlp: number of layers, width, and rows per batch.
-        pointwise: the same of a net that is bound by the memory of the device.
+        pointwise: the same for a net that is bound by the device's memory.
         rows: (dtype, shape) pairs for which raw sums are timed.
         huge: [samples, elements] of a tensor with too many samples to record individually.
         block: steps per block.
@@ -113,7 +113,7 @@ TINY = Sizes(
 
 
 def gpt(place: Place, size: GptSize, *, dropout: float = 0.0) -> Training:
-    """Return a transformer with fused AdamW and mixed precision, as is usual."""
+    """Return a transformer with fused AdamW and mixed precision, the usual setup."""
     torch.manual_seed(0)
     model = Gpt(
         tokens=size.tokens,
@@ -151,10 +151,10 @@ def mlp(place: Place, size: tuple[int, int, int]) -> Training:
 
 
 def pointwise(place: Place, size: tuple[int, int, int]) -> Training:
-    """Return layer norms and GELU in turn, trained with SGD.
+    """Return alternating layer norms and GELUs, trained with SGD.
 
-    A step of the full size takes a GPU some milliseconds, several times as long as the host needs
-    to launch it; reading every output and gradient takes the device a third as long again.
+    A full-size step takes a GPU a few milliseconds, several times as long as the host needs to
+    launch it. Reading every output and gradient adds a third to the device's time.
     """
     layers, width, batch = size
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """Record a training run in a store, or drop the records where the store's packages are missing.
 
 Without tensorstore or pandas, a separate thread reduces records to statistics, as the writer does,
-and then drops them. The work of the training thread and of the device is the same.
+and then drops them. The training thread and the device do the same work.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class Recording:
     raw: list[RawStep] = field(default_factory=list)
 
     def check(self, expected: int | None) -> None:
-        """Check that the recording succeeded, with `expected` records unless that is None.
+        """Check that the recording succeeded and, unless `expected` is None, has that many records.
 
         Raises:
-            RuntimeError: it did not, so its timings are meaningless.
+            RuntimeError: the check failed, so the timings are meaningless.
         """
         if self.faults:
             raise RuntimeError(f"tracing failed: {self.faults[0]}")

@@ -52,7 +52,7 @@ _SUMS_LIMIT = {torch.float32: 1.3, torch.bfloat16: 1.8}
 _IDLE_LIMIT = 1.02
 _COMPILED_IDLE_LIMIT = 1.05  # looser: measured one after the other
 _ROUNDS_COMPILED = 5
-_MOST_HOST = 0.8  # share of a step that the host may take if the device limits training
+_MOST_HOST = 0.8  # largest share of a step that the host may take if the device limits training
 _NEEDS = "needs torch 2.13"
 
 _FEW_ROUNDS = 3  # medians of fewer rounds are marked
@@ -77,7 +77,7 @@ _SMOKE = (
 )
 _WITH_STORE = "Records are written to a store."
 _WITHOUT_STORE = (
-    "A separate thread reduces records to statistics and drops them: the packages of the store "
+    "A separate thread reduces records to statistics and drops them, because the store's packages "
     "(tensorstore, pandas, ml_dtypes) are not installed here."
 )
 
@@ -155,7 +155,7 @@ class Bench:
     )
 
     def plan(self) -> None:
-        """Add all parts, with the seconds that each may take."""
+        """Add all parts, with the time limit of each in seconds."""
         sizes, gpt2 = self.sizes, "GPT-2 124M bf16 B8 T1024"
         medium, compiled = "GPT-2 350M bf16 B8 T1024", "compiled GPT-2 124M"
         shown = [f"{_shape(dtype, shape)}" for dtype, shape in sizes.rows]
@@ -188,8 +188,8 @@ class Bench:
             "memory",
             30,
             self._memory,
-            *(f"memory: GPT-2 124M, {name}: +2 % or 64 MB" for name in _TOOLS),
-            "memory: 1e9 elements, 16 million samples: +2 % or 64 MB",
+            *(f"memory: GPT-2 124M, {name}: +2% or 64 MB" for name in _TOOLS),
+            "memory: 1e9 elements, 16 million samples: +2% or 64 MB",
         )
         self._add(
             "compiled",
@@ -198,14 +198,14 @@ class Bench:
             f"{compiled}: record <= 1.35",
             f"{compiled}: idle <= {_COMPILED_IDLE_LIMIT:g}",
             f"{compiled}: compiling to record takes <= 1.1 of the plain graph",
-            f"{compiled}: memory +5 % or 64 MB",
+            f"{compiled}: memory +5% or 64 MB",
         )
         self._add(
             "budget",
             35,
             self._budget,
-            "budget of 3 %, the loop never waits: 2 to 4 %",
-            "budget of 3 %, the loop reads its loss: 2 to 4 %",
+            "budget of 3%, the loop never waits: 2 to 4%",
+            "budget of 3%, the loop reads its loss: 2 to 4%",
         )
         self._add(
             "differences",
@@ -234,9 +234,10 @@ class Bench:
             self.report.expect(target)
 
     def run(self, only: Sequence[str] | None = None) -> None:
-        """Measure one part after another; a failing part is reported, and the next one runs.
+        """Measure one part after another.
 
-        Each part has its own seconds, and those that earlier parts have left.
+        If a part fails, the failure is reported and the next part runs. Each part has its own time
+        limit, plus the time left over by earlier parts.
         """
         plan = [part for part in self._plan if only is None or part[0] in only]
         later = sum(seconds for *_, seconds in plan)
@@ -454,7 +455,7 @@ class Bench:
             result = f"{share:.1%} with {recording.records:,} records of {steps:,} steps"
             result += f"; noise {noise:.1%}; the host takes {host:.0%} of a step"
             met = share <= 0.04 and (share >= 0.02 or recording.records >= steps)
-            # if the host limits training, its cost says nothing about the clock of the device
+            # if the host limits training, its cost says nothing about the device's clock
             self.report.set(target, result, met if host <= _MOST_HOST else None)
         self.report.figures["budget"] = {"loops": figures, "host": host}
 

@@ -24,7 +24,7 @@ _WARMUP = 2  # recorded steps before timing; the first one discovers the model
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds per step, by name of what was attached, with one value per round."""
+    """Seconds per step by the name of the attachment, with one value per round."""
 
     seconds: Mapping[str, Sequence[float]]
     rounds: int
@@ -39,11 +39,11 @@ class Times:
 
 
 class OutOfTimeError(RuntimeError):
-    """A part has used up its time; lines that it has not set stay without a result."""
+    """A part has used up its time, so its remaining lines have no result."""
 
 
 class Deadline:
-    """A point in time by which something should be done."""
+    """A point in time by which something must be done."""
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -75,9 +75,9 @@ def interleaved(
 ) -> Times:
     """Time blocks of `block` steps alternately with each of `attached` (None: nothing).
 
-    Nothing in the loop waits for the device; no work is queued when the timing of a block starts
-    and ends. The order is redrawn for each round. There are nine rounds, or as many as fit before
-    the deadline.
+    Nothing in the loop waits for the device; no work is queued at the start or end of a timed
+    block. The order is redrawn for each round. There are nine rounds, or as many as fit before the
+    deadline.
 
     Raises:
         OutOfTimeError: not even one round fits.
@@ -159,10 +159,10 @@ def within_one(
 ) -> Within:
     """Time blocks with and without records within a single attachment.
 
-    This is for compiled models, whose variants would otherwise be compiled for every block. Step 0
+    For compiled models: otherwise, their variants would be compiled for every block. Step 0
     is recorded eagerly and discovers the model. Then idle and recorded blocks alternate, as many as
-    fit before the deadline. The first step of each block is not timed; the first recorded one
-    compiles the variant with observers, in the context `compiling`.
+    fit before the deadline. The first step of each block is not timed; the first recorded step
+    compiles the variant with observers, in the `compiling` context.
 
     Raises:
         OutOfTimeError: not even one round fits.

@@ -34,7 +34,7 @@ class Seen:
 def first_step(program: Program) -> Seen:
     """Run the first step with a global torch hook, which does not disable native kernels.
 
-    Modules with hooks of the program, which may replace outputs, get a hook that runs after those.
+    The program's own hooks may replace outputs; their modules get another hook that runs later.
     """
     seen = Seen()
     named = list(program.models[0].named_modules())

@@ -26,7 +26,7 @@ class _Running:
 
 
 def run_all(names: Sequence[str], *, jobs: int, limit: float) -> Iterator[dict[str, Any]]:
-    """Yield the verdict about each program as soon as it is available.
+    """Yield the verdict on each program as soon as it is available.
 
     Processes are forked from a server that has already imported the libraries, so they start
     quickly. A crash, or a program that takes longer than `limit` seconds, also yields a verdict.

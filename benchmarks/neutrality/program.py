@@ -24,13 +24,13 @@ class Program:
         models: the trained models; the modules of the first one are checked.
         optimizers: the optimizers of all models.
         step: runs a complete step, given its number, and returns its loss.
-        plain_loss: whether backward is only called on the loss of a step, so that it can be
+        plain_loss: whether backward is called only on a step's loss, so that this loss can be
             compared with the recorded one.
         unseen: paths of modules that run inside compiled code when traced, so they have no record.
-        held: other objects that the program keeps and that tracing must not change.
+        held: other objects that the program refers to and that tracing must not change.
         rounds_differently: whether recorded steps run different kernels than other steps.
-        calls_before: largest number of calls to a module while the program was built; these are
-            part of the first record.
+        calls_before: largest number of calls to a module while the program was being built. These
+            calls are part of the first record.
     """
 
     models: Sequence[nn.Module]
@@ -62,7 +62,7 @@ def usual(
 
     Args:
         model: the model; put into training mode.
-        loss: draws a batch from the global generators and returns the loss of the model on it.
+        loss: draws a batch from the global generators and returns the model's loss on it.
         optimizer: class of the optimizer.
         evaluate: whether the model can be called in evaluation mode without gradients.
         options: options of the optimizer.

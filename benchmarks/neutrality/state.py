@@ -18,7 +18,7 @@ State = dict[str, Any]
 
 
 def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], str]:
-    """Return dtype, shape and a digest of the elements of a tensor of any layout."""
+    """Return the dtype and shape of a tensor of any layout, and a digest of its elements."""
     plain = tensor.detach()
     if plain.layout != torch.strided:
         plain = plain.to_dense()
@@ -96,7 +96,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
 
 
 def _hooks(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the number of hooks of each sort of an object, whatever torch calls their dict."""
+    """Yield the number of hooks of each kind on an object, whatever torch calls their dict."""
     for name in dir(type(owner)) if isinstance(owner, Tensor) else vars(owner):
         if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
             held = getattr(owner, name, None)

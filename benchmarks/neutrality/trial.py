@@ -55,7 +55,7 @@ _TOLERANCE = (
 
 @dataclass
 class Verdict:
-    """The verdict about one program.
+    """The verdict on one program.
 
     `status` is "equal" (every bit), "close" (equal except for rounding, where the program declares
     that recorded steps run different kernels), "different", "irreproducible" (two untraced runs
@@ -129,7 +129,7 @@ def _try(verdict: Verdict, build: Callable[[], Program], folder: Path) -> None:
     verdict.compared = len(plain.final)
     verdict.parameters = sum(p.numel() for m in plain.program.models for p in m.parameters())
     verdict.finite = bool(torch.stack([loss.double() for loss in plain.losses]).isfinite().all())
-    verdict.status = "different"  # the default, also if the traced training fails
+    verdict.status = "different"  # the default, even if the traced training fails
     before, replaced = surroundings(), functions()
     with _logged() as records, comgra.trace(EVERYTHING, root=folder, group="zoo") as session:
         traced = _train(build)
@@ -226,7 +226,7 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _control(verdict: Verdict, plain: _Training, build: Callable[[], Program]) -> None:
-    """Train without tracing once more, to recognise programs that are not reproducible."""
+    """Train without tracing once more, to recognize programs that are not reproducible."""
     again = Verdict(verdict.name)
     _compare(again, plain, _train(build))
     if again.differences:

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table.machine = machine.machine_facts(("torch", "lightning", "transformers", "accelerate"))
     if options.fork:
         table.machine["remark"] = (
-            ", but not the imports of torch and comgra_decl, which take place beforehand"
+            ", but not the imports of torch and comgra_decl, which happen beforehand"
         )
     for number, entry in enumerate(chosen, 1):
         if options.resume and entry.name in table.verdicts:

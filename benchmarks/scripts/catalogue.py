@@ -20,14 +20,14 @@ class Block(BaseModel):
     number: int = 0
     """Index among the page's Python examples, from 0."""
     replace: dict[str, str] = {}
-    """Replacements that make numbers small and paths local; nothing else is changed."""
+    """Replacements that reduce numbers and make paths local; nothing else is changed."""
 
 
 class Entry(BaseModel):
     """One script, its command, and facts about its training loop.
 
-    An untraced process determines what a complete record contains. The fields only hold facts that
-    require reading the script.
+    An untraced process determines what a complete record contains. The fields contain only facts
+    that require reading the script.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,7 +48,7 @@ class Entry(BaseModel):
     path: tuple[str, ...] = ()
     """Folders below `folder` with packages that the script imports."""
     shape: str = ""
-    """What is special about its training loop."""
+    """What is special about the script's training loop."""
     needs: tuple[str, ...] = ()
     """Packages installed in addition to the environment (`make scripts`)."""
     prepare: tuple[str, ...] = ()
@@ -65,8 +65,8 @@ class Entry(BaseModel):
     """How tracing is enabled."""
     steps: Literal["each", "round", "seen", "backward"] = "each"
     """What counts as a step: "each" step of any optimizer; a "round" in which every optimizer has
-    stepped; the steps "seen" by the run, where rounds differ (each loss must then be in one of its
-    steps, in order, and each step must contain what was observed between its losses); or each
+    stepped; the steps "seen" by the run, where rounds differ (each loss must then be in one of the
+    run's steps, in order, and each step must contain what was observed between its losses); or each
     "backward" pass, where the script updates parameters by hand or with a library's optimizer."""
     runs: int = 1
     """Number of runs per start of the script: one for each process that trains."""
@@ -75,8 +75,10 @@ class Entry(BaseModel):
     forward: tuple[str, ...] = ()
     """Classes whose `forward` the script calls directly."""
     evaluated: tuple[str, ...] = ()
-    """Parts of models that are only evaluated, each after another model in the same phase; only as
-    many of their calls are recorded as a training step has."""
+    """Parts of models that are only evaluated, each after another model in the same phase.
+
+    The record contains no more of their calls than a training step has.
+    """
     bits: bool = True
     """Whether steps are bit-comparable; false if recorded steps run different kernels."""
     processes: bool = False

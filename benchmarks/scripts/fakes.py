@@ -24,7 +24,7 @@ def make(root: Path, wanted: dict[str, Any]) -> None:
 def pictures(
     path: Path, *, classes: int = 2, count: int = 8, side: int = 64, folders: bool = True
 ) -> None:
-    """Create PNG files, in a folder per class or all in one folder."""
+    """Create PNG files, either in one folder per class or all in one folder."""
     from PIL import Image
 
     drawn = np.random.default_rng(classes * count)

@@ -18,7 +18,7 @@ from benchmarks.scripts.running import Started, ends, last
 from comgra_decl.rules import diagnose
 
 _TOLERANCE = 2e-4  # relative: float32 sums depend on the order
-_FIRST, _BACKOFF = 10, 1.1  # of the preset `debug`, as in its file
+_FIRST, _BACKOFF = 10, 1.1  # of the `debug` preset, as in its file
 _MOST_ITERATIONS = 256  # schedule.max_iterations
 
 _CALLS = ("forward", "no_grad")
@@ -159,10 +159,10 @@ class Oracle:
         return found
 
     def follow(self, losses: Sequence[int]) -> int:
-        """Use the run's steps, for a program whose steps are not defined otherwise.
+        """Use the run's steps, for a program whose steps are not defined in another way.
 
         Args:
-            losses: number of losses of each step of the run. A step ends with the first optimizer
+            losses: number of losses in each step of the run. A step ends with the first optimizer
                 step after that many losses.
 
         Returns:
@@ -430,7 +430,7 @@ def _evaluations(
     verdict.facts["evaluations"] = len(seen)
     wanted = oracle.evaluated()
     verdict.facts["evaluations wanted"] = len(wanted)
-    if entry.steps == "backward":  # the untraced process cannot tell their steps apart
+    if entry.steps == "backward":  # the untraced process cannot distinguish their steps
         records.check(bool(seen) == bool(wanted), f"eval records: {seen}")
         return
     missing = [step for step in wanted if step not in seen]
@@ -442,7 +442,7 @@ def _evaluations(
 def _modules(verdict: Verdict, entry: Entry, run: Any, names: Names, oracle: Oracle) -> None:
     """Check that each module with parameters that the script calls has an output.
 
-    Modules called only after the training (a model loaded for a test) are excepted.
+    Modules called only after the training (a model loaded for a test) are exempt.
     """
     found = verdict.promises.setdefault("modules", Promise())
     slots, modules = run.slots, run.modules
@@ -609,7 +609,7 @@ def _gradients_of_all(verdict: Verdict, run: Any, oracle: Oracle, names: Names) 
 
 
 def _losses(verdict: Verdict, run: Any, oracle: Oracle) -> None:
-    """Compare the losses that backward was called on, for every step, recorded or not."""
+    """Compare the losses on which backward was called, for every step, recorded or not."""
     found = verdict.promises.setdefault("losses", Promise())
     recorded = _losses_of(run)
     for number, step in enumerate(oracle.steps):
@@ -650,7 +650,7 @@ def _shorten(found: Promise, most: int = 12) -> None:
 
 
 def _graph(verdict: Verdict, entry: Entry, run: Any, oracle: Oracle, names: Names) -> None:
-    """Check that everything autograd connects is connected, and that no node is isolated."""
+    """Check that the graph has all of autograd's connections, and that no node is isolated."""
     found = verdict.promises.setdefault("graph", Promise())
     structures = [run.structure(int(step)) for step in run.steps[:3]]
     edges: set[tuple[str, str]] = set()
@@ -747,7 +747,7 @@ def messages(verdict: Verdict, run: Any, oracle: Oracle, traced: Started) -> Non
 def _several(
     verdict: Verdict, entry: Entry, runs: list[Any], oracles: list[Oracle], traced: Started
 ) -> None:
-    """Judges each of several runs in one process by the training that it recorded."""
+    """Judges each run in a process with several runs by the training that it recorded."""
     left = [training for oracle in oracles for training in oracle.trainings(entry)]
     records = verdict.promises["records"]
     records.check(len(left) == len(runs), f"{len(left)} training runs in {len(runs)} runs")
@@ -767,7 +767,7 @@ def _several(
 
 
 def _follows(losses: dict[int, list[float]], training: Oracle) -> bool:
-    """Whether the losses of a run are those of a training run, step by step."""
+    """Whether the losses of a run match those of a training run, step by step."""
     steps = [[loss for loss in step.losses if loss is not None] for step in training.steps]
     return all(
         any(_equal(loss, value) for value in losses.get(number, []))
@@ -777,7 +777,7 @@ def _follows(losses: dict[int, list[float]], training: Oracle) -> bool:
 
 
 def judge(entry: Entry, watched: Started, plain: Started, traced: Started, runs: Path) -> Verdict:
-    """Return the verdict about three starts of a script."""
+    """Return the verdict on three starts of a script."""
     verdict = Verdict(entry.name, commit=entry.commit)
     verdict.seconds = {"plain": round(plain.seconds, 1), "traced": round(traced.seconds, 1)}
     if plain.code not in ends(entry):

@@ -67,8 +67,8 @@ number of steps. All results are in
 
 Each script runs three times:
 
-1. **Watched**, without tracing. Global torch hooks count the script's optimizer steps and note
-   which modules it calls in which mode. They also note the outputs of these modules, the norms of
+1. **Watched**, without tracing. Global torch hooks count the script's optimizer steps and record
+   which modules it calls in which mode. They also record the outputs of these modules, the norms of
    all gradients, the tensors on which the script calls `backward`, and the connections made by
    autograd.
 2. **Plain**, without tracing or hooks. After each optimizer step, the program computes digests of
@@ -94,10 +94,10 @@ and no node is isolated |
 | messages | no module that was called is reported as never called, and no error is logged |
 
 [catalogue.yaml](../../benchmarks/scripts/catalogue.yaml) states what counts as a step in each
-script and lists the classes whose `forward` the script calls directly. Both were determined by
-reading the script. If several optimizers step at different rates (`steps: seen`), the comparison
-uses the steps that the traced run has counted. Each loss must belong to exactly one step, in order,
-and each step must contain the calls observed between its losses.
+script and lists the classes whose `forward` the script calls directly. These facts were determined
+by reading the scripts. If several optimizers step at different rates (`steps: seen`), the
+comparison uses the steps that the traced run has counted. Each loss must belong to exactly one
+step, in order, and each step must contain the calls observed between its losses.
 
 The comparison of means excludes calls beyond the recorded ones, modules called before any module
 that has parameters, and modules in the call that creates them. It also excludes models that are

@@ -81,7 +81,7 @@ def missing(entry: Entry) -> str:
         if any((folder / package).exists() for folder in folders):
             continue
         if importlib.util.find_spec(package) is None:
-            return f"needs the package {package}; `make scripts` installs it"
+            return f"needs the {package} package; `make scripts` installs it"
     return ""
 
 

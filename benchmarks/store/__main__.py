@@ -32,7 +32,7 @@ PARTS = ("handover", "large", "exports", "peers", "write", "read", "compact")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what the command line selects, and write results and page."""
+    """Take the measurements selected on the command line, and write the results and the page."""
     options = _options(arguments)
     figures = {**_figures(options), "alone": options.alone}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as made:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the initial figures: the newest stored ones if only some parts are measured."""
+    """Return the figures to start from: the newest stored ones if only some parts are measured."""
     new: dict[str, Any] = {"date": date.today().isoformat(), "machine": machine_facts()}
     known: dict[str, Any] = {"runs": [], "peers": []}
     if set(options.parts) != set(PARTS) or options.only:

@@ -1,4 +1,4 @@
-"""Runs with numbers similar to a training's: individual levels, a drift, and noise.
+"""Runs with numbers like those of real training: individual levels, a drift, and noise.
 
 The noise fills the mantissa, so the numbers do not compress better than recorded statistics.
 """
@@ -94,7 +94,7 @@ class Numbers:
 
 
 def batch(numbers: Numbers, first: int, count: int) -> StepBatch:
-    """Create the records from `first` on as the writer thread would pass them on."""
+    """Create the records from `first` on, as the writer thread would pass them on."""
     data, slots = numbers.take(first, count), numbers.slots
     split = len(STATISTICS) * len(AGGREGATES)
     return StepBatch(

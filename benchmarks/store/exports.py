@@ -1,4 +1,4 @@
-"""How long exports take: 160 records of 45 tensors with values, in each format in turns."""
+"""How long exports take: 160 records of 45 tensors with values, in each format in turn."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 
 
 def write(figures: dict[str, Any]) -> None:
-    """Replace the figures of the page."""
+    """Replace the figures on the page."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(before + BEGIN + "\n" + tables(figures) + "\n" + END + after)
@@ -31,24 +31,25 @@ def tables(figures: dict[str, Any]) -> str:
     usage, peers_size = hand["usage"], figures["peers_size"]
     return f"""\
 Measured on {figures["date"]} by `python -m benchmarks.store`: {machine["processor"]},
-{machine["cores"]} cores, load before {machine["load_before"]}.{load} Times in ms. A run holds nine
-statistics, aggregated in three ways and for two samples, and eight records share a commit. Each
+{machine["cores"]} cores, load before {machine["load_before"]}.{load} Times in ms. A run contains
+nine statistics, aggregated in three ways and for two samples. Eight records share a commit. Each
 read is repeated with different columns. The table shows the first read (in a new process, from the
 page cache) / the median / the 95th percentile. Opening is repeated 20 times, each time bypassing
 all caches except the page cache. The table shows the median / the 95th percentile.
 
 {_table(_run_lines(figures["runs"]))}
 
-*raw* is the number of bytes on disk divided by that of the statistics as float32. *reader MB* is
-the resident memory before all these reads / after them and after reading the heat maps of all 27
-columns twice / after reading the heat maps four more times. The chunk cache accounts for 128 MB of
-it.
+*raw* is the number of bytes on disk divided by the size of the statistics as float32. *reader MB*
+is the resident memory at three points: before all these reads / after them and two readings of the
+heat maps of all 27 columns / after four more readings of the heat maps. The chunk cache accounts
+for 128 MB of it.
 
-The following table shows writing as fast as possible, which never happens in training:
+The following table shows the speed of writing as fast as possible, which never happens in training:
 
 {_table(_writer_lines(figures["runs"]))}
 
-The following table shows reading a part of a tensor of 10 million float32 values (40 MB):
+The following table shows how long it takes to read part of a tensor of 10 million float32 values
+(40 MB):
 
 {_table(_large_lines(figures["large"]))}
 
@@ -59,14 +60,14 @@ percentile). The run has {hand["files"]} files and takes
 {hand["bytes_per_step"] / hand["raw_bytes_per_step"]:.2f} times the raw bytes. The writer took
 {usage["share"]:.0%} of a core, and training waited {usage["waited"]:.2f} s.
 
-The next table compares ways to store the same statistics, {peers_size["records"]:,} steps of
-{peers_size["slots"]} slots, one step at a time. comgra_decl's writer thread would combine fast
-steps into one commit; this is disabled here.
+The next table compares ways to store the same statistics one step at a time, for
+{peers_size["records"]:,} steps of {peers_size["slots"]} slots. comgra_decl's writer thread would
+combine fast steps into one commit; this is disabled here.
 
 {_table(_peer_lines(figures["peers"]))}
 
-`~` means extrapolated from every fiftieth file. comgra's rows are emulated by a msgpack file per
-step with nine fields per number. HDF5 and comgra do not wait for the disk. comgra_decl and SQLite
+`~` means extrapolated from every fiftieth file. comgra's rows are emulated with a msgpack file per
+step and nine fields per number. HDF5 and comgra do not wait for the disk. comgra_decl and SQLite
 do.
 """
 
@@ -80,7 +81,7 @@ def _exports(seconds: dict[str, float]) -> str:
 
 
 def handover_slots() -> int:
-    """Return the number of slots of the steps that are handed over."""
+    """Return the number of slots in each step that is handed over."""
     from benchmarks.store.handover import SLOTS
 
     return SLOTS

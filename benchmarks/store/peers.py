@@ -182,7 +182,7 @@ class _Part:
 
 
 def _sampled(step: Callable[[int], Any], size: Size) -> Callable[[int, int], _Part]:
-    """Read a series from one file per step: reads some files and extrapolates."""
+    """Read a series from one file per step, extrapolating from some of the files."""
 
     def series(_slot: int, _column: int) -> _Part:
         for record in range(0, size.records, _SHARE):

@@ -1,4 +1,4 @@
-"""Time the reads of a run in a separate process: `python -m ...reading RUN`."""
+"""Time reads of a run in a separate process: `python -m ...reading RUN`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_fresh_process(run: Path) -> dict[str, Any]:
 
 
 def measure(run: Path) -> dict[str, Any]:
-    """Return milliseconds of the first and the later reads of every kind, and the memory used."""
+    """Return the milliseconds of first and later reads of every kind, and the memory used."""
     from comgra_decl.store import Reader
     from comgra_decl.store.database import new_context
     from comgra_decl.store.reader import CACHE_BYTES

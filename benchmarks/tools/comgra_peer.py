@@ -28,7 +28,7 @@ MOST_VALUES = 4_000_000  # per step; each costs comgra about 20 us and 40 bytes
 class ComgraPeer(Tool):
     """comgra recording every step with one of its recording types, `kpis` or `neuron`.
 
-    Its optional singular values are disabled, as no other tool computes them.
+    Its optional singular values are disabled, because no other tool computes them.
     """
 
     most_records = 2  # all its records have the same size
@@ -87,7 +87,7 @@ class ComgraPeer(Tool):
 
 
 class _Calls:
-    """The calls of comgra's protocol, in the order that it requires."""
+    """The calls in comgra's protocol, in the required order."""
 
     def __init__(self, recorder: Any, training: Training, *, recording_type: str) -> None:
         self._recorder = recorder

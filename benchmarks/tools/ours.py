@@ -1,4 +1,4 @@
-"""This package, attached through its public API only."""
+"""This package, attached only through its public API."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ MEASURES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what the command line selects, and write results and page."""
+    """Take the measurements selected on the command line, and write the results and the page."""
     options = _options(arguments)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
         folder = Path(options.data or temporary)

@@ -1,6 +1,6 @@
 """Runs to view: a transformer's nodes, slots and graph, with random numbers.
 
-Written by the real writer, without tensors, which no pane of the viewer shows.
+The real writer writes them, without raw tensors, which no pane shows.
 """
 
 from __future__ import annotations

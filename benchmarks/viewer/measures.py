@@ -48,7 +48,7 @@ def _load(chromium: Any, url: str) -> float:
 
 
 def nothing(screen: Screen, count: int) -> Iterator[float]:
-    """Select the section that is already shown: the minimum of a message, a reply, and a frame."""
+    """Select the section that is already shown, which takes only a message, a reply and a frame."""
     tab = screen.page.locator('[role="tab"][aria-selected="true"]')
     for _ in range(count):
         yield screen.change("click", tab.click, ANSWERED)["all"]

@@ -29,7 +29,7 @@ _TARGETS = {
 
 
 def write(figures: dict[str, Any]) -> None:
-    """Replace the figures of the page."""
+    """Replace the figures on the page."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(before + BEGIN + "\n" + tables(figures) + "\n" + END + after)
@@ -72,7 +72,7 @@ def _memory(measured: dict[str, Any]) -> str:
     first, held = measured["memory at first"][0], measured["memory over 500 changes"]
     each = measured["memory per session"]
     return f"""
-The server held {first:.0f} MB at first, {held[0]:.0f} MB after 450 changes of the step and
-{held[-1]:.0f} MB after 500 more, all to records that it had not read before; each additional
+The server used {first:.0f} MB at first, {held[0]:.0f} MB after 450 step changes and
+{held[-1]:.0f} MB after 500 more, all to records that it had not read before. Each additional
 session took {np.median(each):.0f} MB.
 """

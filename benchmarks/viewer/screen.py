@@ -33,7 +33,7 @@ def browser() -> Iterator[Any]:
 
 
 class Screen:
-    """A tab with an empty cache in the section Inspect, which has the most to draw.
+    """A tab with an empty cache in the Inspect section, which has the most to draw.
 
     Attributes:
         usable: milliseconds from the request until the page is drawn and accepts input.

@@ -169,7 +169,7 @@ def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
 
 
 def _denied(diagnosis: Diagnosis) -> int:
-    """Return how many questions of the checklist are answered "no"."""
+    """Return how many checklist questions are answered "no"."""
     from comgra_decl.rules import health
 
     return sum(check.colour in ("red", "amber") for check in health(diagnosis))
@@ -198,7 +198,7 @@ def _health(diagnosis: Diagnosis) -> Group:
 
 
 def _numbers(check: Check) -> str:
-    """Return the text next to an answer: its values, and the share of rules that were checked."""
+    """Return the text shown next to an answer: values, and the share of rules that were checked."""
     parts = [check.state] if check.colour in ("partly", "unchecked", "absent") else []
     return "; ".join([*parts, *([check.numbers] if check.numbers else [])])
 

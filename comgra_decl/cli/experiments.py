@@ -132,8 +132,8 @@ def note_verdict(
 
     Args:
         run: a run of the script; None to store nothing.
-        name: name of the experiment in the checklist.
-        outcome: outcome of the experiment; sets the colour in the checklist.
+        name: the experiment's name in the checklist.
+        outcome: its outcome, which sets the colour in the checklist.
         reason: the reason, as a sentence.
         arguments: everything after the command's name.
     """

@@ -26,7 +26,7 @@ _CODE = ("Where", "Stack, innermost last")
 
 
 def explained(run: Run, diagnosis: Diagnosis) -> str:
-    """Return the page. Everything that comes from the run is escaped."""
+    """Return the page, with all text from the run escaped."""
     parts = [
         _facts(run),
         _verdict(run, diagnosis),
@@ -165,7 +165,7 @@ _MARKS = re.compile(r"([\\*<>|]|(?<!\w)_|_(?!\w)|^[#+-]|\](?=[(\[:]))")
 
 
 def _plain(text: str) -> str:
-    """Return text on one line, so that Markdown shows it as it is; pairs of backticks remain."""
+    """Return text on one line, so that Markdown shows it literally; pairs of backticks remain."""
     line = visible(" ".join(text.split()))
     if line.count("`") % 2:
         line = line.replace("`", "'")

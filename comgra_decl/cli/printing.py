@@ -16,7 +16,7 @@ from comgra_decl.visible import visible
 if TYPE_CHECKING:
     from comgra_decl.store.location import Location
 
-# The type Path lets shells complete paths; `location` recognises URLs converted to Path.
+# The type Path lets shells complete paths; `location` recognizes URLs converted to Path.
 Root = Annotated[
     Path, typer.Argument(help="Root or group folder: a path or an s3:// or gs:// URL.")
 ]

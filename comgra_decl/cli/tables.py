@@ -130,7 +130,7 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
 
 
 def _ending(ending: dict[str, Any] | None) -> Iterator[tuple[str, str | Text]]:
-    """If the program did not end by itself, yield why, and where in its code."""
+    """If the program did not end normally, yield the reason and the place in its code."""
     if ending is None:
         return
     yield "ending", Text(ending["headline"], style="red")
@@ -179,7 +179,7 @@ def print_verdict(verdict: Verdict) -> None:
 
 
 def print_beside(damages: Sequence[Damage]) -> None:
-    """Print damage in files next to the databases of a run, which are not versioned."""
+    """Print damage in the unversioned files next to a run's databases."""
     out = console()
     out.print("", Text("damaged files next to the databases", style="red"), sep="\n")
     out.print(_damages(damages))

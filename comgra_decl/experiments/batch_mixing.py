@@ -1,4 +1,4 @@
-"""Test whether a program's networks keep the samples of a batch independent.
+"""Test whether a program's networks keep the samples in a batch independent.
 
 The output of a network for one sample must not change when the other samples of the batch change.
 The test replaces all samples with copies of one sample and compares the outputs for that sample.
@@ -32,7 +32,7 @@ _WORST: tuple[Outcome, ...] = ("mixed", "unclear", "norm", "apart")
 
 @dataclass(frozen=True)
 class Mixing:
-    """Whether a network keeps the samples of a batch independent, and the evidence.
+    """Whether a network keeps the samples in a batch independent, and the evidence.
 
     Attributes:
         outcome: see `Outcome`.

@@ -25,7 +25,7 @@ class Form:
 
 
 def forms(content: Content) -> list[Form]:
-    """Returns the forms of the arrays of statistics, with slots in the order of `content.slots`."""
+    """Returns the forms of the statistics arrays, with slots in the order of `content.slots`."""
     run, both = content.run, (len(content.records), len(content.slots))
     names, samples = len(content.statistics), run.sample_count
     found = [

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from comgra_decl.query import Run
 
 FORMATS: Mapping[str, str] = {
-    "parquet": "a folder of Parquet tables (needs the extra 'parquet')",
+    "parquet": "a folder of Parquet tables (needs the 'parquet' extra)",
     "csv": "a folder of CSV tables",
     "zarr": "a zarr v3 group: statistics, samples, histograms and values as arrays",
     "npz": "one file of numpy arrays: like zarr, but without values",
@@ -43,7 +43,7 @@ def export_run(
         run: an open run; a live one is exported as of its last refresh.
         to: target file or folder; never overwritten.
         format_: one of `FORMATS`.
-        nodes: pattern of nodes to export, as in a spec: `blocks.*`, `**.attention`.
+        nodes: the pattern of nodes to export, as in a spec: `blocks.*`, `**.attention`.
         progress: called with the current action, the amount done, and the total.
 
     Returns:

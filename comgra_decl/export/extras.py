@@ -19,6 +19,6 @@ def needed(module: str, extra: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise MissingPackageError(
-            f"the package {package!r} is required but not installed: "
+            f"the {package!r} package is required but not installed: "
             f"pip install 'comgra-decl[{extra}]'"
         ) from error

@@ -197,7 +197,7 @@ def dataset(
         import xarray
     except ImportError as error:
         raise MissingPackageError(
-            "the package 'xarray' is required but not installed: pip install 'comgra-decl[xarray]'"
+            "the 'xarray' package is required but not installed: pip install 'comgra-decl[xarray]'"
         ) from error
     passes = list(dict.fromkeys(slot.key.pass_ for slot in snapshot.view.slots))
     if of is not None and not is_one_of(of, passes):

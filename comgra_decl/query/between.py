@@ -1,4 +1,4 @@
-"""What happens between two tensors: gains, dead values, and the paths of the gradient."""
+"""What happens between two tensors: gains, dead values, and the gradient's paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import arrays, graphs
 from .snapshot import Snapshot
 
 _PATHS = 10
-"""Number of paths that are listed; there can be more than can be counted."""
+"""Number of paths that are listed; there may be far more paths."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,9 @@ class GradientPath:
     """A path through the graph.
 
     Attributes:
-        nodes: names of the nodes on it, with both ends.
-        slots: their slots.
-        share: share of the gradient that arrives at the sink and returns to the source this way, 0
-            to 1; NaN if the gradients were not recorded.
+        nodes: names of the nodes on it, including both ends. slots: their slots. share: share of
+            the gradient that returns from the sink to the source along this path, from 0 to 1; NaN
+            if the gradients were not recorded.
     """
 
     nodes: tuple[str, ...]
@@ -45,13 +44,14 @@ class Between:
         source: name of the tensor at the beginning.
         sink: name of the tensor at the end.
         step: the step.
-        signal: root mean square of the sink's values, divided by that of the source's.
-        gradient: root mean square of the source's gradient, divided by that of the sink's. Below 1,
-            the gradient shrinks on the way back.
+        signal: root mean square of the sink's values, divided by the root mean square of the
+            source's values.
+        gradient: root mean square of the source's gradient, divided by the root mean square of the
+            sink's gradient. Below 1, the gradient shrinks on the way back.
         dead: largest share of zeros among the tensors behind the source, up to the sink.
         dead_at: name of the tensor with this share.
         paths: the paths that carry most of the gradient, largest share first.
-        count: number of all paths from source to sink.
+        count: total number of paths from source to sink.
     """
 
     source: str
@@ -66,7 +66,7 @@ class Between:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The paths, a row per path: `share`, and the `nodes` joined by arrows."""
+        """The paths, one row per path: `share`, and the `nodes` joined by arrows."""
         lines = [(path.share, " \u2192 ".join(path.nodes)) for path in self.paths]
         return pd.DataFrame(lines, columns=["share", "nodes"])
 
@@ -141,9 +141,9 @@ class _Numbers:
 class _Flow:
     """The part of the graph between two tensors: each tensor's readers with their shares.
 
-    The recorded gradient of a tensor is the sum over all its readers, and the parts of the sum are
-    not recorded. They are estimated to be proportional to the l2 norms of the gradients of the
-    readers: a reader that receives no gradient passes none on.
+    The recorded gradient of a tensor is the sum of the contributions from its readers. The
+    contributions themselves are not recorded. They are estimated to be proportional to the l2 norms
+    of the readers' gradients, because a reader that receives no gradient passes none on.
     """
 
     source: SlotKey
@@ -177,7 +177,7 @@ class _Flow:
     def paths(self) -> list[GradientPath]:
         """Returns the paths with the largest shares.
 
-        The best paths from a tensor consist of a reader and one of the best paths from there.
+        The best paths from a tensor consist of a reader and one of the best paths from that reader.
         """
         best: dict[SlotKey, list[tuple[float, tuple[SlotKey, ...]]]] = {}
         for key in reversed(self.keys):

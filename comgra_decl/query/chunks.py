@@ -81,7 +81,7 @@ class Chunk:
     def values(self, row: int, slot: int) -> NDArray[Any] | None:
         """Returns the values [samples, ...] of a slot in a record.
 
-        None if the record holds none, or if they are damaged (see `Run.damage`).
+        None if the record contains none, or if they are damaged (see `Run.damage`).
         """
         try:
             return self.snapshot.view.value(int(self.records[row]), slot)
@@ -107,7 +107,7 @@ class Chunk:
 
 
 def chunks(snapshot: Snapshot, *, probes: bool = True) -> Iterator[Chunk]:
-    """Yields all records in order, in chunks of limited size; `probes`: also those of probes."""
+    """Yields all records in order, in chunks of limited size; `probes` includes those of probes."""
     view = snapshot.view
     names = len(view.meta.statistics)
     width = max(1, len(view.slots)) * len(view.meta.columns) * 4

@@ -23,7 +23,7 @@ def compare(
     over_batch: str = "mean",
     type: str | None = None,
 ) -> pd.DataFrame:
-    """Returns a statistic of one tensor across several runs: one row per step, one column per run.
+    """Returns a statistic of one tensor across runs: one row per step, one column per run.
 
         run        lr_1e-3   lr_1e-2
         step
@@ -39,9 +39,9 @@ def compare(
         the group is added.
         node: module path or annotated name, as in `Run.slot`.
         statistic: name of a statistic that the runs have.
-        role: which of the node's tensors.
+        role: which of the node's tensors to compare.
         of: the pass: "forward", "grad", ...
-        iteration: which call within the step.
+        iteration: which call within the step to compare.
         over_batch: "mean", "std" or "abs_max".
         type: type of execution; None: training.
 
@@ -129,7 +129,7 @@ def differing(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def arguments_of(command: Sequence[Any]) -> dict[str, Any]:
-    """Returns the options behind the script on a command line, with numbers as numbers."""
+    """Returns the options that follow the script on a command line, with numbers as numbers."""
     words = [str(word) for word in command]
     script = next((i for i, word in enumerate(words) if word.endswith(".py")), -1)
     words = words[script + 1 :]

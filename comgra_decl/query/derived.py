@@ -1,12 +1,12 @@
 """Statistics that are not stored, but computed from stored statistics when a run is read.
 
-    update_ratio  l2(update) / l2(parameter), the parameter as the step's forward pass used it
+    update_ratio  l2(update) / l2(parameter), the parameter as used in the forward pass of the step
 
 A ratio of about 1e-3 is usual. Much smaller ratios mean that the model hardly learns; much larger
-ones mean that training is unstable. The ratio is available for each update of a parameter, and for
+ones mean that training is unstable. The ratio is available for each update to a parameter, and for
 the parameter itself (pass `forward`), where it is that of the step's first update. If a parameter
 contains only zeros, the ratio is inf if the parameter was changed, and NaN otherwise. Requires the
-statistic `l2`, and `parameter` and `update` among the captures.
+`l2` statistic, and `parameter` and `update` among the captures.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def base(snapshot: Snapshot) -> int:
     """
     if not offered(snapshot):
         raise UnknownNameError(
-            f"this run has no {UPDATE_RATIO!r}: it requires the statistic {_BASE!r} and the "
+            f"this run has no {UPDATE_RATIO!r}: it requires the {_BASE!r} statistic and the "
             "captures 'parameter' and 'update'"
         )
     return snapshot.statistic(_BASE)

@@ -23,7 +23,7 @@ def value(
     part: Part,
     type_: str | None,
 ) -> NDArray[Any]:
-    """Returns part of the values of one recorded sample, or of all recorded samples."""
+    """Returns part of the values recorded for one sample, or for all samples."""
     record = snapshot.record(step, type_)
     if sample is not None:
         sample = snapshot.sample(sample)

@@ -34,7 +34,7 @@ def structure_hash(snapshot: Snapshot, step: int | None, type_: str | None) -> s
 def edges(snapshot: Snapshot, step: int | None, type_: str | None) -> list[tuple[str, str]]:
     """Returns the node pairs of the graph that `structure` returns, each once, without self-loops.
 
-    If a node holds a tensor from an earlier step, its name is followed by `EARLIER_STEP`.
+    If a node contains a tensor from an earlier step, its name is followed by `EARLIER_STEP`.
     """
     graph = structure(snapshot, step, type_)
     if graph is None:

@@ -124,7 +124,7 @@ class Group:
         return differences(self)
 
     def overview(self) -> pd.DataFrame:
-        """Returns a table of the runs: a row per run, with facts, metrics and changed settings.
+        """Returns a table with one row per run: facts, metrics and changed settings.
 
                          state  steps  last.loss  best.loss  errors  ...  config.optimizer.lr
             run

@@ -14,10 +14,10 @@ from .compare import differing, named, settings_of
 from .run import Run
 
 LOSS = "loss"
-"""Name of the metric that holds the loss; further losses of a step are "loss[1]", ..."""
+"""Name of the metric that contains the loss; further losses in a step are "loss[1]", ..."""
 
 SEEDS = ("seed", "random_seed", "manual_seed", "rng_seed")
-"""Last parts of the names of settings that hold a seed."""
+"""Last parts of the names of settings that contain a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,17 @@ class RunRow:
     """What a table of runs shows about one run.
 
     Attributes:
-        group, name: names of the folders that hold the run.
+        group, name: names of the folders that contain the run.
         state: "waiting", "live", "finished" or "stopped".
         steps: number of training steps: the last recorded or logged step plus one; 0 if none.
         records: number of records of all types.
         started: start in unix seconds.
         duration: seconds from the start to the last record, including pauses; None without records.
-        last: the last value of every metric; metrics of other types than training are named
+        last: the last value of every metric; metrics of types other than training are named like
             "eval: loss".
         best: the lowest finite value of every loss.
         findings: number of findings of each severity; None if no rule has checked the run.
-        commit, branch: of the work tree that holds the script; "" if unknown.
+        commit, branch: of the work tree that contains the script; "" if unknown.
         dirty: whether tracked files had uncommitted changes; None if unknown.
         versions: versions of Python and of packages.
         seed: the seed in the settings; None if there is none.
@@ -106,7 +106,7 @@ def row_of(run: Run) -> RunRow:
 
 
 def overview(runs: Iterable[Run]) -> pd.DataFrame:
-    """Returns a table of runs: a row per run, with facts, metrics and the settings that differ.
+    """Returns a table with one row per run: facts, metrics and the settings that differ.
 
                      state  steps  last.loss  best.loss  errors  ...  config.optimizer.lr
         run
@@ -130,7 +130,7 @@ def overview(runs: Iterable[Run]) -> pd.DataFrame:
 def metrics_of(run: Run) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
     """Returns steps [k] and values [k] of every metric, losses first.
 
-    Metrics of the training type are named as they were logged, others "eval: loss".
+    Metrics of the training type keep their names; others are named like "eval: loss".
     """
     table = run.kpis()
     table["type"] = table["type"].fillna("")

@@ -1,4 +1,4 @@
-"""Finds where two runs part: the first step and tensor whose numbers differ beyond rounding."""
+"""Finds where two runs diverge: the first step and tensor that differ by more than rounding."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from .compare import differences
 from .run import Run
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
-"""Relative differences that count as rounding, by dtype: several units in the last place, because a
-sum in another order differs by more than one. Other floats have that of bfloat16."""
+"""Relative differences that count as rounding, by dtype.
+
+These are several units in the last place, because summing in another order changes more than one.
+Other floats use the value for bfloat16.
+"""
 
 SIZES = ("mean", "std", "abs_mean", "abs_max", "min", "max", "rms", "l2")
-"""Statistics that are compared, in relation to the size of the tensor. Counts, such as the share of
+"""Statistics that are compared, relative to the size of the tensor. Counts, such as the share of
 zeros, may change by rounding."""
 
 _COMPUTED = ("forward", "no_grad")
-"""Passes of which values are compared."""
+"""Passes whose values are compared."""
 
 _AT_ONCE = 64  # records read together
 _Numbers = NDArray[np.float64]
@@ -42,7 +45,7 @@ class Difference(NamedTuple):
         step: the step.
         what: what differs most: the name of a statistic, "values", "shape" or "nonfinite".
         here, there: the two numbers (of the element that differs most, for values); shapes as text.
-        relative: the difference, divided by the larger of the two tensors' largest magnitudes.
+        relative: the difference divided by the larger of the two tensors' maximum magnitudes.
         tolerance: relative differences up to this count as rounding.
     """
 
@@ -67,7 +70,7 @@ class Difference(NamedTuple):
 
     @property
     def numbers(self) -> str:
-        """Both numbers and their difference as text."""
+        """The two numbers and their difference as text."""
         if self.what == "shape":
             return f"shape {self.here} and {self.there}"
         far = (
@@ -81,7 +84,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two runs part.
+    """Where two runs diverge.
 
     Attributes:
         first: the first difference, in the order of execution; None if there is none.
@@ -106,7 +109,7 @@ class Parting:
 
     @property
     def gradual(self) -> bool:
-        """Whether the difference grew out of rounding, rather than appearing at once.
+        """Whether the difference grew out of rounding rather than appearing suddenly.
 
         True if the runs already differed within the tolerance at an earlier step, by at least a
         tenth of it.
@@ -117,7 +120,7 @@ class Parting:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The differences at the first differing step, a row per tensor."""
+        """The differences at the first differing step, one row per tensor."""
         table = pd.DataFrame(self.differences, columns=list(Difference._fields))
         return table.rename(columns={"pass_": "pass"})
 
@@ -139,8 +142,8 @@ def part(
     they were computed, and updates last.
 
     Runs on different devices or with different numbers of threads sum in different orders. A
-    difference therefore counts only if it exceeds a tolerance, in relation to the largest magnitude
-    of the tensor. Training amplifies rounding; see `Parting.gradual`.
+    difference therefore counts only if it exceeds a tolerance relative to the largest magnitude of
+    the tensor. Training amplifies rounding; see `Parting.gradual`.
 
     Args:
         here: a run, such as that of a port.
@@ -188,17 +191,17 @@ def part(
 
 
 def sentences(found: Parting) -> list[str]:
-    """Returns where two runs part, in words."""
+    """Returns a sentence that says where two runs diverge."""
     steps, first = found.steps, found.first
     if first is None:
         where = f"{found.compared} tensors at {len(steps)} steps, {steps[0]} to {steps[-1]}"
         largest = f"The largest relative difference is {found.drift.max():.2g}."
         return [f"The runs do not differ by more than rounding in {where}. {largest}"]
-    lines = [f"The runs part at step {first.step}, at {first.name}: {first.numbers}."]
+    lines = [f"The runs diverge at step {first.step}, at {first.name}: {first.numbers}."]
     if found.same_until is None:
         lines.append("It is the first step that both runs recorded.")
     else:
-        lines.append(f"Up to step {found.same_until}, they differ at most by rounding.")
+        lines.append(f"Up to step {found.same_until}, they differ by no more than rounding.")
     if found.gradual:
         lines.append(
             f"The difference grew gradually, from {found.drift[0]:.2g} to {first.relative:.2g}: "
@@ -218,8 +221,8 @@ class _Pair:
         self.matches = self._matched()
         if not self.matches:
             raise UnknownNameError(
-                "the runs have no tensor in common. If a port names its modules differently, "
-                "state which belong together: names={'encoder': 'model.enc'}."
+                "the runs have no tensor in common. If a port names its modules differently, pass "
+                "the matching names: names={'encoder': 'model.enc'}."
             )
         self._ids = [
             np.array([match[side].id for match in self.matches], np.int64) for side in (0, 1)
@@ -267,7 +270,7 @@ class _Pair:
         found = []
         for tensor in np.flatnonzero(largest > self._tolerances).tolist():
             each = relative[tensor].reshape(-1, len(AGGREGATES))
-            if each[:, 0].max() > self._tolerances[tensor]:  # means over the batch say it plainly
+            if each[:, 0].max() > self._tolerances[tensor]:  # means over the batch are clearest
                 each[:, 1:] = 0
             name, over = divmod(int(each.argmax()), len(AGGREGATES))
             what = self._statistics[name]
@@ -301,8 +304,8 @@ class _Pair:
     ) -> list[Difference]:
         """Returns the tensors whose kept values or shapes differ at a step.
 
-        Leaves out `known` differences, and parameters of which what is computed from them agrees: a
-        port may store a weight transposed.
+        Leaves out `known` differences, and parameters if the tensors computed from them agree,
+        because a port may store a weight transposed.
         """
         there = {SlotKey(*difference[:4]) for difference in known}
         found: dict[SlotKey, Difference] = {}

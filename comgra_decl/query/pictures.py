@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from .snapshot import Snapshot
 
 _UNITS = ("channel", "feature", "unit")
-"""Names of the axis whose entries are the units of a layer."""
+"""Possible names of the axis whose entries are the units of a layer."""
 
 _MAPS = ("grad_cam", "occlusion")
-"""Methods whose pictures have one number for each place, and no channels."""
+"""Methods whose pictures have one number for each position, and no channels."""
 
 _PLACES = ("depth", "height", "width")
 
 _RIDGE = 1.0
-"""Penalty of the linear model that reads classes from a layer, scikit-learn's default."""
+"""Penalty of the linear model that predicts classes from a layer; scikit-learn's default."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +43,10 @@ class Picture:
         name: its name.
         values: the numbers; NaN where something is missing.
         axes: the name of each axis of `values`.
-        node: the node that it shows; None if it shows several.
-        step: the step that it shows; None if it shows several.
+        node: the node that it shows; None if it shows several nodes. step: the step that it shows;
+            None if it shows several steps.
         labels: the names of the entries of an axis, such as nodes or steps, by axis.
-        facts: further facts, such as "gap" of integrated gradients: see `records.PICTURES`.
+        facts: additional facts, such as the "gap" of integrated gradients: see `records.PICTURES`.
         basis: the axes of a cloud.
     """
 
@@ -73,8 +73,8 @@ class Picture:
 class Pictures:
     """The pictures of one run.
 
-    Records of the first probe are used, because it has the same samples at every step; without a
-    probe, those of training steps, whose samples differ.
+    The records of the first probe are used, because it has the same samples at every step. Without
+    a probe, the records of training steps are used, whose samples differ.
     """
 
     def __init__(self, run: Run, snapshot: Snapshot, type_: str | None) -> None:
@@ -100,7 +100,7 @@ class Pictures:
         return found
 
     def facts(self, step: int) -> dict[str, dict[str, Any]]:
-        """Returns the facts of the pictures of a step; see `Run.picture_facts`."""
+        """Returns the facts about the pictures of a step; see `Run.picture_facts`."""
         record = self._snapshot.record(step, self._type)
         return dict(self._snapshot.view.extra(record).get(PICTURES, {}))
 
@@ -146,7 +146,7 @@ class Pictures:
         return Picture(name, values, (SAMPLE, *dims), slot.key.node, at, labels, facts)
 
     def _type_of(self, slot: SlotInfo) -> str:
-        """Returns the probe that a picture is made of, according to the spec of the run."""
+        """Returns the probe on which a picture is based, according to the run's spec."""
         name = slot.key.pass_.removeprefix(PICTURE_PREFIX)
         declared = self._run.spec.pictures.get(name)
         return f"{PROBE_PREFIX}{declared.of}" if declared is not None else str(self._type)
@@ -298,7 +298,7 @@ class Pictures:
         return self._run.slot(node).value(step, type=self._type)
 
     def _over_steps(self, slot: SlotInfo, steps: list[int], node: str) -> dict[int, NDArray[Any]]:
-        """Returns the values of a node at the steps that have as many samples as the last one."""
+        """Returns the values of a node at the steps that have as many samples as the last step."""
         view = self._snapshot.view
         found = {}
         for step in steps:
@@ -306,7 +306,7 @@ class Pictures:
             if value is not None:
                 found[step] = value
         if not found:
-            self._value(node, steps[-1])  # raises, and says what to declare
+            self._value(node, steps[-1])  # raises an error that says what to declare
         size = [*found.values()][-1].shape
         return {step: value for step, value in found.items() if value.shape == size}
 
@@ -324,7 +324,7 @@ class Pictures:
                 found[key.node] = value
         if not found:
             raise UnknownNameError(
-                f"no values of outputs were recorded at step {step}; declare a probe, or set "
+                f"no output values were recorded at step {step}; declare a probe, or set "
                 "`values: true` in the spec."
             )
         return found
@@ -349,7 +349,7 @@ class Pictures:
         recorded = [node for node in roots if node in self._run.nodes]
         if not recorded:
             raise UnknownNameError(
-                "the output of the model was not recorded; pass the node whose output it is, or "
+                "the output of the model was not recorded; pass the node whose output is meant, or "
                 "select the model itself in the spec."
             )
         return str(recorded[0])

@@ -1,4 +1,4 @@
-"""Tells what a run knows about the end of its program: an error, or a process that was killed."""
+"""Describes how a run's program ended: with an error, or because the process was killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_TENSORS = 8
 _MOST_FRAMES = 12
 _MOST_STEPS = 10
 _NEARLY = 0.9
-"""Share of the available memory from which a killed process probably ran out of it."""
+"""Share of the available memory above which a killed process probably ran out of memory."""
 
 _PHASES = {
     "forward": "in the forward pass",
@@ -30,7 +30,7 @@ _PHASES = {
 
 @dataclass(frozen=True)
 class Ending:
-    """How a program ended, if it did not end by itself.
+    """How a program ended, if it did not end normally.
 
     Attributes:
         headline: one sentence: what happened, in which step and where.
@@ -44,7 +44,7 @@ class Ending:
 
 
 def ending_of(run: Run) -> Ending | None:
-    """Returns how the program of a run ended; None if it ended by itself or is still running."""
+    """Returns how a run's program ended; None if it ended normally or is still running."""
     content = run.document("post_mortem")
     if content is not None:
         return _failed(content, run)
@@ -111,7 +111,7 @@ def _first_line(text: str) -> str:
 
 
 def _facts(content: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the parts with the facts, first those that decide about this error."""
+    """Yields the parts with the facts, starting with those that explain this error."""
     deciding = (content["lesson"] or {}).get("decides", [])
     order = [*deciding, *(name for name in _PARTS if name not in deciding)]
     for name in order:
@@ -221,7 +221,7 @@ def _killed(run: Run) -> Ending | None:
 
 
 def memory_text(memory: Mapping[str, Any]) -> str:
-    """Returns one line about the memory in use, from facts in bytes."""
+    """Returns one line about memory usage, given facts in bytes."""
     parts = [f"the process uses {_gb(memory['host'])}"]
     if memory.get("limit"):
         parts.append(f"{_gb(memory.get('used', 0))} of {_gb(memory['limit'])} are in use")

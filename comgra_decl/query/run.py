@@ -125,9 +125,9 @@ class Run(RunFacts):
         These are the losses ("loss", "loss[1]", ...) and everything logged with `comgra.kpi`.
 
         Args:
-            automatic: whether to add the metrics that need no code in the program: "lr",
+            automatic: whether to add the metrics that require no code in the program: "lr",
                 "grad_norm", "time/step", "memory/host", ... (see `docs/around.md`). If the program
-                logs a metric of the same name, that one is returned.
+                logs a metric with the same name, the program's metric is returned.
         """
         table = self._snapshot.kpis_table
         own = ~table["name"].str.startswith(AUTOMATIC).to_numpy(bool)
@@ -138,7 +138,7 @@ class Run(RunFacts):
         return table.assign(name=names)[kept].reset_index(drop=True)
 
     def metrics_as_stored(self) -> pd.DataFrame:
-        """Returns all metrics as `kpis` does, the automatic ones with the prefix "auto:"."""
+        """Returns all metrics as `kpis` does, with the prefix "auto:" for automatic ones."""
         return self._snapshot.kpis_table.copy()
 
     def notes(self) -> pd.DataFrame:
@@ -183,7 +183,7 @@ class Run(RunFacts):
     def ending(self) -> Ending | None:
         """How the program ended, if it raised an error or was killed; None otherwise.
 
-        Its `headline` is a sentence, and `parts` are titles with lines of text. `content` is the
+        `headline` is a sentence, and `parts` contains titles with lines of text. `content` is the
         post-mortem as plain data; see `docs/around.md`.
         """
         return ending_of(self)
@@ -219,7 +219,7 @@ class Run(RunFacts):
     def edges(self, step: int | None = None, *, type: str | None = None) -> list[tuple[str, str]]:
         """Returns the (source node, sink node) pairs of the graph at a step, each pair once.
 
-        Connections within a node are omitted; `structure` contains them. If a tensor from an
+        Connections within a node are omitted, but `structure` contains them. If a tensor from an
         earlier step is used again, it is a separate node, such as "cell (earlier step)".
         """
         return graphs.edges(self._snapshot, step, type)
@@ -234,13 +234,13 @@ class Run(RunFacts):
     ) -> Between:
         """Returns what happens between two tensors: gains, dead values, paths of the gradient.
 
-        `run.between("embed", "head").signal` is the root mean square of the values of a sample at
-        "head", averaged over the batch, divided by that at "embed". `gradient` is the same ratio of
-        the gradients, backwards. `dead` is the largest share of zeros on the way. `paths` are the
-        ways through the graph, ranked by the share of the gradient that they carry. Where a tensor
-        has several readers, its gradient is the sum of what each passes on. These parts are not
-        recorded, so each reader's part is estimated to be proportional to the l2 norm of the
-        reader's own gradient.
+        `run.between("embed", "head").signal` is the root mean square of a sample's values at
+        "head", averaged over the batch, divided by the same quantity at "embed". `gradient` is the
+        same ratio for the gradients, in the backward direction. `dead` is the largest share of
+        zeros on the way. `paths` are the paths through the graph, ranked by the share of the
+        gradient that they carry. Where a tensor has several readers, its gradient is the sum of
+        their contributions. These are not recorded, so each reader's contribution is estimated to
+        be proportional to the l2 norm of the reader's own gradient.
 
         Args:
             source: the tensor at the beginning: a node, whose output is meant, or a slot.
@@ -374,7 +374,7 @@ class Run(RunFacts):
             embed output 0         forward         -0.412     0.297
             head  output 0         forward         -0.371    11.806
 
-        The unit is the standard deviation of the statistic over the other samples of the batch, and
+        The unit is the standard deviation of the statistic over the other samples in the batch, and
         0 is their mean. The sample itself is left out, because an outlier in a small batch would
         hide itself in the deviation. In the example, sample 1 becomes an outlier between "embed"
         and "head". NaN for tensors without a batch dimension and in batches of fewer than three
@@ -451,7 +451,7 @@ class Run(RunFacts):
             >>> run.picture("cam", 400, "conv2")
             <Picture 'cam' of 'conv2' at step 400: sample 8, height 6, width 6>
 
-        Besides the pictures that the spec declares, these are computed from the records:
+        In addition to the pictures declared in the spec, these are computed from the records:
 
         - `likeness`: CKA of all pairs of nodes at a step (unbiased; NaN below four samples)
         - `likeness_over_steps`: CKA of a node between all pairs of steps
@@ -470,16 +470,16 @@ class Run(RunFacts):
             type: type of execution; None: the first probe, or training if there is no probe.
 
         Raises:
-            UnknownNameError: there is no such picture, or the records lack what it needs; the
-                message says what to declare.
+            UnknownNameError: there is no such picture, or the records lack the data that it
+                requires; the message says what to declare.
         """
         return Pictures(self, self._snapshot, type).named(name, step, node)
 
     def picture_facts(self, step: int, *, type: str | None = None) -> dict[str, dict[str, Any]]:
-        """Returns the facts of the pictures that a probe made at a step, by name.
+        """Returns the facts about the pictures that a probe created at a step, by name.
 
-        Each has "method", and "target", "gap" or "layer" where they apply. "refused" is the reason
-        why a picture could not be made.
+        Each entry has "method", and "target", "gap" or "layer" where they apply. "refused" is the
+        reason why a picture could not be made.
 
         Args:
             step: the step.
@@ -492,12 +492,12 @@ class Run(RunFacts):
     ) -> Picture:
         """Returns the principal components of a node's values, [steps, samples, 2].
 
-        All steps share one basis, so that points move only as the values do. `embedding(...).basis`
-        keeps that basis for records that arrive later.
+        All steps share one basis, so that points move only if the values do. To use the same basis
+        for later records, pass `embedding(...).basis`.
 
         Args:
             node: the node.
-            basis: the steps that the basis is fitted to, "all" or "last", or a basis to keep.
+            basis: the steps to which the basis is fitted, "all" or "last", or an existing basis.
             type: type of execution; None: the first probe, or training if there is no probe.
 
         Raises:
@@ -508,7 +508,7 @@ class Run(RunFacts):
     def similarity(
         self, node_a: str, node_b: str, step: int | None = None, *, type: str | None = None
     ) -> float:
-        """Returns how alike two nodes represent the recorded samples at a step, at most 1.
+        """Returns how similarly two nodes represent the recorded samples at a step, at most 1.
 
         The linear CKA of Kornblith et al. (2019), unbiased; NaN for fewer than four samples.
 

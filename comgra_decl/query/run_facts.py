@@ -28,7 +28,7 @@ class RunFacts:
     """Facts about a run that do not require its records; `Run` adds the records."""
 
     def __init__(self, path: Where, *, rank: int | None = None) -> None:
-        """Use `open_run`, and `rank` for a run that several processes have written."""
+        """Use `open_run`; use `rank` for a run written by multiple processes."""
         self.path: Location = location(path)
         self._reader = open_reader(self.path, rank)
         self._current: Snapshot | None = None
@@ -114,9 +114,9 @@ class RunFacts:
             0    head  weight          0  forward         120    0.000313
 
         In up to 16 records, compares the parameters of data parallel training, their gradients as
-        used by the optimizer, the optimizer state and the updates. `first_step` is the first step
-        with a difference among those records. `difference` is the largest relative difference of
-        any statistic at that step. The table is usually empty.
+        used by the optimizer, the optimizer state and the updates. `first_step` is the step of the
+        first such record with a difference. `difference` is the largest relative difference of any
+        statistic at that step. The table is usually empty.
         """
         view = self._snapshot.view
         return differences_table(view.differences if isinstance(view, JoinedView) else [])

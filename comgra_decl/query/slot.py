@@ -155,15 +155,15 @@ class Slot:
             0       0.013201  1.002241  5.672901
             1      -0.104114  0.581002  1.180234
 
-        `attrs["batch_index"]` holds the index of each sample in the batch; `attrs["labels"]` holds
-        its category.
+        `attrs["batch_index"]` contains the index of each sample in the batch; `attrs["labels"]`
+        contains its category.
         """
         return statistics.sample_row(self._snapshot, self._info, step, type)
 
     def shape(self, step: int, *, type: str | None = None) -> tuple[int, ...] | None:
         """Returns the shape of the tensor at a step; None if the record is damaged.
 
-        In a run of several ranks, it is the shape on the first rank that has the tensor. For a
+        In a run of multiple ranks, it is the shape on the first rank that has the tensor. For a
         sharded tensor, it is the first shape of the whole tensor.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A view of a run, with the indexes that queries need."""
+"""A view of a run, with the indexes for queries."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def _recorded_kpis_table(view: RecordView) -> pd.DataFrame:
 
 
 def findings_table(document: Mapping[str, Any] | None) -> pd.DataFrame:
-    """Returns one row per finding of a document stored by the rules."""
+    """Returns one row per finding in a document stored by the rules."""
     lines = [_finding_line(finding) for finding in (document or {}).get("findings", [])]
     return pd.DataFrame(lines, columns=list(FINDING_COLUMNS), dtype=None if lines else object)
 

@@ -29,7 +29,7 @@ def distances(snapshot: Snapshot, step: int, statistic: str, type_: str | None) 
 def _counts(snapshot: Snapshot, whole: Floats) -> Floats:
     """Returns the number of samples in the batch of each slot, [slots].
 
-    Where a record does not tell it, it is that of the first record.
+    If a record does not state it, the number in the first record is used.
     """
     view = snapshot.view
     first = [np.nan if s.batch_dim is None else s.shape[s.batch_dim] for s in view.slots]

@@ -1,4 +1,4 @@
-"""Read interface of a run, whether written by one process or several."""
+"""Read interface of a run, whether written by one process or more."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RecordView(Protocol):
         """
 
     def extra(self, record: int) -> dict[str, Any]:
-        """Returns further facts of a record; empty if they are damaged."""
+        """Returns additional facts about a record; empty if they are damaged."""
 
     def has_column(self, record: int, slot: int) -> bool:
         """Whether a record's row includes a slot. Rows are padded to whole chunks."""

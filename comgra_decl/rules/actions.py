@@ -59,7 +59,7 @@ class Actions:
         self._messenger = None if spec.notify is None else Messenger(spec.notify)
         self._requests: list[Request] = []
         self.reason: str | None = None
-        """Reason why the program must stop; None if it may continue."""
+        """Why the program must stop; None if it may continue."""
 
     def __call__(self, finding: Finding) -> None:
         """Acts on a new finding.
@@ -87,7 +87,7 @@ class Actions:
             self.reason = reason
 
     def withdraw(self, finding: Finding, step: int) -> None:
-        """Reports that a finding is withdrawn, wherever the finding was reported before.
+        """Reports a withdrawal wherever the finding was reported.
 
         Args:
             finding: the finding as it was reported.
@@ -119,7 +119,7 @@ class Actions:
         _log.log(level, "comgra: %s: %s %s%s", what, finding.message, finding.advice, more)
 
     def requests(self) -> list[Request]:
-        """Returns the requests to keep steps that were made since the last call."""
+        """Returns the requests to keep steps, as received since the last call."""
         requests, self._requests = self._requests, []
         return requests
 

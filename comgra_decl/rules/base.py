@@ -1,4 +1,4 @@
-"""Base classes of rules, and the declarations of their options and state.
+"""Base classes for rules, and the declarations of their options and state.
 
 Each rule is a class in its own file; see `docs/findings.md`.
 """
@@ -43,7 +43,7 @@ Fraction = Annotated[Number, Field(gt=0, lt=1)]
 Factor = Annotated[Number, Field(gt=1)]
 """A number above 1."""
 
-_LEAST_LOSSES = 20  # required to tell whether a training learns
+_LEAST_LOSSES = 20  # required to determine whether the model learns
 
 Measured = tuple[Bools, NDArray[Any]]
 """Where a condition is met, and the evidence for it; both of shape [records, slots]."""
@@ -91,7 +91,7 @@ def per_run(make: Callable[..., T], *arguments: Any, **options: Any) -> T:
 
 @dataclass(slots=True)
 class Seen:
-    """The first step, last step and number of the training records that contain something."""
+    """The training records that contain something: first step, last step and number."""
 
     first: int
     last: int
@@ -121,11 +121,11 @@ class Scene:
         batch_softmaxes: shapes [batch, ...] of the tensors to which a softmax over the batch was
             applied.
         attentions: the attention calls of the first records (see `records.ATTENTIONS`).
-        telling: calls of the first records whose arguments can show a mistake (see
+        telling: calls in the first records whose arguments may reveal a mistake (see
             `records.TELLING`).
         objectives: for each of the first records, the structure of its losses (see
             `records.OBJECTIVES`).
-        curves: the metric `loss` over the whole run, by type of execution.
+        curves: the `loss` metric over the whole run, by type of execution.
         classes: the classes among the targets; see `count_classes`.
         records: number of training records so far.
         evaluations: number of evaluation records so far.
@@ -178,8 +178,7 @@ class Scene:
         """Whether the loss has fallen by half and is still near its minimum.
 
         Compares the mean of the last tenth of the losses with those of the other tenths, for the
-        type of execution with the most losses. Values that are unusual in such a training do not
-        impair it.
+        type of execution with the most losses. Unusual values do not impair such a training run.
         """
         curve = max(self.curves.values(), key=lambda its: its.count, default=None)
         if curve is None or curve.count < _LEAST_LOSSES:
@@ -189,11 +188,11 @@ class Scene:
 
     @property
     def bootstraps(self) -> bool:
-        """Whether the loss depends on what models do, as in reinforcement learning.
+        """Whether the loss depends on the models' own outputs, as in reinforcement learning.
 
-        True if probabilities are combined with integers, the actions, by a function that is no
-        loss, or if the loss depends on outputs of models without gradients, so that targets change
-        with the model, as in temporal differences.
+        True if a function other than a loss combines probabilities with integers (the actions), or
+        if the loss depends on outputs of models without gradients, so that targets change with the
+        model, as in temporal differences.
         """
         return any(call.chooses for call in self.calls) or any(
             not gradient and graph.kinds[a] == "computed" and graph.kinds[b] == "loss"
@@ -203,7 +202,7 @@ class Scene:
 
     @property
     def supervised(self) -> bool:
-        """Whether a loss measures how far predictions are from targets that do not follow them."""
+        """Whether a loss measures the distance of predictions from targets independent of them."""
         return any(call.measures_distance for call in self.calls) and not self.bootstraps
 
     @property
@@ -306,11 +305,11 @@ class Rule(ABC):
         """Returns the reason and the requirement if the run could not be checked, or None."""
 
     def advise(self, scene: Scene) -> str:
-        """Returns advice for this run, without measures that the program already takes."""
+        """Returns advice for this run, leaving out what the program already does."""
         return self.advice
 
     def narrowed(self, finding: Finding) -> Finding:
-        """Returns a finding of this rule, with a narrower interval for its beginning if possible.
+        """Returns a finding of this rule, narrowing the interval in which it began if possible.
 
         For example, metrics logged at every step can narrow the interval. Called once the chain of
         causes is known.
@@ -374,7 +373,7 @@ class SlotRule(Rule):
 
     harmless: ClassVar[bool] = False
     """Whether the finding is only a hint if the loss has fallen by half and is still near its
-    minimum (`Scene.learns`). True for values that are unusual but need not impair a training.
+    minimum (`Scene.learns`). True for values that are unusual but need not impair training.
     """
 
     of_graph: ClassVar[bool] = False

@@ -35,7 +35,7 @@ class Operand:
     Attributes:
         shape: its shape.
         dtype: its dtype, such as "float32".
-        slot: the iteration of the node `prediction` or `target` that records it; None if it is not
+        slot: the iteration of the `prediction` or `target` node that records it; None if it is not
             recorded under that name.
         made_by: the function that computed its values, by its name in autograd, such as "Softmax"
             or "Addmm"; empty if unknown. Only for predictions.
@@ -108,7 +108,7 @@ class LossCall:
 
     @property
     def measures_distance(self) -> bool:
-        """Whether the call measures how far predictions are from targets, as a supervised loss.
+        """Whether the call measures how far predictions are from targets, as in supervised losses.
 
         Other calls combine a prediction with what the program computes or chooses, such as the
         actions of a policy or the weights of samples.
@@ -139,7 +139,7 @@ class LossCall:
 
 
 def loss_calls(facts: Mapping[str, Any]) -> Iterator[LossCall]:
-    """Yields the calls described by the facts of a record; skips malformed entries."""
+    """Yields the calls described by a record's facts, skipping malformed entries."""
     for call in facts.get(LOSS_CALLS) or ():
         try:
             yield LossCall(

@@ -31,7 +31,7 @@ FAMILIES = (
     "structure",
     "resources",
 )
-"""The folders of the built-in rules, in their order in the documentation."""
+"""The folders of the built-in rules, in the order of the documentation."""
 
 
 @cache
@@ -55,7 +55,7 @@ def statistic_of(rule: str) -> str | None:
     """Returns the statistic that a rule measures; None unless it measures exactly one.
 
     Args:
-        rule: name of the rule; None is returned for a rule that does not exist (any more).
+        rule: name of the rule; None is returned for a rule that does not exist.
     """
     names: tuple[str, ...] = getattr(known().get(rule), "statistics", ())
     return names[0] if len(names) == 1 else None

@@ -135,7 +135,7 @@ class Unusual:
     """Tracks the magnitude of every tensor, for chains of causes; not a rule itself.
 
     A tensor is unusual while its magnitude is ten times larger or smaller than in its first five
-    records. Within these five records, it is unusual while its magnitude is ten times larger or
+    records. In the first five records, it is unusual while its magnitude is ten times larger or
     smaller than the median over its siblings. These magnitudes are divided by the square root of
     the number of elements. Siblings are tensors of the same kind, pass and module class. A tensor
     that differs from its siblings from the start can only explain problems that exist from the

@@ -62,7 +62,7 @@ class Curve:
         return self.table[:, 0] / self.size
 
     def mean(self, start: float, stop: float) -> tuple[float, float]:
-        """Returns the mean and standard error of a part of the curve, given as two fractions."""
+        """Returns the mean and standard error of the curve between two fractions of its length."""
         blocks = len(self._sums)
         first, last = int(start * blocks), max(int(start * blocks) + 1, int(stop * blocks))
         part = self.table[first:last]

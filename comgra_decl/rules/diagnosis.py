@@ -36,11 +36,11 @@ class Diagnosis:
         unchecked: rules that could not check the run, with the reasons.
         checked: names of the rules that checked the run.
         records: number of training records that were checked.
-        experiments: results of experiments with the script that are stored with the run.
+        experiments: stored results of experiments with the run's script.
         unreadable: the reason why a stored result cannot be read, by name of the experiment.
         damage: the damaged data that could not be checked.
         incomplete: whether any of this is data that the rules check.
-        readings: the run's values for the questions of the checklist, by name.
+        readings: the run's values for the checklist questions, by name.
         caveats: possible problems with the losses that no rule can detect, one sentence each.
     """
 

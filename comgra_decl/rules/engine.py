@@ -233,7 +233,7 @@ class Engine:
         return best_first(_explained(found, by_name))
 
     def readings(self) -> dict[str, Reading]:
-        """Returns the run's values for the questions of the checklist, by name."""
+        """Returns the run's values for the checklist questions, by name."""
         try:
             return {} if self._readings is None else self._readings.readings(self.scene)
         except Exception as error:  # noqa: BLE001
@@ -277,9 +277,9 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
 
 
 def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Finding]:
-    """Marks findings that are explained by a finding of another rule; avoids cycles.
+    """Marks findings that another rule's finding explains; avoids cycles.
 
-    A finding that is only a hint because it impairs nothing explains only other hints.
+    A finding that is only a hint because nothing is impaired explains only other hints.
     """
     because: dict[str, str] = {}  # by rule
 
@@ -305,6 +305,6 @@ def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Fin
 
 
 def _impairs_nothing(finding: Finding, rule: Rule) -> bool:
-    """Returns whether a finding is only a hint because it impairs no training."""
+    """Returns whether a finding is only a hint because it does not impair training."""
     harmless = isinstance(rule, SlotRule) and rule.harmless
     return finding.severity == "hint" and (harmless or not rule.hints_explain)

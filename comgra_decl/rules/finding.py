@@ -117,7 +117,7 @@ class Finding:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Finding:
-        """Restores a finding from the result of `to_json`; ignores unknown keys."""
+        """Restores a finding from the result of `to_json`, ignoring unknown keys."""
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
         place, chain = known.get("place"), known.get("chain", ())
         known["place"] = None if place is None else Place(**place)

@@ -1,4 +1,4 @@
-"""Properties of slots that follow from dependency graphs, such as being a prediction."""
+"""Facts about slots that follow from dependency graphs, such as which slots are predictions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def predictions(scene: Scene) -> set[int]:
     """Returns the slots that contain the model's predictions.
 
     These are the tensors that are compared with a target or, if there is no target, the inputs of
-    the loss. They include the outputs of submodules that are the same tensors in the same shape,
+    the loss. They also include submodule outputs that are the same tensor in the same shape,
     because a model often returns the output of its last layer.
     """
     found: set[int] = set()
@@ -30,7 +30,7 @@ def predictions(scene: Scene) -> set[int]:
 
 
 def predictions_and_logits(scene: Scene) -> set[int]:
-    """Returns the predictions, and the tensors that modules without weights compute them from.
+    """Returns the predictions, and the tensors from which modules without weights compute them.
 
     Follows each prediction back to the last layer with weights, as long as a tensor is computed
     from a single tensor with the same number of elements.
@@ -150,7 +150,7 @@ def classes_of(scene: Scene) -> int:
 
 
 def combined(scene: Scene) -> dict[int, list[int]]:
-    """Returns, for each computed slot with several sources of its own shape, these sources."""
+    """Returns the sources of each computed slot that has several sources of its own shape."""
     table = scene.table
     found: dict[int, list[int]] = {}
     for structure in scene.structures.values():
@@ -214,7 +214,7 @@ def has_other_terms(scene: Scene) -> bool:
 
 
 def judging_models(scene: Scene) -> dict[str, set[str]]:
-    """Returns the models that receive outputs of other models with gradients, and these models.
+    """Returns the models that receive other models' outputs with gradients, and those other models.
 
     An example is a discriminator, which receives the outputs of a generator. A model is identified
     by its node's name up to the first dot.
@@ -288,7 +288,7 @@ def _info(scene: Scene, structure: Structure, key: SlotKey) -> SlotInfo:
 
 
 def _of_one_size(scene: Scene) -> set[tuple[int, int]]:
-    """Returns (source, sink) of all edges between slots with as many elements per sample."""
+    """Returns (source, sink) of all edges between slots with equal element counts per sample."""
     found = set()
     for structure in scene.structures.values():
         for a, b, _ in structure.edges:

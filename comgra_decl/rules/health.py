@@ -24,7 +24,7 @@ Colour = Literal["red", "amber", "green", "partly", "unchecked", "absent"]
 
 - red: there is an error, or a finding that explains an error.
 - amber: there is a warning or a hint, there are only findings that another finding explains, or the
-  values answer the question with no.
+  values answer the question "no".
 - green: all decisive rules checked the run without findings, there are values, and no value
   contradicts the rules.
 - partly: only some of the decisive rules could check the run, or part of the run is damaged.
@@ -46,7 +46,7 @@ class Question:
         reading: the name of the run's values for the question.
         experiment: the experiment with the training script that answers the question, if no rule
             can answer it.
-        only_found: whether the question is only asked if a rule answers it with no.
+        only_found: whether the question is asked only if a rule answers it "no".
     """
 
     part: str
@@ -78,7 +78,7 @@ class Check:
         looked: number of decisive rules that could check the run.
         deciding: number of decisive rules.
         incomplete: whether all of them checked the run, except for its damaged part.
-        findings: the findings that answer the question with no, most important first.
+        findings: the findings that answer the question "no", most important first.
     """
 
     question: Question
@@ -116,7 +116,7 @@ CHECKLIST = (
     Question("code", "Is half precision sufficient?", ("half_overflow", "half_underflow"),
              ("gradient_scale",), ("precision",), reading="half"),
     Question("code", "Can the model fit one batch?", experiment="overfit_one_batch"),
-    Question("code", "Are samples of a batch independent?", experiment="batch_mixing"),
+    Question("code", "Are the samples in a batch independent?", experiment="batch_mixing"),
     Question("data", "Are inputs normalized?", ("input_scale",), reading="inputs"),
     Question("data", "Are labels balanced and shuffled?", ("unshuffled",),
              ("single_class", "class_imbalance"), ("data",), reading="labels"),
@@ -170,7 +170,7 @@ def health(diagnosis: Diagnosis) -> list[Check]:
     """Returns the answered checklist, in the order of `CHECKLIST`.
 
     Leaves out the question about the user's own rules if there are none, and questions that are
-    only asked if the answer is no.
+    asked only if the answer is "no".
     """
     asked = _assigned([*diagnosis.checked, *(entry.rule for entry in diagnosis.unchecked)])
     answered = [
@@ -255,7 +255,7 @@ def _judged(
     """Returns the colour, and the evidence if a finding or a value is sufficient.
 
     Args:
-        against: the findings that answer the question with no.
+        against: the findings that answer the question "no".
         reading: the recorded values.
         some: whether any decisive rule could check the run, and there are values if the question
             asks for them.

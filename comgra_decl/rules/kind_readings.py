@@ -1,4 +1,4 @@
-"""Values about tensors that only some models have, for the checklist.
+"""Checklist values for tensors that only some models have.
 
 A question about such tensors does not apply to a model without them.
 """
@@ -40,7 +40,7 @@ def half(scene: Scene, largest: float | None) -> Judged | None:
 
 
 def alive(scene: Scene, last: NDArray[np.float32]) -> Judged | None:
-    """Rates the zeros in the outputs of rectifiers and in the gradients of biases.
+    """Rates the zeros in rectifier outputs and in bias gradients.
 
     An element of a bias's gradient is exactly 0 if its unit is inactive for the whole batch. Other
     outputs, such as the input of a rectifier that is not a module, cannot show dead units.
@@ -53,7 +53,7 @@ def alive(scene: Scene, last: NDArray[np.float32]) -> Judged | None:
     parts, verdicts = [], []
     for mask, what, limit in (
         (rectified, "zeros", _ZEROS),
-        (biases, "zeros in gradients of biases", _DEAD),
+        (biases, "zeros in bias gradients", _DEAD),
     ):
         at, _ = known(scene, "abs_max", last, np.flatnonzero(mask))  # NaN is not zero
         at, zero = known(scene, "zero_fraction", last, at)
@@ -66,7 +66,7 @@ def alive(scene: Scene, last: NDArray[np.float32]) -> Judged | None:
         return f"{', '.join(parts)} in the last record", "unknown" if any(verdicts) else "fine"
     if not table.outputs.any():
         return None
-    return "no finite output of a ReLU module or gradient of a bias in the last record", "unknown"
+    return "no finite ReLU output or bias gradient in the last record", "unknown"
 
 
 def unsaturated(scene: Scene, last: NDArray[np.float32]) -> Judged | None:
@@ -158,7 +158,7 @@ def between(table: SlotTable, at: Slots, values: NDArray[np.floating]) -> str:
 
 
 def _without(scene: Scene, classes: tuple[str, ...], text: str) -> Judged | None:
-    """Returns a reading that the question does not apply, unless the model has such a module."""
+    """Returns the reading "not applicable" unless the model has such a module."""
     modules = scene.documents.get("modules")
     if not modules:
         return None

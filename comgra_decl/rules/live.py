@@ -41,7 +41,7 @@ _INTERVAL = 1.0
 """Minimum number of seconds between two evaluations of the findings."""
 
 _REFRESH = 10.0
-"""Number of seconds after which the values of the checklist are stored again.
+"""Number of seconds after which the checklist values are stored again.
 
 The values change at every step. Without this limit, a new document would be stored every second.
 """
@@ -132,14 +132,14 @@ class LiveRules:
             self._unpublished.update(self._conclude())
 
     def publish(self, batches: list[StepBatch]) -> list[StepBatch]:
-        """Adds the findings of `watch` to the documents of the records."""
+        """Adds the findings of `watch` to the records' documents."""
         if batches and self._unpublished:
             batches[-1].documents.update(self._unpublished)
             self._unpublished = {}
         return batches
 
     def attach(self, said: ScalarBatch) -> None:
-        """Passes the metrics of steps to the rules once they are final."""
+        """Passes metrics to the rules once the metrics are final."""
         if self._past is not None:
             resumed = [note.step for note in said.notes if note.type == RESUMED]
             self._resumes = resumed[0] if resumed else self._resumes
@@ -212,7 +212,7 @@ class LiveRules:
         for name in ("modules", "report"):
             if name in batch.documents:
                 engine.add_document(name, batch.documents[name])
-        if any(info.mode != PROBE_MODE for info in batch.steps):  # a batch is all of one mode
+        if any(info.mode != PROBE_MODE for info in batch.steps):  # a batch has only one mode
             engine.look(window_of(batch, engine, first=self._records))
             self._records += len(batch.steps)
             if self._takes_metrics:

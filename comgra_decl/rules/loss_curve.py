@@ -1,4 +1,4 @@
-"""Base classes of rules about the loss."""
+"""Base classes for rules about the loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = ("*val*loss*", "*valid*loss*", "*eval*loss*", "*test*loss*", "*dev*loss
 
 
 class LossRule(Rule):
-    """A rule about the training loss: the metric `loss` of its most frequent type of execution."""
+    """A rule about the training loss: the `loss` metric of its most frequent type of execution."""
 
     _losses: dict[str, int] = per_run(dict)
     several = False
@@ -100,7 +100,7 @@ class Validations:
             self._best[name] = (count + 1, *((step, value) if value < best else (at, best)))
 
     def always_above(self, limit: float, *, least: int) -> tuple[str, int, float] | None:
-        """Returns the first loss, of at least `least` values, that was never below a limit.
+        """Returns the first loss with at least `least` values, none of them below a limit.
 
         Returns:
             Its name, and the step and value of its minimum; None if there is no such loss.

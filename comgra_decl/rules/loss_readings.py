@@ -1,4 +1,4 @@
-"""Values about the losses of a run for the checklist."""
+"""Checklist values for the losses of a run."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class LossReadings:
         return "fine" if above < 0 and fell else "poor"
 
     def steady(self) -> Judged | None:
-        """Rates the highest loss relative to the first, that of the untrained model."""
+        """Rates the highest loss relative to the first, which is the untrained model's."""
         ends, type_ = self.ends(), self._type
         if type_ is None:
             return None

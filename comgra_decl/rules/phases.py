@@ -1,8 +1,7 @@
-"""Changes of the data or of the learning rate, after which a loss may jump in a healthy training.
+"""Changes to the data or the learning rate after which the loss of a healthy run may jump.
 
-In a curriculum, a change of task, or a schedule with restarts, the loss compares a model with
-other data than before, or the model takes larger steps again. Such a loss says nothing about the
-model.
+In a curriculum, a change of task, or a schedule with restarts, the model receives different data or
+takes larger steps again. Such a jump says nothing about the model.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _USUAL = 5
 """Number of earlier records that define the usual size of a tensor."""
 
 _OTHER = 1.15
-"""Smallest factor between the size of a tensor and its usual size that is a change."""
+"""Smallest factor between a tensor's size and its usual size that counts as a change."""
 
 _RAISED = 1.5
 """Smallest factor by which a learning rate rises at a restart."""
@@ -35,7 +34,7 @@ _MOST = 255
 
 
 class Phases:
-    """Finds the records in which inputs, targets or the learning rate differ from those before.
+    """Finds the records in which inputs, targets or the learning rate differ from earlier ones.
 
     A tensor has changed if its number of elements per sample, its mean magnitude or its standard
     deviation lies outside the range of the previous five records by a factor of 1.15.
@@ -69,7 +68,7 @@ class Phases:
         self._step = int(window.steps[-1])
 
     def _changed(self, window: Window) -> NDArray[np.bool_]:
-        """Returns in which records a tensor is unlike those of the five records before."""
+        """Returns in which records a tensor differs from those in the five preceding records."""
         sizes = np.full((len(window), 3, len(self._at)), np.nan)
         sizes[:, 0] = window.elements(self._at)
         sizes[:, 0][~window.present[:, self._at]] = np.nan
@@ -97,7 +96,7 @@ class Phases:
     def data_changed(self, first: int, last: int) -> bool:
         """Returns whether the data changed after step `first` and no later than step `last`.
 
-        True as well if the records enclose the change less narrowly.
+        Also True if the records bracket the change less tightly.
         """
         return _between(self._data, first, last)
 

@@ -32,7 +32,7 @@ Verdict = Literal["fine", "unknown", "absent", "poor", "bad"]
 - fine: the values do not contradict a tick.
 - unknown: the values do not allow a tick.
 - absent: the question does not apply, because the run has no tensors of this kind.
-- poor, bad: the values answer the question with no, regardless of the rules.
+- poor, bad: the values answer the question "no", regardless of the rules.
 """
 
 
@@ -60,7 +60,7 @@ class Reading:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Reading:
-        """Restores a reading from the result of `to_json`; ignores unknown keys."""
+        """Restores a reading from the result of `to_json`, ignoring unknown keys."""
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
         return cls(**{**known, "deciding": tuple(known.get("deciding", ()))})
 
@@ -268,7 +268,7 @@ class Readings:
         at = _spreading(scene.table)
         std = self._of(scene, "std", self._first, at)
         text = "" if std is None else between(scene.table, at[: len(std)], std)
-        return Reading(f"std of the first record: {text}") if text else None
+        return Reading(f"std in the first record: {text}") if text else None
 
     # -- dynamics
 
@@ -295,7 +295,7 @@ class Readings:
         text = self._updates.range(scene.table)
         if text:
             still = not self._updates.largest
-            text = f"per step {text} of the weight"
+            text = f"update divided by weight: {text}"
             return self._unless_wild(text, "poor" if still else "fine")
         at = _trainable(scene)
         before, after = (self._of(scene, "l2", r, at) for r in (self._first, self._last))
@@ -305,7 +305,7 @@ class Readings:
             moved = np.abs(after[: len(before)] - before) / before
         text = between(scene.table, at[: len(before)], moved)
         if not text:
-            return self._unless_wild("no size of an update is known", "unknown")
+            return self._unless_wild("no update size is known", "unknown")
         still = scene.records > 1 and not np.nanmax(moved, initial=0)
         text = f"norms changed by {text} of their initial value over the run"
         return self._unless_wild(text, "poor" if still else "fine")
@@ -363,7 +363,7 @@ def _trained(scene: Scene) -> Reading | None:
     if not known:
         return Reading(f"{len(trainable)} parameters are trainable")
     held = sum(bool(f["optimized"]) for f in known)
-    return Reading(f"an optimizer holds {held} of {len(known)} trainable parameters")
+    return Reading(f"an optimizer contains {held} of {len(known)} trainable parameters")
 
 
 def _labels(scene: Scene) -> Reading | None:

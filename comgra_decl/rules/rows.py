@@ -1,4 +1,4 @@
-"""The recorded samples of inputs and targets, collected over the records of a run.
+"""Recorded samples of inputs and targets, collected from the records of a run.
 
 Eight samples per record are stored by default, so a run of a hundred records contains several
 hundred samples of its data. They suffice to compare columns, but not to estimate a density.
@@ -17,7 +17,7 @@ from comgra_decl.rules.table import SlotTable
 from comgra_decl.rules.window import Window
 
 FIRST, THEN = 20, 5
-"""Number of first records that are all read, and the interval between the others."""
+"""How many records are read at the start of a run, and the interval between later ones."""
 
 MOST_ROWS = 800
 MOST_COLUMNS = 1024

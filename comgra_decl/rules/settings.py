@@ -132,7 +132,7 @@ def raise_rate(scene: Scene, otherwise: str) -> str:
 
 
 def lower_rate(scene: Scene, otherwise: str, *, further: str = "") -> str:
-    """Returns advice about steps that are too large; omits measures that are already taken.
+    """Returns advice about steps that are too large, leaving out what the program already does.
 
     Args:
         scene: facts about the run.

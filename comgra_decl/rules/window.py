@@ -1,4 +1,4 @@
-"""The input of rules: records and metrics of a run, in the order of recording.
+"""The input to rules: the records and metrics of a run, in the order in which they were recorded.
 
 Live and stored runs provide the same data, except for their division into windows. Findings must
 not depend on this division.
@@ -20,7 +20,7 @@ from comgra_decl.rules.table import SlotTable, elements_of, samples_of
 Floats = NDArray[np.float32]
 
 VARYING = ("mean", "std", "min", "max", "abs_mean", "l2")
-"""Statistics of a sample that distinguish the samples of a batch."""
+"""Statistics that distinguish the samples in a batch."""
 
 
 class Details(Protocol):
@@ -124,7 +124,7 @@ class Window:
         return self.of_shape(samples_of, at)
 
     def variation(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns the relative variation across the samples of a batch, of shape [k, len(at)].
+        """Returns the relative variation across the samples in a batch, of shape [k, len(at)].
 
         This is the largest standard deviation over the batch of any statistic in `VARYING`,
         relative to the largest magnitude of that statistic. NaN where data are missing or all zero.
@@ -163,7 +163,7 @@ class Window:
         return ~np.isnan(self.aggregates[:, :, self.statistics.index("nonfinite"), 0])
 
     def every(self, interval: int) -> Window | None:
-        """Returns every n-th record of the run; None if there is none in the window."""
+        """Returns every n-th record of the run; None if the window contains none."""
         if interval not in self._parts:  # several rules share an interval
             number = self.first + np.arange(len(self))
             rows = np.flatnonzero(number % interval == 0)

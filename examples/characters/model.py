@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """Causal self-attention with several heads.
+    """Multi-head causal self-attention.
 
     Uses an explicit softmax instead of a fused kernel, so that the weights can be recorded.
     """
@@ -55,7 +55,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each normalised before and added to the residual stream."""
+    """Attention and MLP, each normalized before and added to the residual stream."""
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
@@ -106,6 +106,6 @@ class GPT(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """Initialise weights from a narrow normal distribution, as in GPT-2."""
+    """Initialize weights from a narrow normal distribution, as in GPT-2."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)

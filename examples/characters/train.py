@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def get_batch(data: Tensor, cfg: DictConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return random pieces of the text [batch, context] and the same shifted by one character."""
+    """Return random pieces of the text [batch, context], and the same shifted by a character."""
     context = cfg.model.context
     starts = torch.randint(len(data) - context, (cfg.batch_size,), generator=generator)
     pieces = torch.stack([data[start : start + context + 1] for start in starts]).to(cfg.device)

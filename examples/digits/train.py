@@ -1,6 +1,6 @@
 """Train a small convolutional network on the handwritten digits that come with scikit-learn.
 
-1797 images of 8 x 8 pixels, ten classes; a fifth of them is held out for validation.
+1797 images of 8 x 8 pixels, ten classes; a fifth of the images is held out for validation.
 
     python train.py
     python train.py lr=0.01 model.dropout=0 steps=1000

@@ -65,7 +65,7 @@ def test_every_line_of_the_table_is_measured(
         "memory: GPT-2 124M, record: +2 % or 64 MB": None,
         "memory: GPT-2 124M, light: +2 % or 64 MB": None,
         "memory: GPT-2 124M, debug: +2 % or 64 MB": None,
-        "memory: 1e9 elements, 16 million samples: +2 % or 64 MB": None,
+        "memory: 1e9 elements, 16 million samples: +2% or 64 MB": None,
     }
     printed = capsys.readouterr().out
     assert all(f"| {name} " in printed for name in verdicts)

@@ -34,7 +34,7 @@ def test_equal_runs_end_with_success(root: Path) -> None:
 def test_the_first_difference_and_the_settings_are_printed(root: Path) -> None:
     done = CliRunner().invoke(app, ["compare", str(root / "one"), str(root / "other")])
     assert done.exit_code == Exit.WANTING
-    assert "The runs part at step 0, at " in done.output
+    assert "The runs diverge at step 0, at " in done.output
     assert "config.model.layers: 1 | 2" in done.output
     assert "Also different at step 0:" in done.output
 

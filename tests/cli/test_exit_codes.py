@@ -360,7 +360,9 @@ def test_a_damaged_verdict_is_said_by_all_that_read_a_run(
             assert document["damage"] == [loss]
         if command == "diagnose":
             (answer,) = [
-                line for line in document["health"] if line["question"].startswith("Are samples")
+                line
+                for line in document["health"]
+                if line["question"].startswith("Are the samples")
             ]
             assert answer["colour"] == "unchecked"
             assert "checks/batch_mixing.json" in answer["evidence"]

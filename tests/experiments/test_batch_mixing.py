@@ -176,7 +176,7 @@ def test_the_verdict_on_a_script_reaches_the_checklist_of_its_run(
         net(X).sum().backward()
         optimizer.step()
     run = comgra_decl.open_run(session.path)  # type: ignore[arg-type]
-    question = "Are samples of a batch independent?"
+    question = "Are the samples in a batch independent?"
     answers = {check.question.text: check for check in health(diagnose(run))}
     assert answers[question].colour == "unchecked"
     monkeypatch.chdir(tmp_path)

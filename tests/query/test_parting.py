@@ -1,4 +1,4 @@
-"""Where two runs part: real pairs, against the tensors that plain torch computes."""
+"""Where two runs diverge: real pairs, against the tensors that plain torch computes."""
 
 from __future__ import annotations
 
@@ -247,5 +247,5 @@ def test_a_difference_that_grows_out_of_rounding_is_gradual(
     )  # fmt: skip
     assert found.gradual is gradual
     text = " ".join(sentences(found))
-    assert f"The runs part at step {last}, at head, output: mean 1 and 1.1" in text
+    assert f"The runs diverge at step {last}, at head, output: mean 1 and 1.1" in text
     assert ("may only have amplified rounding" in text) is gradual

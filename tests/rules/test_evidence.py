@@ -97,7 +97,7 @@ def test_units_before_a_functional_rectifier_are_judged_by_gradients_of_biases(
     model = Functional(bias)
     check = answers(tmp_path, model, lambda _: of_classes(model))["Are units alive?"]
     assert check.colour == colour
-    assert "zeros in gradients of biases" in check.numbers
+    assert "zeros in bias gradients" in check.numbers
 
 
 class Attending(nn.Module):

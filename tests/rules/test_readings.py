@@ -132,7 +132,7 @@ def test_readings_do_not_depend_on_windows() -> None:
     for window in (1, 60):
         assert tape.play(window=window).readings() == found
     assert found["finite"].text == "NaN or infinity in 1 of 60 records from step 30 on"
-    assert found["updates"].text.startswith("per step 0.001 (net weight)")
+    assert found["updates"].text.startswith("update divided by weight: 0.001 (net weight)")
     assert found["updates"].verdict == found["gradients"].verdict == "poor"
 
 

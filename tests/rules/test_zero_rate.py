@@ -97,8 +97,8 @@ def test_a_group_that_is_never_trained_is_a_hint(tmp_path: Path) -> None:
     (zero,) = [f for f in made.findings if f.rule == "zero_learning_rate"]
     assert (zero.severity, zero.first_step) == ("hint", 0)
     assert zero.message == (
-        "The learning rate of group 0 of SGD is 0 from the start: 2 of 4 parameter tensors are "
-        "not trained."
+        "The learning rate of group 0 of SGD has been 0 from the start: 2 of 4 parameter tensors "
+        "are not trained."
     )
 
 

@@ -208,7 +208,7 @@ def test_no_update_ratio_without_what_it_takes(
     assert session.path is not None
     run = comgra.open_run(session.path)
     assert "update_ratio" not in run.statistics
-    with pytest.raises(KeyError, match="it requires the statistic 'l2' and the captures"):
+    with pytest.raises(KeyError, match="it requires the 'l2' statistic and the captures"):
         run.slot("first", role="weight").series("update_ratio")
 
 

@@ -5,7 +5,7 @@ const WAYS = [["matrix", "Matrices"], ["heads", "Heads"], ["model", "Model"]];
 const LINE_HEIGHT = 18;
 const FAINTEST = 0.04; // share of the largest weight below which no line is drawn
 const THUMB = 44; // pixels
-const LABELLED = 9; // pixels of a cell that a token's label needs
+const LABELLED = 9; // smallest size in pixels of a cell with a token's label
 
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
@@ -174,7 +174,7 @@ class AttentionPage {
   }
 }
 
-// Writes the tokens beside and above a matrix.
+// Writes the tokens next to and above a matrix.
 function labels(parent, { queries, keys }, cell) {
   for (const [side, words] of [["across", keys], ["down", queries]]) {
     const list = htmlElement(parent, "div", `labels ${side}`);

@@ -3,9 +3,9 @@
 A component draws its parameters and sends small messages back. Messages are untrusted: each
 component checks them against what it shows before any callback runs.
 
-The browser keeps at most one message in flight. It waits for `ready` before it sends the first
+The browser sends one message at a time. It waits for `ready` before it sends the first
 message, because messages sent before Panel has loaded the page are lost. Before each further
-message, it waits for a change of `ack`. If the user clicks several times in the meantime, only the
+message, it waits until `ack` changes. If the user clicks several times in the meantime, only the
 newest click is sent.
 """
 
@@ -44,7 +44,7 @@ class Component(MessagingComponent):
     Attributes:
         ready: Whether the server answers messages. True once the page has loaded
             (`pn.state.onload`), and immediately in a notebook. Never True in a saved file.
-        ack: Number of handled messages, increased after the callbacks have returned.
+        ack: Number of handled messages, incremented after the callbacks have returned.
     """
 
     __abstract = True
@@ -73,7 +73,7 @@ class Component(MessagingComponent):
                     setattr(self, name, value)
 
     def check(self, message: Message) -> bool:
-        """Returns whether a message is valid for the displayed content; components implement it."""
+        """Returns whether a message is valid for the displayed content; see subclasses."""
         raise NotImplementedError
 
     def accept(self, message: Message) -> None:

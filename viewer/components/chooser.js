@@ -119,7 +119,7 @@ export function render({ model }) {
     };
   }
 
-  // A slider over the options. Sends the option at which the user lets go.
+  // A slider over the options. Sends the option at which the user releases the handle.
   function slider(holder, field) {
     const row = htmlElement(holder, "div", "slider");
     const input = htmlElement(row, "input");

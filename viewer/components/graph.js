@@ -68,7 +68,7 @@ class Graph {
     this.minimapFrame = htmlElement(foot, "div", "minimap");
     const zoom = htmlElement(foot, "div", "buttons zoom");
     this.#button(zoom, "\u2212", "Zoom out", () => this.camera.zoom(1 / 1.3));
-    this.percent = this.#button(zoom, "100%", "Zoom to 100 %", () =>
+    this.percent = this.#button(zoom, "100%", "Zoom to 100%", () =>
       this.camera.zoom(1 / this.camera.k));
     this.#button(zoom, "+", "Zoom in", () => this.camera.zoom(1.3));
     this.grip = htmlElement(this.root, "div", "grip");
@@ -144,7 +144,7 @@ class Graph {
     this.camera.auto = auto;
   }
 
-  // Returns the box with an id, or else the leftmost box inside it, or the fold that contains it.
+  // Returns the box with an id, the leftmost box inside it, or the fold that contains it.
   #at(index, id) {
     const inside = [...index.boxes.values()].filter((box) => box.id.startsWith(`${id}.`));
     const leftmost = inside.sort((a, b) => a.x - b.x)[0];
@@ -168,7 +168,7 @@ class Graph {
     else this.#place();
   }
 
-  // Tells Python how large the drawing may be; small changes do not matter.
+  // Tells Python how large the drawing may be, ignoring small changes.
   #tellRoom() {
     const { width, height } = this.camera.inner;
     const room = [Math.floor(width / 20) * 20, Math.floor(height / 8) * 8];
@@ -219,8 +219,7 @@ class Graph {
     this.minimap.place();
   }
 
-  // Laying out all labels takes three quarters of the time of a zoom step, so they are hidden in
-  // large graphs.
+  // Laying out all labels takes up three quarters of a zoom step, so large graphs hide them.
   #hideLabels() {
     this.svg.classList.add("zooming");
     clearTimeout(this.labels);
@@ -269,7 +268,7 @@ class Graph {
       .join(" \u00b7 ");
   }
 
-  // Returns what is drawn as part of a module, without its own name where it has one.
+  // Returns what is drawn as part of a module, without the module's own name.
   #partsOf({ id, members }) {
     return members.slice(1).map((name) =>
       name.startsWith(`${id}.`) ? name.slice(id.length + 1) : name.slice(name.lastIndexOf(".") + 1));

@@ -32,7 +32,7 @@ class GraphView(Component):
             Optional keys are `"log": bool` (shown as text) and `"help": str` (a tooltip).
         info: One line about the selected node, shown below the graph.
         loose: `{"of": box id, "boxes": [box ids]}`, the boxes connected only to other roles of the
-            selected node. They are drawn with thinner lines.
+            selected node, which have thinner outlines.
         path: Ids of the boxes on a path to mark, in order.
         shown: Whether the drawing is visible below the tools.
     """

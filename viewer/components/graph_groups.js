@@ -1,5 +1,5 @@
 // Labels for a drawing seen from afar: frames around groups of boxes, each with a readable name.
-// Near enough, there are none, because the boxes have labels themselves.
+// There are none at a closer zoom, because the boxes themselves have labels.
 
 const CONSTANT = new Set(["parameter", "buffer", "target"]);
 const NAME_LEAST = 34; // pixels that a name needs; narrower groups are labelled together
@@ -57,7 +57,7 @@ function tree(boxes, depth = 0, name = "") {
     : { ...unit(boxes, short), children: children.sort((a, b) => a.left - b.left) };
 }
 
-// Parameters may stand below the boxes of a neighbour, so that they do not widen a group.
+// Parameters may be placed below a neighbour's boxes, so that they do not widen a group.
 function unit(boxes, name) {
   const computed = boxes.filter(({ kind }) => !CONSTANT.has(kind));
   const shown = computed.length ? computed : boxes;

@@ -49,7 +49,7 @@ export function render({ model }) {
     return (row) => typeof row.key[column] === "number" && compare(row.key[column]);
   }
 
-  // A column by its label or, if only one label begins like that, by the beginning.
+  // Returns a column by its label, or by the beginning of its label if that is unique.
   function columnOf(name) {
     const names = table.columns.map((column) => plain(column.label).replaceAll(" ", ""));
     const exact = names.indexOf(name);
@@ -226,7 +226,7 @@ export function render({ model }) {
   model.on("shown", draw);
   model.on("reading", say);
   model.on("ticked", () => {
-    if (!outbox.idle) return; // a newer choice is on its way
+    if (!outbox.idle) return; // a newer choice is about to arrive
     ticked = new Set(model.ticked);
     say();
     drawHead();

@@ -11,7 +11,9 @@ from comgra_decl.viewer.components.base import Component, Message, source
 
 
 class RunsTableView(Component):
-    """Shows a row per run; only the rows in view are in the page, so thousands of runs are fast.
+    """Shows one row per run.
+
+    The page contains only the rows in view, so thousands of runs are fast.
 
     Messages: `{"ticked": [name, ...]}` with all ticked runs, and `{"open": name}`.
 
@@ -48,6 +50,6 @@ class RunsTableView(Component):
         return action == "open" and isinstance(value, str) and value in known
 
     def accept(self, message: Message) -> None:
-        """Takes over the ticks that the browser already shows."""
+        """Copies the ticks that the browser already shows."""
         if "ticked" in message:
             self.ticked = message["ticked"]

@@ -19,7 +19,7 @@ const SAVE_CSS = `
   background: color-mix(in srgb, var(--ink) 9%, transparent); }
 `;
 
-// Each entry is [label, action, whether it needs the server]. Its name is the label's first word.
+// Each entry is [label, action, whether it needs the server]. The first word of the label is its name.
 // `answered` returns whether the server answers.
 function saveMenu(label, entries, answered) {
   const root = htmlElement(null, "div", "save");

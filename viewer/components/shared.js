@@ -59,8 +59,7 @@ function onPageKey(element, handle) {
   document.addEventListener("keydown", listener);
 }
 
-// Bokeh paints figures in the next frame. This paints updates while the browser still waits for that
-// frame, so that only the browser's own work remains.
+// Bokeh paints figures in the next frame. This paints updates while the browser is still waiting for that frame, so that only the browser's own work remains.
 const painting = new MessageChannel(); // after Bokeh's own promises, unlike a microtask
 painting.port1.onmessage = () => {
   for (const view of figures()) {

@@ -15,7 +15,7 @@ class StepBar(Component):
     """Shows every recorded step on a linear axis and reports navigation.
 
     Messages: `{"index": position in steps}` and `{"follow": bool}`. When the user leaves the newest
-    step, `{"follow": False}` comes before the index.
+        step, `{"follow": False}` is sent before the index.
 
     Attributes:
         steps: The recorded steps, ascending: a list or an integer array.

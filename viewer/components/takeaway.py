@@ -10,7 +10,7 @@ from comgra_decl.viewer.components.base import Component, Message, source
 class Takeaway(Component):
     """Adds a download button to each figure; the browser itself renders PNG and SVG.
 
-    Sends `{"csv": id}` if the user requests the data of a figure. Reply with `hand_over`.
+    Sends `{"csv": id}` if the user requests a figure's data. Reply with `hand_over`.
 
     Attributes:
         figures: `{"id": id of the Bokeh model, "label": accessible name}`.

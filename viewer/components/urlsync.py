@@ -17,7 +17,7 @@ class UrlSync(Component):
 
     Attributes:
         query: Query part of the URL: "" or "?key=value&...".
-        push: Whether the next change of `query` adds a history entry (for a node or a section) or
+        push: Whether the next change to `query` adds a history entry (for a node or a section) or
             replaces the current entry (for a step). Set both in one `param.update`.
     """
 

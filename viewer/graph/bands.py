@@ -23,8 +23,8 @@ def bands(scopes: Iterable[Opened], boxes: Sequence[Box]) -> tuple[Band, ...]:
 def _bands_of_row(scopes: Sequence[Opened], boxes: Sequence[Box], row: int) -> list[Band]:
     """Returns the bracket of each scope, in the first free line below its parent's bracket.
 
-    A bracket spans the boxes that its scope computes. It also covers the scope's parameters, which
-    are one column to the left of their consumer, unless that column belongs to a neighbour.
+    A bracket spans the boxes that its scope computes. It also covers the scope's parameters, one
+    column to the left of their consumer, unless that column belongs to a neighbour.
     """
     wanted = {inner.id for scope in scopes for inner in scope.scopes}
     full = _spans(wanted, boxes)

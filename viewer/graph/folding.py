@@ -41,11 +41,11 @@ class Scope:
 
     @property
     def plain(self) -> bool:
-        """Whether the scope is a single module with nothing but small parts."""
+        """Whether the scope is a single module that contains only small parts."""
         return self.own is not None and all(child.small for child in self.ranked)
 
     def nodes(self) -> Iterator[GraphNode]:
-        """Yields the scope's own node first, then those below in execution order."""
+        """Yields the scope's own node, then the nodes below it in execution order."""
         if self.own is not None:
             yield self.own
         for child in self.ranked:
@@ -229,7 +229,7 @@ class Folding:
 
 
 def first_folding(root: Scope, limit: int, fits: Callable[[Folding], bool]) -> Folding:
-    """Returns the folding of the first view: whole levels are expanded while they can be read.
+    """Returns the folding of the first view, which expands whole levels while they are readable.
 
     A level is expanded if the drawing shows little without it. Below that, only stacks of identical
     blocks are expanded, to show the blocks; if there are too many of them, they share a box.
@@ -260,7 +260,7 @@ def first_folding(root: Scope, limit: int, fits: Callable[[Folding], bool]) -> F
 
 
 def _shared(boxes: Iterable[Visible]) -> set[str]:
-    """Returns the boxes that several blocks share."""
+    """Returns the boxes shared by several blocks."""
     return {box.id for box in boxes if len(box.scopes) > 1}
 
 
@@ -270,7 +270,7 @@ def _is_stack(scope: Scope) -> bool:
 
 
 def _all_below(rows: Iterable[str], scopes: Sequence[Scope]) -> bool:
-    """Returns whether every row lies in one of the scopes, that is, nothing else was merged."""
+    """Returns whether every row lies in one of the scopes, so that nothing else was merged."""
     return all(any(row.startswith(f"{scope.id}.") for scope in scopes) for row in rows)
 
 

@@ -2,8 +2,8 @@
 
 Uses the classical layered method (Sugiyama, Tagawa and Toda 1981): break cycles, assign a column to
 every vertex, then sort each column by the mean position of the vertices' neighbours. Vertices are
-numbered by first execution. This number breaks all ties, so that the same graph always gives the
-same drawing.
+numbered by first execution. Ties are broken by this number, so the same graph always gives the same
+drawing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Digraph:
 def acyclic(size: int, edges: Sequence[Edge]) -> Digraph:
     """Returns the graph without the edges that close a cycle against the order of execution.
 
-    An edge is omitted only if it lies on a cycle and its sink did not first run after its source.
+    An edge is omitted only if it lies on a cycle and its sink first ran no later than its source.
     """
     before, after = _neighbours(size, edges)
     ranked = _topological(before, after)
@@ -50,12 +50,12 @@ def acyclic(size: int, edges: Sequence[Edge]) -> Digraph:
 def columns(graph: Digraph, inputs: Sequence[bool], constants: Sequence[bool]) -> list[int]:
     """Returns the column of each vertex: the length of the longest path to it from the left.
 
-    Inputs, constants, and vertices computed only from constants are placed right before their first
-    consumer instead of far to the left.
+    Inputs, constants, and vertices computed only from constants are placed immediately before their
+    first consumer instead of far to the left.
 
     Args:
         graph: The graph.
-        inputs: Which vertices are external inputs that differ between steps.
+        inputs: Which vertices are external inputs that vary from step to step.
         constants: Which vertices are external and persist, like parameters.
     """
     column, loose = [0] * len(graph.ranked), list(constants)

@@ -56,13 +56,13 @@ READABLE = 0.7
 """Smallest zoom at which the labels of boxes can be read: their letters have 12 pixels at 1."""
 
 _SPACE = 110.0, 84.0
-"""Width and height that a box takes, with the gap to the next one and the bands."""
+"""Width and height that a box takes up, including the gap to the next box and the bands."""
 
 USUAL_HEIGHT, TALL_HEIGHT = 150.0, 236.0
 """Heights of the drawing area in a window of 800 pixels, for most networks and for long ones."""
 
 _MOST, _LEAST = 60, 12
-"""Boxes above which identical blocks share one, in any room and in the smallest room."""
+"""Numbers of boxes above which identical blocks share one, in any room and in the smallest room."""
 
 
 _HEADS = 3
@@ -70,7 +70,7 @@ _HEADS = 3
 
 
 class Outline:
-    """A graph and its module tree, of which each drawing shows a part.
+    """A graph and its module tree. Each drawing shows a part of them.
 
     Args:
         nodes: The nodes of the graph, in any order.
@@ -94,7 +94,7 @@ class Outline:
         return self._known[room]
 
     def needs_height(self, width: float) -> bool:
-        """Returns whether blocks share a box in a pane of usual height, but not in a taller one."""
+        """Returns whether blocks share a box at the usual pane height, but not in a taller pane."""
         merged = [
             any(len(box.scopes) > 1 for box in visible_boxes(self._root, one.expanded, one.limit))
             for one in (self.folding(Room(width, high)) for high in (USUAL_HEIGHT, TALL_HEIGHT))
@@ -261,7 +261,7 @@ def _label(box: Visible) -> str:
 
 
 def _spoken(node: GraphNode) -> str:
-    """Returns the name of an activation, or its class if it only has a number."""
+    """Returns the name of an activation, or its class if its name is only a number."""
     name = node.name.rpartition(".")[2]
     return node.module if name.isdigit() else name
 

@@ -1,6 +1,6 @@
 """Data of the graph view: nodes as input, positioned boxes as output.
 
-Lengths are in scene units; one unit is one CSS pixel at 100 % zoom. The origin is the upper left
+Lengths are in scene units; one unit is one CSS pixel at 100% zoom. The origin is the upper left
 corner, x grows to the right and y downwards.
 """
 
@@ -15,7 +15,8 @@ KINDS = ("input", "parameter", "buffer", "computed", "target", "loss")
 #: Kinds that come from outside the graph, for which a missing dependency is normal.
 SOURCE_KINDS = frozenset({"input", "parameter", "buffer", "target"})
 
-#: Kinds independent of the step's input. Values derived from them alone are drawn next to them.
+# : Kinds independent of the step's input. Values derived only from these kinds are drawn next to
+# them.
 CONSTANT_KINDS = frozenset({"parameter", "buffer", "target"})
 
 
@@ -27,8 +28,8 @@ class GraphNode:
         name: Dotted name; its proper prefixes are its module scopes.
         kind: One of `KINDS`.
         order: Position of the node's first execution; nodes with a smaller position ran earlier.
-        title: Other text about the node, such as its shape. Two blocks are identical only if their
-            nodes' titles agree, ignoring the node's own name.
+        title: Further text about the node, such as its shape. Two blocks are identical only if
+            their nodes' titles agree, ignoring the node's own name.
         module: Class of the module; "" if the node is not the output of a module.
     """
 
@@ -108,7 +109,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Room:
-    """The size of the drawing area, and what of it the drawing cannot use.
+    """The size of the drawing area, and the part of it that the drawing cannot use.
 
     Attributes:
         width: Width in CSS pixels.

@@ -2,7 +2,7 @@
 
 Parameters and buffers belong to the module that reads them. Modules that compute nothing of their
 own (identity, dropout) or only apply a function to each value (activations) belong to the module
-whose output they receive. Half of the modules of a usual network are of this kind.
+whose output they receive. Half of the modules in a typical network are of this kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ACTIVATION = (
     r"|Hard([sS]hrink|[sS]igmoid|[sS]wish|[tT]anh|Mish)|Soft(plus|shrink|sign)|Tanh(shrink)?"
     r"|Threshold"
 )
-"""Classes of torch, torchvision, timm and transformers that apply a function to each value."""
+"""Classes in torch, torchvision, timm and transformers that apply a function to each value."""
 
 Edges = Iterable[tuple[str, str, bool]]
 
@@ -34,11 +34,11 @@ def is_activation(module: str) -> bool:
 
 
 def hosts(nodes: Sequence[GraphNode], edges: Edges) -> dict[str, str]:
-    """Returns the node that each quiet module joins: the only one that it reads, in its own scope.
+    """Returns the node that each quiet module joins.
 
-    If that is elsewhere, it joins its only reader. A module that reads several (a residual branch
-    and its shortcut) or has no such neighbour stays alone, and so does a module with parameters or
-    parts of its own.
+    This is the only node that it reads, if that is in the same scope, and otherwise its only
+    reader. A module stays alone if it reads several nodes (a residual branch and its shortcut), has
+    no such neighbour, or has its own parameters or parts.
     """
     kinds = {node.name: node.kind for node in nodes}
     before, after = _neighbours(kinds, edges)
@@ -78,7 +78,7 @@ def owned(nodes: Sequence[GraphNode], edges: Edges) -> set[str]:
 def _neighbours(
     kinds: Mapping[str, str], edges: Edges
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Returns what each node reads, apart from parameters, and what reads it."""
+    """Returns what each node reads, apart from parameters, and which nodes read it."""
     before: dict[str, list[str]] = {}
     after: dict[str, list[str]] = {}
     for source, sink, _ in edges:
@@ -94,7 +94,7 @@ def _are_siblings(one: str, other: str) -> bool:
 
 
 def _resolved(found: dict[str, str]) -> dict[str, str]:
-    """Follows hosts that joined another node themselves; a circle of them stays apart."""
+    """Follows hosts that themselves joined another node; hosts that form a cycle stay apart."""
     ends: dict[str, str] = {}
     for name in found:
         seen, host = {name}, found[name]

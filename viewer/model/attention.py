@@ -1,4 +1,4 @@
-"""Attention weights of the run: which tensors hold them, one sample's matrices, and its tokens."""
+"""Attention weights of the run: their tensors, one sample's matrices, and its tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from comgra_decl.viewer.model.selection import Selection
 
 _PAIR = ("query", "key")
 _HEADS, _SMALL = 32, 24
-"""Heads that are drawn, and rows and columns of a thumbnail, at most."""
+"""Maximum number of drawn heads, and of rows and columns in a thumbnail."""
 
 Floats = NDArray[np.float32]
 
@@ -30,7 +30,7 @@ class Attention:
         weights: [heads, queries, keys]; NaN where they are not finite.
         queries: Label of each row.
         keys: Label of each column.
-        facts: What is seen, such as the number of heads and the size of the matrices.
+        facts: What is shown, such as the number of heads and the size of the matrices.
     """
 
     weights: Floats
@@ -40,7 +40,7 @@ class Attention:
 
 
 def layers(view: RunView) -> list[Slot]:
-    """Returns the slots that hold attention weights, in order of execution."""
+    """Returns the slots that contain attention weights, in order of execution."""
     return view.now("attention", lambda: [s for s in view.slots.values() if _is_attention(view, s)])
 
 
@@ -91,9 +91,9 @@ def _of(preview: Preview, sample: int) -> str:
 
 
 def tokens(view: RunView, at: Selection, sample: int, length: int) -> tuple[str, ...]:
-    """Returns the tokens of a sample: the whole numbers of an input of this length, or ().
+    """Returns the tokens of a sample: the integers in an input of this length, or ().
 
-    Bytes are shown as letters, and other numbers as themselves.
+    Bytes are shown as letters, and other numbers unchanged.
     """
     for slot in view.slots.values():
         fits = slot.kind == "input" and slot.pass_ == "forward" and slot.shape[1:] == (length,)
@@ -110,7 +110,7 @@ def tokens(view: RunView, at: Selection, sample: int, length: int) -> tuple[str,
 
 
 def _labels(axis: Axis, count: int, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the label of each entry: its token where the entry stands for one, or its range."""
+    """Returns the label of each entry: its token, or the range of tokens for which it stands."""
     if axis.how != "mean":
         return words[:count] if len(words) >= count else tuple(map(str, range(count)))
     ends = [(i * axis.size // count, -(-(i + 1) * axis.size // count) - 1) for i in range(count)]

@@ -34,7 +34,7 @@ def between_of(view: RunView, at: Selection, node: str) -> Between | None:
 
 
 def boxes_of(scene: Scene, graph: Graph, slots: tuple[SlotKey, ...]) -> list[str]:
-    """Returns the boxes on a path, in order; successive tensors in one box count once."""
+    """Returns the boxes on a path, in order; consecutive tensors in one box count once."""
     boxes: list[str] = []
     for key in slots:
         names = f"{key.node}.{key.role}", f"{key.node}{key.role.removeprefix('output')}"

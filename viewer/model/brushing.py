@@ -24,7 +24,7 @@ class Brush:
     def of(
         cls, *, samples: Iterable[Any] = (), steps: Iterable[Any] = (), runs: Iterable[Any] = ()
     ) -> Brush:
-        """Returns a brush of these samples, steps and runs; leaves out what cannot be one."""
+        """Returns a brush of these samples, steps and runs; leaves out invalid entries."""
         return cls(
             tuple(sorted({int(n) for n in samples if _whole(n)})),
             tuple(sorted({int(n) for n in steps if _whole(n)})),

@@ -17,9 +17,9 @@ _ENTRY = 200  # bytes of overhead per entry
 class Cache:
     """A least-recently-used cache with a size limit in bytes.
 
-    A limit on the number of entries would not limit memory, because one statistic of all tensors at
-    100,000 steps is as large as ten thousand records. The newest result is kept even if it exceeds
-    the limit.
+    Limiting the number of entries would not limit memory: one statistic of all tensors at 100,000
+    steps is as large as ten thousand records. The newest result is kept even if it exceeds the
+    limit.
 
     Args:
         limit: Maximum size in bytes.

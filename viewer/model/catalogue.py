@@ -14,7 +14,10 @@ from comgra_decl.viewer.model.ranks import rank_in, without_rank
 from comgra_decl.viewer.model.runview import RunView
 
 OPEN_RUNS, HELD = 8, 384 << 20
-"""Maximum number of open runs and of their bytes. The least recently used run is closed first."""
+"""Maximum number of open runs, and of bytes in their caches.
+
+The least recently used run is closed first.
+"""
 
 _BETWEEN_LISTS = 2.0  # seconds
 _BETWEEN_LOOKS = 0.2  # seconds
@@ -49,7 +52,7 @@ class Catalogue:
         root: Folder of runs, a group, a single run, or a location in a bucket. May not exist yet.
 
     Attributes:
-        entries: The listed runs, newest first; the same object until something in it changes.
+        entries: The listed runs, newest first; the same object until its contents change.
         summaries: The listed runs with their current numbers of records, newest first, by name.
     """
 
@@ -89,7 +92,7 @@ class Catalogue:
         return self._paths.get(without_rank(name))
 
     def default(self) -> str:
-        """Returns the name of the newest readable run with records, or else of the first run.
+        """Returns the name of the newest readable run with records, or else the first run's name.
 
         Returns "" if there is no run.
         """

@@ -27,7 +27,7 @@ class Option:
 class Field:
     """One selector; `style` is "menu", "buttons", "actions", "slider" or "number".
 
-    A number is from `low` to `high`.
+    Numbers range from `low` to `high`.
     """
 
     name: str
@@ -82,8 +82,8 @@ def _ranks(view: RunView) -> tuple[Field, ...]:
     options = [Option("", f"all {len(view.ranks)} combined")]
     options += [Option(str(rank), f"rank {rank} only") for rank in view.ranks]
     missing = view.whole.run.missing_ranks
-    help_ = 'Process of the distributed training; "all" combines the batches of all processes'
-    help_ += f". Nothing was recorded for rank {', '.join(map(str, missing))}" if missing else ""
+    help_ = 'A process of distributed training; "all" combines the batches of all processes'
+    help_ += f". Nothing was recorded on rank {', '.join(map(str, missing))}" if missing else ""
     chosen = "" if view.number is None else str(view.number)
     return (Field("rank", "Ranks", chosen, tuple(options), help_),)
 
@@ -92,7 +92,7 @@ def _types(view: RunView, at: Selection) -> Field:
     every = "all training steps" if len(view.run.steps) else "all evaluations"
     options = tuple(Option(t, t or every) for t in view.types())
     return Field(
-        "type", "Step type", at.type, options, "Type of the steps to show: train, eval, ..."
+        "type", "Step type", at.type, options, "Which type of steps to show: train, eval, ..."
     )
 
 
@@ -100,7 +100,7 @@ def _tensor(view: RunView, at: Selection) -> tuple[Field, ...]:
     roles = tuple(Option(role, role) for role in view.roles(at.node))
     numbers = tuple(Option(str(i), str(i)) for i in view.iterations(at.node, at.role))
     fields = [
-        Field("role", "Role", at.role, roles, "Tensor of the node to show: output, weight, ..."),
+        Field("role", "Role", at.role, roles, "Which of the node's tensors to show: output, ..."),
         Field("iteration", "Iteration", str(at.iteration), numbers,
               "Which of the node's calls within the step to show, starting at 0"),
     ]  # fmt: skip

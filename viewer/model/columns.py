@@ -1,4 +1,4 @@
-"""Downsampling of heat maps: which record each column of a bounded image shows."""
+"""Downsampling of heat maps: selects the record for each column of a bounded image."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def columns(
 def strongest(numbers: Floats, steps: Steps, x0: float, x1: float, count: int) -> Floats:
     """Returns the value of largest magnitude in each column, [lines, count].
 
-    As a result, a single outlier among many steps remains visible. A column without a record
-    repeats the previous column.
+    As a result, a single outlier among many steps remains visible. A column with no record repeats
+    the previous column.
 
     Args:
         numbers: Recorded values [lines, k]; NaN where missing.

@@ -144,7 +144,7 @@ def overlay_of(
     relative: bool,
     within: Window | None = None,
 ) -> Overlay:
-    """Returns the selected statistic over steps for both sides.
+    """Returns the selected statistic over steps, for both sides.
 
     Args:
         view: Displayed run.
@@ -178,7 +178,7 @@ def started(line: Curve) -> Curve:
 
 
 def settings_of(view: RunView, other: Other) -> list[tuple[str, str, str]]:
-    """Returns the spec and config settings that differ between both runs."""
+    """Returns the spec and config settings that differ between the two runs."""
     if other.view is None or other.view is view:
         return []
     table = differences([view.run, other.view.run])
@@ -296,7 +296,7 @@ def _paint(
 
 def percent(relative: float) -> str:
     """Returns a relative difference in percent with its sign."""
-    text = f"{number(100 * relative, digits=3)} %"
+    text = f"{number(100 * relative, digits=3)}%"
     return f"+{text}" if relative > 0 else text
 
 
@@ -308,8 +308,8 @@ def _legend(at: Selection, pass_: str, limit: float) -> dict[str, Any]:
         "high": percent(limit),
         "colors": [signed_colour(float(place)) for place in places],
         "log": False,
-        "help": "Difference divided by the mean of the two magnitudes. Orange: larger in this run. "
-        "The scale applies to this step only.",
+        "help": "Difference divided by the mean of the two magnitudes. Orange: larger in this "
+        "run. The scale applies only to this step.",
     }
 
 
@@ -322,7 +322,7 @@ def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) 
 
 
 def there_of(view: RunView, at: Selection) -> Selection:
-    """Returns the selection adapted to the other run, which may not have the step type."""
+    """Returns the selection adapted to the other run, which may lack the step type."""
     type_ = at.type if at.type in view.types() else ""
     sample = at.sample
     known = sample is None or sample < view.run.sample_count

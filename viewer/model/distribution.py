@@ -14,7 +14,10 @@ from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import Window
 
 ROWS, COLUMNS = 64, 320
-"""Maximum numbers of rows and columns. They are small because every cell is sent and painted."""
+"""Maximum numbers of rows and columns.
+
+They are small because every cell must be sent and painted.
+"""
 _TAIL = 0.01  # share of a record's values outside its range, per side
 _ODD = 0.05  # share of records that may exceed the range, per side
 
@@ -111,7 +114,7 @@ def _densities(edges: Floats, shares: Floats, spans: Floats) -> Floats:
     """Returns the square root of each record's share between consecutive `edges`, [k, rows].
 
     Each record is scaled to a maximum of 1. All records are computed together, because a loop over
-    records took most of the time when the user selected another node.
+    records took up most of the time needed to show another node.
     """
     bins = shares.shape[1]
     low, high = spans[:, :1], spans[:, 1:]

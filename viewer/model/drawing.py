@@ -92,8 +92,8 @@ def draw(preview: Preview, *, sample: int | None = None, picture: bool = False) 
 
     Args:
         preview: values with the meaning of their axes.
-        sample: draws only this sample, which must be there; None draws all, or the first one where
-            there is room for only one.
+        sample: the only sample to draw, which must be there. None draws all samples, or only the
+            first if there is no room for more.
         picture: whether three channels are red, green and blue.
     """
     part = _part(preview, sample, picture)
@@ -222,7 +222,7 @@ def _tiles(
 def boxes_of(maps: tuple[int, ...], across: int | None = None) -> list[Tile]:
     """Returns the places of maps [n, h, w] in reading order, with a cell between them.
 
-    The whole is nearly a square; `across` maps stay side by side.
+    Together, the maps are nearly square; `across` maps stay side by side.
     """
     n, h, w = maps
     columns = min(n, max(1, round(sqrt(n * (h + 1) / (w + 1)))))
@@ -294,7 +294,7 @@ def _colours(images: Floats, part: _Part) -> Drawing:
 
 
 def _of(cells: str, axes: Sequence[Axis]) -> str:
-    """States how many cells there are, and how many entries they were averaged or selected from."""
+    """States how many cells there are, and from how many entries they were averaged or selected."""
     sizes = shape(tuple(axis.size for axis in axes))
     if any(axis.how == "mean" for axis in axes):
         return f", means of {sizes}"

@@ -153,11 +153,11 @@ def opening(view: RunView, *, step: int | None = None) -> dict[str, Any]:
     """Returns what a page selects if its URL does not, by parameter of `ViewState`.
 
     This is the tensor and first step of the most important finding about a tensor. In a run without
-    such findings, it is the loss at the last step; without a loss, it is empty.
+    such findings, the page shows the loss at the last step; without a loss, the result is empty.
 
     Args:
         view: The run.
-        step: A step that is already chosen; None lets the finding choose.
+        step: The step, if it is already chosen; None uses that of the finding.
     """
     for finding in findings_of(view):
         place = finding.place

@@ -25,7 +25,7 @@ class Fitting:
 _LOSS = Fitting("mean", "mean", "a loss is shown as its value")
 _ONE = Fitting("mean", "mean", "the tensor has a single value")
 _ONE_EACH = Fitting(
-    "mean", "std", "each sample has a single value, so the spread is that of the batch"
+    "mean", "std", "each sample has a single value, so the spread over the batch is shown"
 )
 _MANY = Fitting(*GENERAL, "each sample has several values")
 
@@ -33,9 +33,10 @@ _MANY = Fitting(*GENERAL, "each sample has several values")
 def fitting(view: RunView, slot: Slot | None) -> Fitting:
     """Returns what to show for a tensor until the user makes a choice.
 
-    The mean of a loss or of any single number; the spread over the batch if each sample holds one
-    value (shape [B] or [B, 1]), because its spread within a sample is always 0; else the spread of
-    the values of a sample. Falls back to the first recorded statistic.
+    For a loss or any other single number, this is the mean. If each sample contains one value
+    (shape [B] or [B, 1]), it is the spread over the batch, because the spread within a sample is
+    always 0. For all other tensors, it is the spread of the values in a sample. If none of these is
+    recorded, it is the first recorded statistic.
     """
     fit = _MANY if slot is None else _fit(slot)
     known = view.run.statistics

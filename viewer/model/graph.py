@@ -18,7 +18,7 @@ from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.palette import GREY, SCALE, colour_at, signed_colour
 
-_ENOUGH = 50_000  # values for the quantiles; sorting all values takes longer than painting
+_ENOUGH = 50_000  # values for the quantiles; sorting all of them takes longer than painting
 _DEPTH = 1e-8  # lower end of a logarithmic scale, relative to its upper end
 
 Edges = tuple[tuple[str, str, bool], ...]
@@ -31,7 +31,7 @@ class Graph:
     Parameters, buffers that take part in the computation, and tensors from an earlier step get
     separate nodes ("encoder.weight", "cell (earlier step)"), although elsewhere they are roles of a
     module's node. `parameters` maps these separate nodes to (node, role). `roles` maps each edge to
-    the roles that it connects, that of its source and that of its sink.
+    the two roles that it connects: the source's and the sink's.
     """
 
     nodes: tuple[GraphNode, ...]
@@ -210,7 +210,8 @@ def painted_slots(view: RunView, at: Selection, graph: Graph, pass_: str) -> dic
     """Returns the slot that colours each node.
 
     The result is cached because, except for the selected node, it depends only on the pass and the
-    iteration. If the step or the statistic changes, only other values are selected.
+    iteration. If the step or the statistic changes, the slot stays the same and only its value
+    differs.
     """
     key = ("painted", id(graph), pass_, at.iteration)
     elsewhere = replace(at, node="", role="")
@@ -279,7 +280,7 @@ def _known(view: RunView, at: Selection, pass_: str) -> NDArray[np.float64]:
 def scale_of(values: NDArray[np.float64]) -> Scale:
     """Returns one scale for all values of a run, so that colours are comparable across steps.
 
-    One percent of the values saturate at each end of the scale. Signed values get a diverging
+    At each end of the scale, one percent of the values is clipped. Signed values get a diverging
     scale. Positive values that span more than two orders of magnitude get a logarithmic scale. If
     there are many values, the quantiles are computed from an evenly spaced subset.
     """

@@ -1,4 +1,4 @@
-"""The verdict of a run in one line, and the counts on the section tabs."""
+"""The verdict on a run in one line, and the counts on the section tabs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ neutral: nothing was found, but some checks could not be completed.
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The verdict of a run.
+    """The verdict on a run.
 
     Attributes:
         tone: See `Tone`.
@@ -43,7 +43,7 @@ class Headline:
 
 
 def headline(view: RunView) -> Headline:
-    """Returns the verdict of a run from its end, the latest findings and the checklist."""
+    """Returns the verdict on a run from its end, the latest findings and the checklist."""
     said = headline_of(found(view), live=view.run.state == "live", last=_last(view))
     ending = ending_of(view)
     if ending is None:
@@ -55,17 +55,17 @@ def headline(view: RunView) -> Headline:
 
 
 def ending_of(view: RunView) -> Ending | None:
-    """Returns how the program ended, if it did not end by itself."""
+    """Returns how the program ended, if it did not end normally."""
     ending: Ending | None = view.now("ending", lambda: view.run.ending)
     return ending
 
 
 def headline_of(known: Found, *, live: bool, last: int) -> Headline:
-    """Returns the verdict of a run.
+    """Returns the verdict on a run.
 
     Args:
         known: The rule results.
-        live: Whether training still runs.
+        live: Whether training is still running.
         last: Step of the newest training record.
     """
     diagnosis = known.diagnosis
@@ -86,7 +86,7 @@ def headline_of(known: Found, *, live: bool, last: int) -> Headline:
 
 
 def _without_findings(diagnosis: Diagnosis, live: bool, numbers: str) -> Headline:
-    """Returns the verdict of a run without findings; "good" only if every check was completed."""
+    """Returns the verdict on a run without findings; "good" only if every check was completed."""
     lead = "No findings so far" if live else "No findings"
     asked = [c for c in health(diagnosis) if c.colour != "absent"]
     checks = [c for c in asked if not c.question.experiment or c.colour != "unchecked"]
@@ -108,7 +108,7 @@ def _without_findings(diagnosis: Diagnosis, live: bool, numbers: str) -> Headlin
 
 
 def counted(findings: Iterable[Finding]) -> str:
-    """Returns how many findings there are of each severity, worst first: "1 error, 2 warnings"."""
+    """Returns the number of findings of each severity, worst first: "1 error, 2 warnings"."""
     counts = Counter(finding.severity for finding in findings)
     return ", ".join(
         f"{count(counts[severity])} {severity}{'s' * (counts[severity] > 1)}"

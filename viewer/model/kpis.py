@@ -78,7 +78,7 @@ def _losses(view: RunView) -> list[Slot]:
 
 
 def _title(slot: Slot) -> str:
-    """Returns the chart title of a loss, with a number if a step has several losses."""
+    """Returns the title of a loss's chart, with a number if a step has several losses."""
     title = slot.node if slot.role == "output" else f"{slot.node} {slot.role}"
     return f"{title}[{slot.iteration}]" if slot.iteration else title
 

@@ -19,13 +19,11 @@ STATISTIC_HELP = {
     "l2": "Euclidean norm of the values",
     "zero_fraction": "fraction of the values that are exactly 0",
     "nonfinite": "number of values that are NaN or infinite",
-    "rms": "root of the mean of the squared values",
+    "rms": "square root of the mean of the squared values",
     "snr": "absolute value of the mean divided by the standard deviation",
     "negative_fraction": "fraction of the values that are below 0",
     "kurtosis": "fourth central moment / squared variance (3 for a normal distribution)",
-    **{
-        f"q{q}": f"{q} % quantile of the values" for q in ("01", "05", "25", "50", "75", "95", "99")
-    },
+    **{f"q{q}": f"{q}% quantile of the values" for q in ("01", "05", "25", "50", "75", "95", "99")},
     "singular_value": "largest singular value",
     "stable_rank": "squared Frobenius norm divided by the squared largest singular value",
     "effective_rank": "exponential of the entropy of the normalized singular values",

@@ -32,8 +32,10 @@ HELD = 256 << 20
 """Maximum size in bytes of the metrics and series in memory."""
 
 _RECENT = 30.0
-"""Seconds for which numbers count as being on screen. They do not make room for others, which would
-have to make room for them in turn."""
+"""Seconds for which numbers count as being on screen.
+
+Such numbers are not removed to make room for others, because they would then have to be read again.
+"""
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,7 +69,8 @@ class Wanted:
 class Recorded:
     """Numbers of one run by step, with the clock that turns steps into times and samples.
 
-    Empty if the run lacks the metric or the tensor, or if `left_out`: there was no room for it.
+    Empty if the run lacks the metric or the tensor, or if `left_out` is set because there was no
+    room for it.
     """
 
     steps: NDArray[np.int64]
@@ -96,7 +99,7 @@ class _Held:
 class Library:
     """Reads all runs of a catalogue, one after the other, on a background thread.
 
-    What a session asks for comes first. `version` increases whenever something has been read.
+    Requests from sessions come first. `version` is incremented whenever something has been read.
     """
 
     def __init__(self, catalogue: Catalogue) -> None:
@@ -113,7 +116,7 @@ class Library:
         self._worker: threading.Thread | None = None
 
     def refresh(self) -> None:
-        """Notices new and changed runs; returns immediately."""
+        """Detects new and changed runs; returns immediately."""
         summaries = self._catalogue.summaries
         with self._lock:
             self._due = [
@@ -146,7 +149,7 @@ class Library:
     def get(self, wanted: Wanted) -> Recorded | None:
         """Returns what is wanted, or None until it has been read.
 
-        Of a run with new records, returns the previous numbers until the new ones have been read.
+        For a run with new records, returns the previous numbers until the new ones have been read.
         """
         with self._lock:
             held = self._held.get(wanted)

@@ -22,7 +22,7 @@ _SAMPLES = 8
 """Maximum number of recorded samples to prefetch."""
 
 _QUICK = 2_000_000
-"""Maximum count of numbers per read. A read blocks requests for some hundredths of a second."""
+"""Maximum count of numbers per read. A read blocks requests for a few hundredths of a second."""
 
 
 def next_to(view: RunView, at: Selection, before: Selection, colour: str) -> Iterator[Work]:
@@ -34,7 +34,7 @@ def next_to(view: RunView, at: Selection, before: Selection, colour: str) -> Ite
 
 
 def near_steps(view: RunView, at: Selection, before: int | None) -> Iterator[Work]:
-    """Yields reads for two records in the direction of navigation, and one in the opposite one."""
+    """Yields reads for two records in the direction of navigation and one behind."""
     steps = view.steps(at.type)
     if at.step is None or not len(steps):
         return
@@ -51,7 +51,7 @@ def near_choices(view: RunView, at: Selection, colour: str) -> Iterator[Work]:
     Args:
         view: The run.
         at: Current selection.
-        colour: Pass that colours the graph. Other values of `colour` use no statistics.
+        colour: The pass that colours the graph. Other values of `colour` use no statistics.
     """
     known = view.run.statistics
     here = known.index(at.statistic) if at.statistic in known else 0

@@ -1,4 +1,4 @@
-"""The module tree, with the contents of each module and how much of it is trained."""
+"""The module tree, with the contents of each module and the extent to which it is trained."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Module:
 
     @property
     def frozen(self) -> str:
-        """Returns "frozen" if no parameter is trained, "partly frozen" if some are not, else ""."""
+        """Returns "frozen", "partly frozen", or "" if all parameters are trained."""
         if not self.count or self.trainable == self.count:
             return ""
         return "partly frozen" if self.trainable else "frozen"
@@ -58,7 +58,10 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class ModuleTree:
-    """All modules, parents before children. `measure` names the quantity that `share` refers to."""
+    """All modules, parents before children.
+
+    `measure` names the quantity to which `share` refers.
+    """
 
     modules: Mapping[Key, Module]
     measure: str | None

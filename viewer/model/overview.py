@@ -27,8 +27,8 @@ class Overview:
     the range of the run.
 
     The forward pass and the selected gradient have the same lines, so that they can be compared
-    side by side: `slots` holds the forward slot of each, or else the gradient's; `recorded` holds
-    the slots of this pass, None where the tensor has none.
+    side by side: `slots` contains each tensor's forward slot, or else its gradient's slot;
+    `recorded` contains the slots of this pass, with None where a tensor has none.
     """
 
     slots: tuple[Slot, ...]

@@ -1,4 +1,4 @@
-"""Where the displayed run and another one part, found on a background thread."""
+"""Where the displayed run and another one diverge, found on a background thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Search:
 
     Attributes:
         there: The other run.
-        revisions: Revisions of both runs at the start of the search.
+        revisions: Revisions of the two runs at the start of the search.
         found: The result; None while searching, or after an error.
         problem: Why there is no result; "" without an error.
     """

@@ -53,8 +53,7 @@ class Card:
         image: the source of an `img`; "" if there is none.
         low: the value of the first colour, the same at all steps.
         high: the value of the last colour.
-        note: further facts.
-        missing: why there is no picture.
+        note: additional facts. missing: why there is no picture.
     """
 
     title: str
@@ -79,7 +78,7 @@ class Cloud:
 
 @dataclass(frozen=True, slots=True)
 class Album:
-    """All that the Pictures section shows.
+    """Everything that the Pictures section shows.
 
     Attributes:
         probe: the name of the probe; "" if the run has no record of one.
@@ -199,7 +198,7 @@ def _cross_entropy(scores: NDArray[Any], label: Any) -> float | None:
 
 
 def _photo(view: RunView, type_: str, value: NDArray[Any]) -> str:
-    """Returns an input as an image: a photo if the spec says how, else its values in grey."""
+    """Returns an input as an image: a photo if the spec says how, or else its values in grey."""
     value = np.asarray(value, np.float64)
     probe = view.run.spec.probes.get(type_.removeprefix(PROBE_PREFIX))
     declared = None if probe is None else probe.show.image
@@ -324,7 +323,7 @@ def png(image: Image) -> str:
 
 def _cloud(view: RunView, type_: str, step: int, node: str) -> Cloud | str:
     try:
-        # kept, so that a record that arrives moves no point that is drawn
+        # kept, so that new records do not move the drawn points
         basis: Basis | None = view.ever(
             ("basis", type_, node), lambda: view.run.embedding(node, type=type_).basis
         )

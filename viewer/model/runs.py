@@ -1,4 +1,4 @@
-"""The table of runs, and what is drawn of several runs: lines over steps, settings, metrics."""
+"""The table of runs, and drawings of several runs: lines over steps, settings, metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from comgra_decl.viewer.palette import LINES
 
 SMOOTHINGS = ("0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "0.95", "0.97",
               "0.99", "0.995", "0.999")  # fmt: skip
-"""Weights of the moving average that can be chosen."""
+"""Weights of the moving average from which users can choose."""
 
 X_AXES: dict[XAxis, str] = {"step": "step", "time": "wall time", "samples": "samples seen"}
 """Axes on which lines can be drawn: key and label."""
@@ -44,7 +44,7 @@ _LOGARITHMIC = 50  # ratio of the largest to the smallest setting above which an
 
 @dataclass(frozen=True, slots=True)
 class Overlaid:
-    """What the section *Runs* shows.
+    """What the *Runs* section shows.
 
     Attributes:
         ticked: Names of the ticked runs; None until the user ticks any.
@@ -66,7 +66,7 @@ DEFAULT = Overlaid()
 
 
 class Cell(NamedTuple):
-    """Text of a cell, and what it is sorted and filtered by."""
+    """Text of a cell, and the value by which it is sorted and filtered."""
 
     text: str
     key: float | str | None
@@ -140,7 +140,7 @@ def settings_in(rows: Mapping[str, RunRow]) -> list[str]:
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Returns for each setting the shortest end of its name that no other setting has."""
+    """Returns the shortest unique ending of each setting's name."""
     short: dict[str, str] = {}
     for name in names:
         parts = name.split(".")
@@ -162,7 +162,7 @@ def colours_of(names: Sequence[str]) -> dict[str, str]:
 
 
 def ticked_of(overlaid: Overlaid, names: Sequence[str], shown: str) -> tuple[str, ...]:
-    """Returns the runs to draw: those ticked, or else the shown run and the newest of its group."""
+    """Returns the runs to draw: those ticked, or else the shown run and the newest in its group."""
     if overlaid.ticked is not None:
         there = set(names)
         return tuple(name for name in overlaid.ticked if name in there)
@@ -317,7 +317,7 @@ def trials_of(rows: Mapping[str, RunRow], metric: str, against: Sequence[str]) -
 
 
 def scale_of(label: str, values: Sequence[Any]) -> Scale:
-    """Returns an axis for numbers (logarithmic if they differ much), or for other values."""
+    """Returns an axis for numbers (logarithmic if they differ widely), or for other values."""
     texts = tuple(MISSING if value is None else _text(value) for value in values)
     numeric = [v for v in values if v is not None]
     if numeric and all(_numeric(value) for value in numeric):
@@ -408,7 +408,7 @@ def _setting(value: Any) -> Cell:
 
 
 def _findings(counts: Mapping[str, int] | None) -> Cell:
-    """Returns the counts; errors weigh more than any number of warnings, and so on."""
+    """Returns a sort key for the counts: one error outweighs any number of warnings, and so on."""
     if counts is None:
         return Cell("not checked", None)
     parts = [

@@ -25,7 +25,7 @@ Steps = NDArray[np.int64]
 _KINDS = ("loss", "computed", "input", "target", "buffer", "parameter")
 
 LASTING, PASSING = 48 << 20, 96 << 20
-"""Maximum sizes in bytes of an open run's caches for single records and data over all steps."""
+"""Maximum sizes in bytes of an open run's two caches: single records, and data over all steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Rows:
 class RunView:
     """A run with caches for the view models. Each process has one per run, shared by all sessions.
 
-    `revision` increases whenever `refresh` finds new records, so that sessions notice them.
+    `revision` is incremented whenever `refresh` finds new records, so that sessions notice them.
     `number` is the rank if only one of several ranks is shown. `whole` is the view of all ranks.
     Never modifies the run.
     """
@@ -180,7 +180,7 @@ class RunView:
     # --- records -----------------------------------------------------------------------------
 
     def types(self) -> list[str]:
-        """Returns the choices of the type of execution: "" (all training steps), types and tags."""
+        """Returns the types of execution to offer: "" (all training steps), types and tags."""
         return self.now("types", self._types)
 
     def _types(self) -> list[str]:
@@ -245,7 +245,7 @@ class RunView:
         return self.ever(key, read)
 
     def sample_labels(self, step: int | None, type_: str) -> list[str]:
-        """Returns the categories of the recorded samples of a step; empty without `samples.by`."""
+        """Returns the categories of the samples recorded at a step; empty without `samples.by`."""
         if step is None or self.ever("samples.by", lambda: self.run.spec.samples.by) is None:
             return []
         key = ("sample_labels", step, type_)
@@ -318,7 +318,7 @@ class RunView:
 
     @property
     def held(self) -> int:
-        """Number of bytes that the caches of all ranks hold."""
+        """Number of bytes in the caches of all ranks."""
         own = self._lasting.size + self._passing.size
         return own + sum(view.held for view in self._ranks.values())
 

@@ -17,7 +17,7 @@ POINTS, WIDE = 600, 2000
 """Maximum number of points. Longer lines are thinned, keeping the extremes of each stretch.
 
 The two numbers correspond to about two points per pixel of a small figure and of a page-wide
-figure. With more points than that, drawing them took most of the time of painting a line.
+figure. With more points, drawing them took up most of the time needed to paint a line.
 """
 
 _LONE = 0.003
@@ -60,7 +60,7 @@ class Curve:
     def logarithmic(self) -> Curve:
         """Returns the curve in powers of ten; non-positive values become gaps.
 
-        A band that reaches below zero extends to the end of the axis.
+        A band that reaches below zero extends to the edge of the plot.
         """
         values, high, context = log10(self.values), log10(self.high), log10(self.context)
         if len(values) and np.isnan(values).all() and not self.missing:
@@ -188,7 +188,7 @@ def drawn(
 
 
 def thin(values: Floats, points: int) -> NDArray[np.int64]:
-    """Returns up to about `points` ascending indices: of extremes, and of the first and last."""
+    """Returns up to about `points` ascending indices: extremes, and the first and last points."""
     size = len(values)
     if size <= points:
         return np.arange(size)
@@ -204,8 +204,8 @@ def thin(values: Floats, points: int) -> NDArray[np.int64]:
 def smoothed(values: Floats, weight: float) -> Floats:
     """Returns the exponential moving average, with bias correction, as TensorBoard computes it.
 
-    With the average a = w a + (1 - w) y, starting at 0, the k-th finite value y becomes
-    a / (1 - w ** k). NaN and infinities stay as they are and do not count. Equal values stay equal.
+    With the average a = w a + (1 - w) y, starting at 0, the k-th finite value y becomes a / (1 - w
+    ** k). NaN and infinity remain unchanged and do not count. Equal values stay equal.
 
     Args:
         values: Values in order [k].

@@ -23,7 +23,7 @@ LISTED = 100
 """Values per page of the list."""
 
 PIXELS = 10_000
-"""Maximum image size. For larger slices, the largest magnitude in each block of cells is shown."""
+"""Maximum image size. Larger slices show the largest magnitude in each block of cells."""
 
 PHOTO = 65_536
 """Maximum size of a colour image. Larger images are subsampled."""
@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One dim of the recorded values. The first dim of a batched tensor holds the samples."""
+    """One dim of the recorded values. The first dim of a batched tensor contains the samples."""
 
     name: str
     size: int
@@ -90,7 +90,7 @@ class Listing:
 class Picture:
     """Image of a slice with `block` cells per pixel. `marks` are non-finite cells.
 
-    If one dim holds colour channels, `rgba` holds the colours (uint32) instead.
+    If one dim contains colour channels, `rgba` contains the colours (uint32) instead.
     """
 
     image: Floats
@@ -187,7 +187,7 @@ def picture_of(tensor: Tensor, slicing: Slicing) -> Picture:
 
 
 def text_of(tensor: Tensor) -> str:
-    """Returns the text that a sample of bytes encodes; "" if it is not text."""
+    """Returns the text encoded by a sample of bytes; "" if it is not text."""
     values = tensor.chosen
     if values.dtype != np.uint8 or values.ndim > 1:
         return ""

@@ -32,7 +32,7 @@ def pass_field(view: RunView, at: Selection, chosen: str) -> Field:
 def sheet_choices(
     view: RunView, at: Selection, tensor: Tensor, *, slicing: Slicing, order: str, pass_: str
 ) -> Groups:
-    """Returns all selectors of the displayed values, in groups."""
+    """Returns all selectors for the displayed values, in groups."""
     what = (pass_field(view, at, pass_), *_sample(view, at, tensor))
     if tensor.missing is not None:
         return (("Values", what),)

@@ -35,7 +35,7 @@ class Slicing:
         return self.places.index(axis) if axis in self.places else None
 
     def put(self, dim: int, place: Place) -> Slicing:
-        """Returns the slicing with a dim on an axis. The dim that was there swaps places."""
+        """Returns the slicing with a dim on an axis. The two dims swap places."""
         places = list(self.places)
         holder = self.dim(place) if isinstance(place, str) else None
         if holder is not None:

@@ -109,7 +109,7 @@ def _no_run(catalogue: Catalogue) -> Notice:
     missing = " (the folder does not exist yet)" if gone else ""
     return Notice("wait", "No runs yet", (
         f"No runs found in {root.absolute()}{missing}.",
-        "Start training with tracing enabled; this page updates automatically:",
+        "Start training with tracing enabled. This page updates automatically:",
     ), _COMMAND)  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from comgra_decl.viewer.model.runview import Rows, RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, previous, slots_of
 
 UPDATE = "update"
-"""Pass that holds the optimizer's change of a parameter."""
+"""The pass that contains the optimizer's change to a parameter."""
 
 _NAN = math.nan
 Numbers = dict[str, float]
@@ -40,7 +40,7 @@ class Cell:
 class StatisticsTable:
     """A table with statistics as rows and passes as columns. `before` is the step to compare with.
 
-    The columns are the forward pass, the selected gradient, and the update of a parameter.
+    The columns are the forward pass, the selected gradient, and the update to a parameter.
     """
 
     columns: tuple[str, ...]
@@ -122,7 +122,10 @@ def _sample_cell(rows: Rows | None, sample: int, statistic: str) -> Cell:
 
 
 def is_recorded(name: str, line: Numbers) -> bool:
-    """Returns whether a value was recorded, even NaN. Some statistics apply to few tensors."""
+    """Returns whether a value was recorded, even NaN.
+
+    Some statistics apply to only a few tensors.
+    """
     broken = line.get("nonfinite", _NAN)
     applies = name in STATISTICS or not math.isnan(line.get(name, _NAN)) or broken > 0
     return applies and not math.isnan(broken)

@@ -53,7 +53,7 @@ def story_of(
         stops: The stops of the walk.
         finding: The finding that the walk explains.
         run: The run's name for display.
-        said: The verdict of the run.
+        said: The verdict on the run.
     """
     title = f"{rule_label(finding.rule)} in {run}"
     lines = "".join(_stop(view, stop, finding) for stop in stops)
@@ -65,7 +65,7 @@ def story_of(
         f'<p class="soft">{_e(run)} \u00b7 {many(len(view.run.records), "record")}{numbers}</p>'
         f"<h1>{_e(finding.severity)}: {_e(title)}</h1>"
         f"<ol>{lines}</ol></main><footer>Created by comgra_decl {__version__}. "
-        f"Verdict of the run: {_e(said.lead)}.</footer></body></html>"
+        f"Verdict on the run: {_e(said.lead)}.</footer></body></html>"
     )
     return page.encode()
 
@@ -78,7 +78,7 @@ def _stop(view: RunView, stop: Stop, finding: Finding) -> str:
 
 
 def _drawing(view: RunView, stop: Stop) -> str:
-    """Returns the tensor's series, or the loss, as a drawing with a caption."""
+    """Returns a drawing of the tensor's series, or of the loss, with a caption."""
     if stop.place is None:
         line, caption = _loss(view)
     else:
@@ -112,7 +112,7 @@ def _loss(view: RunView) -> tuple[Curve, str]:
 
 
 def svg_of(line: Curve, step: int, *, label: str) -> str:
-    """Returns a line over steps as inline SVG: its range, a mark at `step`, gaps where unknown."""
+    """Returns a line over steps as inline SVG, with its range, a mark at `step`, and gaps."""
     low, high = line.bounds
     first, last = float(line.steps[0]), float(line.steps[-1])
     right, bottom = _WIDTH - 8, _HEIGHT - _BELOW

@@ -48,7 +48,7 @@ def series_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
 
 
 def lines_csv(library: Library, wanted: Iterable[Wanted], smoothing: float) -> bytes:
-    """Returns a line per run and step: the value, its smoothed value, and both other axes."""
+    """Returns one line per run and step: the value, its smoothed value, and the two other axes."""
     lines: list[Line] = []
     for one in wanted:
         numbers = library.get(one)
@@ -69,7 +69,7 @@ def lines_csv(library: Library, wanted: Iterable[Wanted], smoothing: float) -> b
 def trials_csv(
     rows: Mapping[str, RunRow], settings: Sequence[str], metrics: Sequence[str]
 ) -> bytes:
-    """Returns a line per run: the settings that differ, and the last value of every metric."""
+    """Returns one line per run: the settings that differ, and the last value of every metric."""
     lines = (
         [
             name,

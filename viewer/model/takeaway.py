@@ -19,7 +19,7 @@ from comgra_decl.viewer.model.slicing import Slicing, taken
 def csv_of(tensor: Tensor, slicing: Slicing, order: str) -> bytes:
     """Returns the whole slice with row and column numbers, or the whole list, as CSV.
 
-    Each number is the shortest decimal that identifies it in its dtype.
+    Each number is written as the shortest decimal that identifies it in its dtype.
     """
     if order:
         listing = listing_of(tensor, order, "0", whole=True)

@@ -12,7 +12,7 @@ _PARTS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Returns decimal logarithms of as many round numbers as fit.
+    """Returns the decimal logarithms of as many round numbers as fit.
 
     Wide ranges get decades, or some of them; narrow ranges get steps of 1, 2, 5 or finer.
 

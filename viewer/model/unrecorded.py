@@ -12,7 +12,7 @@ from comgra_decl.viewer.model.selection import Selection
 
 @dataclass(frozen=True, slots=True)
 class Unrecorded:
-    """The reason, and the spec lines to add. The lines are "" if none would help."""
+    """The reason, and the spec lines to add; "" if no lines would help."""
 
     reason: str
     spec: str = ""

@@ -23,7 +23,7 @@ _SCALE = Scale(-8.0, 8.0, diverging=True)
 """The same for all tensors and steps; in standard deviations."""
 
 OUTLIER, ENOUGH = 4.0, 8
-"""Distance from which a sample counts as an outlier, in batches of at least this many samples."""
+"""Distance beyond which a sample is an outlier, and the smallest batch for which this applies."""
 
 
 def paint_of(
@@ -31,8 +31,8 @@ def paint_of(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Returns the paint of each box and the legend.
 
-    Shows the selected sample. If an aggregate is selected, shows the most unusual sample of each
-    tensor, with its number. A folded group shows the largest distance inside it.
+    Shows the selected sample. If an aggregate is selected, shows each tensor's most unusual sample
+    with its number. A folded group shows the largest distance inside it.
 
     Args:
         view: The run.
@@ -96,12 +96,12 @@ def beginning(graph: Graph, found: dict[str, tuple[int, float]]) -> str:
 def _legend(at: Selection, begins: str, few: bool) -> dict[str, Any]:
     who = "most unusual sample" if at.sample is None else f"sample {at.sample}"
     where = f"outlier from {begins} on" if begins else f"nowhere beyond {OUTLIER:g}"
-    where = "batch too small to tell outliers" if few else where
+    where = "batch too small to identify outliers" if few else where
     return {
         "title": f"{who} \u00b7 {at.wide.statistic} \u00b7 {where}",
         "low": "\u22128",
         "high": "8",
         "colors": [signed_colour(float(place)) for place in np.linspace(-1, 1, len(SCALE))],
-        "help": "Distance from the mean of the other samples of the batch, in their standard "
-        "deviations. Choose a sample at Batch.",
+        "help": "Distance from the mean of the other samples in the batch, in standard deviations "
+        "of those samples. Choose a sample at Batch.",
     }

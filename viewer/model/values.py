@@ -21,11 +21,11 @@ _SCALED = 5
 
 
 _COMPARED, _FAR = 3, 3.0
-"""Samples that values are compared with, at least; deviation at which colours saturate."""
+"""Smallest number of samples for comparing values; deviation at which colours saturate."""
 
 _TOO_FEW = (
-    "Fewer than three samples are there to compare values with. Choose recorded values, or record "
-    "more: `samples: {count: 8}` and `values: true` in the spec."
+    "There are fewer than three samples for comparing values. Choose recorded values, or record "
+    "more samples: `samples: {count: 8}` and `values: true` in the spec."
 )
 
 
@@ -122,7 +122,10 @@ def _no_sample(sample: int, preview: Preview) -> str:
         return f"Sample {sample} was not recorded at this step."
     kept = len(preview.values)
     held = "only sample 0" if kept == 1 else f"only samples 0 to {kept - 1}"
-    return f"The preview contains {held}. Set `values: true` in this node's spec entry for more."
+    return (
+        f"The preview contains {held}. To record more, set `values: true` in this node's spec "
+        "entry."
+    )
 
 
 def _why_missing(view: RunView, slot: Slot, at: Selection) -> str:

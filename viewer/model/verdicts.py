@@ -46,7 +46,7 @@ class _Look:
 
 
 _looks: WeakKeyDictionary[RunView, _Look] = WeakKeyDictionary()
-_turn = threading.Lock()  # one check at a time per process, because a check needs CPU and memory
+_turn = threading.Lock()  # one check at a time per process, because checks take CPU time and memory
 
 
 def found(view: RunView) -> Found:

@@ -21,7 +21,7 @@ ADVICE = "What to do"
 """Title of the last stop."""
 
 _MOST_LINKS, _MOST_FEEDING = 6, 2
-_NOTABLE = 3.0  # factor between two extremes that a sentence names
+_NOTABLE = 3.0  # smallest factor between two extremes that a sentence mentions
 _LOSS_SECTION = "kpis"
 
 
@@ -31,7 +31,7 @@ class Stop:
 
     Attributes:
         title: What is shown, such as "out.last".
-        sentences: Two sentences about what the stop shows.
+        sentences: Two sentences that describe what the stop shows.
         send: The message that moves the selection there, see `findings.link`.
         place: The tensor; None if the stop concerns the whole run.
         step: The step.
@@ -51,8 +51,8 @@ class Stop:
 def walk_of(view: RunView, finding: Finding) -> tuple[Stop, ...]:
     """Returns the stops of a finding.
 
-    They are: where and when the problem begins, the tensors from the probable cause to there (or,
-    if the rule knows none, those that feed the tensor), the other tensors with the same problem,
+    They show where and when the problem begins, the tensors from the probable cause to that place
+    (or, if the cause is unknown, the tensors that feed it), other tensors with the same problem,
     and what to do.
     """
     stops = [_beginning(view, finding)]
@@ -86,7 +86,7 @@ def moves_to(
         view: The run.
         at: The current selection.
         finding: The finding; its rule colours the graph.
-        place: Position of the finding in the list, and of the stop in the walk.
+        place: The finding's position in the list, and the stop's position in the walk.
         stop: The stop.
     """
     moves = jump(view, at, stop.send)
@@ -114,13 +114,13 @@ def _beginning(view: RunView, finding: Finding) -> Stop:
 
 
 def _measured(view: RunView, finding: Finding) -> str:
-    """Returns the statistic that the rule of a finding measures; "" if it is not a single one."""
+    """Returns the statistic measured by a finding's rule; "" unless it is a single one."""
     statistic = statistic_of(finding.rule)
     return statistic if statistic is not None and statistic in view.run.statistics else ""
 
 
 def _clearest(finding: Finding) -> int:
-    """Returns the step at which the rule measured the worst number, else the first."""
+    """Returns the step at which the rule measured the worst number, or else the first step."""
     worst = finding.evidence.get("worst_step")
     return worst if isinstance(worst, int) else finding.first_step
 
@@ -180,7 +180,7 @@ def _advice(finding: Finding) -> Stop:
 
 
 def _written(value: float) -> str:
-    """Returns a number; a count, which rules keep as a float, has no decimals."""
+    """Returns a number as text; counts, which rules store as floats, get no decimals."""
     return (
         count(int(value)) if math.isfinite(value) and float(value).is_integer() else number(value)
     )
@@ -210,7 +210,7 @@ def _compared(view: RunView, before: Place, after: Place, step: int) -> str:
     for name in ("min", "max"):
         a, b = (abs(line.get(name, math.nan)) for line in lines)
         if a > 0 and b > 0 and max(a / b, b / a) >= _NOTABLE:
-            where = "closer to 0" if a > b else "further from 0"
+            where = "closer to 0" if a > b else "farther from 0"
             changes.append(f"its {name} is {number(max(a / b, b / a), digits=3)} times {where}")
     change = f"; {' and '.join(changes)}" if changes else ""
     return f"There, {after} {text}{change}."
@@ -273,7 +273,7 @@ def _extremes(line: dict[str, float], *, one: bool = False) -> str:
 
 
 def _single(view: RunView, slot: Slot, line: dict[str, float]) -> str:
-    """Returns the statistic that fits the tensor, where the extremes are unknown."""
+    """Returns text with the statistic that fits a tensor whose extremes are unknown."""
     statistic = fitting(view, slot).statistic
     value = line.get(statistic, math.nan)
     return "" if math.isnan(value) else f"have a {rule_label(statistic)} of {number(value)}"

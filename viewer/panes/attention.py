@@ -21,18 +21,18 @@ from comgra_decl.viewer.model.runview import Slot
 from comgra_decl.viewer.panes.base import TENSOR, Pane, Shown
 
 _NONE = (
-    "This run has no attention weights. They are recognised by their name or class, or by "
-    "`axes: [head, query, key]` in the node's spec entry. Fused attention has no weights to record "
-    "unless the spec selects them: see the preset attention."
+    "This run has no attention weights. They are recognized by their name or class, or by `axes: "
+    "[head, query, key]` in the node's spec entry. Fused attention has no weights to record unless "
+    "the spec selects them; see the `attention` preset."
 )
 _UNRECORDED = (
-    "There are no weights of this layer at this step. Set `values: true` or `preview` in its spec "
+    "This layer has no weights at this step. Set `values: true` or `preview` in its spec "
     "entry, or choose another step or sample."
 )
 
 
 class AttentionPane(Pane):
-    """The section *Attention*."""
+    """The *Attention* section."""
 
     reads: ClassVar = TENSOR | {"step", "batch"}
     sizing: ClassVar = "stretch_width"

@@ -28,7 +28,7 @@ Act = Callable[..., None]
 _LOG = logging.getLogger(__name__)
 
 PASSES = ("forward", "gradient")
-"""Names of two panes that are shown side by side, by position."""
+"""Names of two panes shown side by side, in order of position."""
 
 TENSOR = frozenset({"run", "revision", "type", "node", "role", "iteration"})
 """Parameters that identify a tensor."""
@@ -107,7 +107,7 @@ class Pane(ABC):
         return type(self).__name__.removesuffix("Pane") + " pane"
 
     def refresh(self, shown: Shown) -> None:
-        """Updates the pane. If an error occurs, only this pane is replaced by a message."""
+        """Updates the pane. If an error occurs, a message replaces this pane only."""
         self._shown = shown
         try:
             self.update(shown)

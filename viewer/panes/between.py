@@ -16,8 +16,10 @@ from comgra_decl.viewer.panes.base import TENSOR, Pane, Shown, html_view
 _CLOSE = "close"
 _CSS = Path(__file__).with_name("between.css").read_text(encoding="utf-8")
 _HELP = {
-    "signal": "Root mean square of the values at the end, divided by that at the beginning",
-    "gradient": "Root mean square of the gradient at the beginning, divided by that at the end",
+    "signal": "Root mean square of the values at the end, divided by the root mean square at the "
+    "beginning",
+    "gradient": "Root mean square of the gradient at the beginning, divided by the root mean "
+    "square at the end",
     "zeros": "Largest share of zeros among the tensors on the way",
     "share": "Share of the gradient that takes this path, estimated from the gradients of the "
     "tensors that read each tensor",

@@ -84,7 +84,7 @@ def _data(line: Curve | None, raw: Curve | None, side: str) -> dict[str, Any]:
 
 
 def _same(data: dict[str, Any], shown: Any) -> bool:
-    """Returns whether the lines are already shown, in which case a step change sends no lines."""
+    """Returns whether the lines are already shown; if so, a step change sends no lines."""
     return all(np.array_equal(data[k], shown[k], equal_nan=True) for k in ("x", "y", "value"))
 
 

@@ -50,11 +50,11 @@ def statistics_html(
 
 
 def parting_html(search: Search | None) -> str:
-    """Returns where the runs part, or a button that searches for it."""
-    title = "<h2>Where do the runs part?</h2>"
+    """Returns where the runs diverge, or a button that searches for it."""
+    title = "<h2>Where do the runs diverge?</h2>"
     button = f'<button type="button" class="act" data-send="{PART}">'
     if search is None:
-        text = "The first step and tensor, in the order of execution, that differ beyond rounding."
+        text = "The first step and tensor, in execution order, that differ by more than rounding."
         return f'{title}<p class="note">{text}</p><p>{button}Search</button></p>'
     if not search.over:
         return f'{title}<p class="note" role="status">Searching \u2026</p>'
@@ -86,8 +86,8 @@ def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
     """Returns the tensors that differ most and the unmatched nodes as HTML, and its messages."""
     lines = "".join(_ranked_line(row, at) for row in ranking.rows)
     content = (
-        f"<h2>Largest difference of {_e(at.wide.statistic)} {save_button('all differences')}</h2>"
-        '<p class="note" title="difference divided by the mean of the magnitudes; at most 200 %">'
+        f"<h2>Largest differences in {_e(at.wide.statistic)} {save_button('all differences')}</h2>"
+        '<p class="note" title="difference divided by the mean of the magnitudes; at most 200%">'
         f"{_compared(ranking)}</p>"
     )
     if lines:
@@ -117,7 +117,7 @@ def _tensors(number: int) -> str:
 
 
 def settings_html(settings: list[tuple[str, str, str]], *, same: bool) -> str:
-    """Returns the settings that differ between both runs as HTML."""
+    """Returns the settings that differ between the two runs, as HTML."""
     if same:
         return ""
     if not settings:

@@ -22,7 +22,7 @@ _GRID = """
 """
 _NONE = (
     '<div class="notice"><h2>No views yet</h2>'
-    "<p>The function <code>views</code> returned an empty list.</p></div>"
+    "<p>The <code>views</code> function returned an empty list.</p></div>"
 )
 
 

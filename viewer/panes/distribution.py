@@ -24,7 +24,7 @@ SHADES = 64
 
 
 class DistributionPane(Pane):
-    """Histograms of one pass over steps. Place 0 is the forward pass, place 1 the gradient."""
+    """Histograms of one pass over steps: the forward pass at place 0, the gradient at place 1."""
 
     reads: ClassVar = TENSOR | {"step", "gradient"}
 

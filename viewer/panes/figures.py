@@ -50,19 +50,21 @@ return Number.isInteger(tick) ? tick.toLocaleString("en").replaceAll(",", "\u202
 """Labels of steps and indices, as in the step bar: whole numbers, thin spaces between thousands."""
 
 DIGITS = "Menlo, monospace"
-"""Monospaced tick labels: an axis that changes its width makes Bokeh lay out the whole page.
+"""Monospaced tick labels, because Bokeh lays out the whole page whenever an axis changes its width.
 
-Short, because each label looks up every font name.
+The list is short because every font name is looked up for each label.
 """
 FEW, _TICKS = 3, 5
-"""Maximum numbers of ticks in a small and in a large figure. In a small figure, drawing the labels
-takes nearly half of the paint time."""
+"""Maximum numbers of ticks in small and large figures.
+
+Drawing the labels takes nearly half of the time needed to paint a small figure.
+"""
 
 
 class Frame:
     """A figure with fixed ranges, a title, a marker for the current step, and a message.
 
-    Fixed ranges are used because an update with automatic ranges takes more than twice as long.
+    The ranges are fixed because updating automatic ranges takes more than twice as long.
     Dragging zooms, and a double click resets the zoom. A new range from Python is used only if the
     user has not zoomed.
     """
@@ -147,14 +149,14 @@ class Frame:
         self._show_step()
 
     def _show_step(self) -> None:
-        """Shows the line of the current step, unless a message is shown in its place."""
+        """Shows the line at the current step, unless a message takes its place."""
         seen = self._step is not None and not len(self._message.data["text"])
         if self._span is not None and self._span.visible != seen:
             self._span.visible = seen
 
     @property
     def window(self) -> tuple[float, float] | None:
-        """Zoomed part of the x axis; None if the whole axis is shown."""
+        """The zoomed part of the x axis; None if the whole axis is shown."""
         now = float(self._x.start), float(self._x.end)  # type: ignore[arg-type]
         return None if self._home.get("x", now) == now else now
 
@@ -260,8 +262,8 @@ def image(fig: Any, source: ColumnDataSource, mapper: LinearColorMapper) -> Glyp
 def plainly(fig: Any, glyph: Glyph, source: ColumnDataSource) -> GlyphRenderer[Any]:
     """Draws a glyph into a figure.
 
-    Bokeh's figure methods would add four copies of it for selection and hover states, which would
-    be most of the objects on the page. The viewer does not use selections in figures.
+    Bokeh's figure methods would add four copies of it for selection and hover states. These copies
+    would make up most of the objects on the page. The viewer does not use selections in figures.
     """
     drawn: GlyphRenderer[Any] = fig.add_glyph(
         source, glyph, selection_glyph=None, nonselection_glyph=None, hover_glyph=None,

@@ -27,7 +27,7 @@ _MOST_OTHERS = 6
 
 
 class FindingsPane(Pane):
-    """The findings, with links to tensors and steps. Checks a finished run with the rules once."""
+    """The findings, with links to tensors and steps. Runs the rules once over a finished run."""
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "role", "looked"})
     sizing: ClassVar = "stretch_width"
@@ -43,7 +43,10 @@ class FindingsPane(Pane):
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Rewrites the content if anything has changed. Checks a run once if it is not live."""
+        """Rewrites the content if anything has changed.
+
+        Runs the rules once if the run is not live.
+        """
         if shown.view.run.state != "live" and not looked_at(shown.view):
             self._look(shown)
         content = page_of(found(shown.view), shown)
@@ -178,13 +181,13 @@ def _check(check: Check) -> str:
 
 
 def _unseen(diagnosis: Diagnosis) -> str:
-    """Returns the limits of the checklist, which are always shown with it."""
+    """Returns the limitations of the checklist, which are always shown with it."""
     lines = "".join(f"<p>{_e(sentence)}</p>" for sentence in unseen(diagnosis))
     return f'<div class="caveats">{lines}</div>'
 
 
 def _list(findings: Sequence[Finding], shown: Shown) -> str:
-    """Returns the findings, each with its consequences folded below it."""
+    """Returns the findings, each followed by its folded consequences."""
     parts = ["<h3>Findings, most important first</h3>"]
     places = {id(finding): number for number, finding in enumerate(findings)}
     for finding in roots_of(findings):

@@ -26,7 +26,7 @@ from comgra_decl.viewer.panes.base import Pane, Shown
 from comgra_decl.viewer.state import HIDDEN, LEAST, MOST, SHOWN
 
 _USUAL = Room(1000.0, 160.0)
-"""The room for the drawing until the browser tells it: that on a laptop's screen."""
+"""The room for the drawing until the browser reports it: that on a laptop's screen."""
 
 
 class GraphPane(Pane):
@@ -134,7 +134,7 @@ class GraphPane(Pane):
         self._scene, self._graph, self._expanded = scene, graph, expanded
 
     def _fit(self, room: Room) -> None:
-        """Lays the graph out for a drawing area of another size."""
+        """Lays out the graph for a drawing area of another size."""
         self._room = room
         if self._graph is not None:
             self._lay_out(self._graph, self._expanded)

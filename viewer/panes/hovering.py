@@ -65,7 +65,7 @@ if (format === "cell" && !Number.isFinite(value)) {{
 return number(value);
 """
 
-_ALWAYS_THERE = "$sx"  # a variable of every figure, for rows whose text does not depend on a value
+_ALWAYS_THERE = "$sx"  # a variable in every figure, for rows whose text does not depend on a value
 
 
 class Row(NamedTuple):
@@ -95,7 +95,7 @@ class Hover:
         )
 
     def put(self, rows: list[Row]) -> None:
-        """Replaces the rows; their fields must have been given to the constructor."""
+        """Replaces the rows, whose fields must have been passed to the constructor."""
         tooltips = [(row.label, _shown(row)) for row in rows]
         if self.tool.tooltips != tooltips:
             self.tool.tooltips = tooltips
@@ -125,14 +125,14 @@ def _shown(row: Row) -> str:
 
 
 def marked(values: NDArray[np.float64], broken: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the numbers of a heat map for a tooltip of kind "cell", all of the same shape.
+    """Returns the numbers in a heat map for a tooltip of the "cell" kind, all of the same shape.
 
     Bokeh replaces NaN with "NaN" before a formatter runs, so missing numbers become minus infinity,
     and numbers of tensors that contained NaN or infinity become infinity.
 
     Args:
         values: The numbers; NaN for missing ones.
-        broken: 1 where the tensor held NaN or infinities, else NaN.
+        broken: 1 where the tensor contained NaN or infinity, else NaN.
     """
     shown = np.where(np.isfinite(values), values, -math.inf)
     return np.where(np.isnan(broken), shown, math.inf)

@@ -19,7 +19,7 @@ class Inline(np.ndarray[Any, Any], Serializable):
     """An array that Bokeh serializes as text inside the message.
 
     Bokeh otherwise sends each array as two extra messages, which a browser handles more slowly than
-    a few kilobytes of text. For the thirty arrays that change when another tensor is selected,
+    a few kilobytes of text. When another tensor is selected, thirty arrays change. Sending them in
     separate messages took 7 to 11 ms; inline text takes less than 2 ms.
     """
 

@@ -114,7 +114,7 @@ class ModulesPane(Pane):
             self.again()
 
 
-_HOW = "The shares require the statistic l2 of <code>update</code> or <code>parameter_grad</code>."
+_HOW = "The shares require the l2 statistic of <code>update</code> or <code>parameter_grad</code>."
 
 
 def _fold(line: Module) -> str:
@@ -142,4 +142,4 @@ def _remarks(line: Module) -> str:
 def _percent(share: float | None) -> str:
     if share is None:
         return MISSING
-    return "NaN" if math.isnan(share) else f"{100 * share:.1f} %"
+    return "NaN" if math.isnan(share) else f"{100 * share:.1f}%"

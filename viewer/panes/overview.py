@@ -28,15 +28,15 @@ from comgra_decl.viewer.panes.figures import DIGITS, IMAGE, Frame, image
 from comgra_decl.viewer.panes.hovering import Row, marked
 
 _SHADES = 128
-_INK = "#737d91"  # readable in both themes, because a colour bar does not know the theme
+_INK = "#737d91"  # readable in both themes, because a colour bar cannot adapt to the theme
 _WIDTH = 7  # characters of the colour bar's labels
-_MOST_LABELS = 26  # labels just fit an image 310 pixels high, as on a laptop
+_MOST_LABELS = 26  # labels that fit into an image 310 pixels high, as on a laptop
 _EMPTY: dict[str, list[Any]] = {name: [] for name in (*IMAGE, "value")}
 _GAP = "hatched: not recorded"
 
 
 class OverviewPane(Pane):
-    """The selected statistic of one pass. Place 0 is the forward pass, place 1 the gradient."""
+    """The selected statistic of one pass: the forward pass at place 0, the gradient at place 1."""
 
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "gradient", "batch",
@@ -64,7 +64,7 @@ class OverviewPane(Pane):
         marks = LinearColorMapper(palette=[RED, RED], low=0, high=1, nan_color="#00000000")
         image(fig, self._broken, marks)
         fig.hover.renderers = [drawn]
-        self._ground = BoxAnnotation(  # seen where the image is transparent
+        self._ground = BoxAnnotation(  # visible where the image is transparent
             level="underlay", fill_alpha=0, line_alpha=0, hatch_pattern="right_diagonal_line",
             hatch_color=GREY, hatch_alpha=0.5, hatch_scale=8, hatch_weight=0.8,
         )  # fmt: skip
@@ -153,7 +153,7 @@ class OverviewPane(Pane):
         self.frame.show(x=picture.all_, y=(float(lines), 0.0))
 
     def _label(self, picture: Overview, at: Selection) -> None:
-        """Labels the lines; if there are many, those with findings, the selected one and some."""
+        """Labels the lines; if there are many, those with findings, the selected one and a few."""
         labels, flagged = picture.labels, [int(y) for y in np.asarray(self._found.data["y"])]
         chosen = picture.line_of(at)
         first = [*flagged, *([] if chosen is None else [chosen])]
@@ -173,7 +173,7 @@ class OverviewPane(Pane):
         self._bar.major_label_overrides = {p: bokeh_text(text) for p, text in labels.items()}
 
     def _legend(self) -> str:
-        """Returns the meanings of the marks that this map contains."""
+        """Returns what the marks in this map mean."""
         picture = self._picture
         if picture is None:
             return "step"

@@ -35,9 +35,8 @@ _CSS = """
 
 _NO_PROBE = """
 <div class="notice"><h2>No samples to follow</h2>
-<p>A probe puts the same samples through a copy of the model at recorded steps. Declare one, and
-the pictures to make of its samples:</p>
-<pre>probes:
+<p>A probe passes the same samples through a copy of the model at recorded steps. Declare a probe,
+and the pictures to compute from its samples:</p> <pre>probes:
   eyes: {samples: {count: 8}}
 pictures:
   cam: {method: grad_cam, of: eyes, select: {class: Conv2d}, target: label}</pre></div>

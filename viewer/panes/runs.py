@@ -138,7 +138,7 @@ class RunsPane(Pane):
     def _why(lines: model.Lines) -> str:
         if lines.loading:
             return "Loading \u2026"
-        return "None of the ticked runs has recorded this." if lines.lacking else "Tick runs above."
+        return "None of the ticked runs recorded this." if lines.lacking else "Tick runs above."
 
     @staticmethod
     def _resolved(at: model.Overlaid, metrics: list[str], settings: list[str]) -> model.Overlaid:
@@ -199,8 +199,8 @@ def _choices(at: model.Overlaid, metrics: list[str], settings: list[str]) -> Gro
               "Metric of the first figure and of the settings"),
         Field("smoothing", "Smoothing", at.smoothing,
               tuple(Option(each, each) for each in model.SMOOTHINGS),
-              "Weight of earlier values in an exponential moving average with bias correction; the "
-              "values themselves are faint", "slider"),
+              "Weight of earlier values in an exponential moving average with bias correction; "
+              "the original values are shown as faint lines", "slider"),
         Field("x_axis", "Horizontal axis", at.x_axis,
               tuple(Option(key, label) for key, label in model.X_AXES.items()),
               "Wall time and samples are known at records and interpolated between them"),

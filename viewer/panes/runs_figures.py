@@ -24,12 +24,12 @@ return Number.isInteger(tick)
   ? tick.toLocaleString("en").replaceAll(",", "\u202f") : String(Number(tick.toPrecision(4)))
 """
 _RUN = Row("run", "@run", "text")
-_FEW = 50  # runs that are not ticked; more of them are fainter
+_FEW = 50  # runs that are not ticked; the more there are, the fainter they are
 _LONGEST = 22  # characters of the label of an axis or a tick
 
 
 class LinesFigure:
-    """One line per run, in the colour of the run; without smoothing behind it, if it is smoothed.
+    """One line per run, in the run's colour. A smoothed line has the original line behind it.
 
     A click on steps jumps there.
 
@@ -122,7 +122,7 @@ class TrialsFigure:
         self.panel = self.frame.pane()
 
     def draw(self, trials: Trials, ticked: set[str], colours: Mapping[str, str]) -> None:
-        """Draws all runs; those that are not ticked are faint, and behind the others."""
+        """Draws all runs; those that are not ticked are faint and behind the others."""
         order = sorted(range(len(trials.runs)), key=lambda i: trials.runs[i] in ticked)
         trials = trials.ordered(order)
         self._trials = trials
@@ -228,7 +228,7 @@ def _note(lines: Lines) -> str:
 
 
 def _without_outliers(values: Any) -> Any:
-    """Returns two quantiles, so that a few jumps do not flatten the smooth line."""
+    """Returns two quantiles, so that a few jumps do not flatten the smoothed line."""
     finite = values[np.isfinite(values)]
     return np.quantile(finite, [0.02, 0.98]) if len(finite) else finite
 

@@ -16,7 +16,7 @@ from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
 
 
 class SelectorsPane(Pane):
-    """All selectors except those for node and step, which users choose in graph and step bar."""
+    """All selectors except node and step, which users choose in the graph and the step bar."""
 
     reads: ClassVar = TENSOR | {
         "gradient", "batch", "statistic", "colour", "scale", "looked", "measure",

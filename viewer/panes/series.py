@@ -27,7 +27,7 @@ _CONTEXT = _DOTS = ("x", "y")
 
 
 class SeriesPane(Pane):
-    """The series of one pass. Place 0 is the forward pass, place 1 the gradient."""
+    """The series of one pass: the forward pass at place 0, the gradient at place 1."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic", "scale"}
 
@@ -107,7 +107,7 @@ def _source(names: tuple[str, ...]) -> ColumnDataSource:
 
 
 def _columns(names: tuple[str, ...], x: Inline, *others: Inline) -> dict[str, Any]:
-    """Returns the columns of a source, which are empty if there are no data except the steps."""
+    """Returns the columns of a source, which are empty if it contains only steps."""
     columns = (x, *others) if len(others[0]) else ([] for _ in names)
     return dict(zip(names, columns, strict=True))
 

@@ -35,7 +35,10 @@ _COMPARED = 2  # number of columns compared with the previous record
 
 
 class StatisticsPane(Pane):
-    """Forward, gradient and update side by side. A click on a row selects a statistic or sample."""
+    """The forward pass, the gradient and the update side by side.
+
+    A click on a row selects a statistic or sample.
+    """
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic", "brush"}
 

@@ -33,7 +33,7 @@ class StepsPane(Pane):
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Sends the steps only if they have changed, but always sends the position."""
+        """Always sends the position, but sends the steps only if they have changed."""
         steps = shown.view.steps(shown.at.type)
         index = -1 if shown.at.step is None else int(np.searchsorted(steps, shown.at.step))
         changes: dict[str, Any] = {"index": index, "follow": shown.follow}

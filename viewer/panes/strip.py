@@ -1,4 +1,4 @@
-"""The verdict of the run at the top of the page, and the walk through a finding's evidence."""
+"""The verdict on the run at the top of the page, and the walk through a finding's evidence."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class StripPane(Pane):
             self._go(shown, number, max(0, stop + (1 if sent == _NEXT else -1)))
 
     def _go(self, shown: Shown, number: int, stop: int) -> None:
-        """Moves to a stop of a walk and selects the tensor and step that it is about."""
+        """Moves to a stop of a walk and selects its tensor and step."""
         finding = finding_at(shown.view, number) if number != self._number else self._finding
         if finding is None:
             return

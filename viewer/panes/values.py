@@ -28,7 +28,7 @@ _BOXES: dict[str, list[Any]] = {"x": [], "y": [], "width": [], "height": []}
 
 
 class ValuesPane(Pane):
-    """Values of one pass. Place 0 is the forward pass, place 1 the gradient."""
+    """Values of one pass: the forward pass at place 0, the gradient at place 1."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch", "measure"}
 
@@ -142,7 +142,7 @@ class ValuesPane(Pane):
         self.frame.show_message(picture.missing)
 
     def _show_cells(self, drawing: Drawing) -> None:
-        """Shows all cells; square ones in the middle of the figure, whatever its size."""
+        """Shows all cells. Square cells are in the middle of the figure, whatever its size."""
         rows, columns = drawing.image.shape
         x, y = float(columns), float(rows)
         if drawing.square:

@@ -97,7 +97,7 @@ def zero_branches(setup: Setup) -> None:
 
 @healthy("gated", "batchnorm")
 def other_seed(setup: Setup) -> None:
-    """A different initialisation of the weights."""
+    """A different initialization of the weights."""
     for module in setup.model.modules():
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()

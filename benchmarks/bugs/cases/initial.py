@@ -1,6 +1,6 @@
 # mypy: disable-error-code="arg-type, assignment, index, misc, operator, union-attr"
 # mypy: no-warn-unused-ignores
-"""Bugs of initialisation and of activation functions."""
+"""Bugs of initialization and of activation functions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def all_weights_zero(setup: Setup) -> Sequence[str]:
 
 @bug("initialisation", "identical_units", on=("regress", "cnn"))
 def symmetric_units(setup: Setup) -> Sequence[str]:
-    """All weights of a hidden layer start equal, and so do those of the next one."""
+    """In each of two consecutive hidden layers, all weights start equal."""
     layers = weighted(setup.model)
     for _, layer in layers[:2]:
         assert isinstance(layer.weight, Tensor)

@@ -42,7 +42,7 @@ def labels_shuffled(setup: Setup) -> None:
     steps=(0, 119),
 )
 def labels_random(setup: Setup) -> None:
-    """Every sample has its own random label, which the net can only memorise."""
+    """Every sample has its own random label, which the net can only memorize."""
     random = torch.Generator().manual_seed(6)
     setup.data.y = setup.data.y[torch.randperm(len(setup.data.y), generator=random)]
     setup.data.x, setup.data.y = setup.data.x[-256:], setup.data.y[-256:]
@@ -128,7 +128,7 @@ def too_few_samples(setup: Setup) -> None:
 
 @bug("preparation", "evaluation_gap", on=("cnn", "mlp"), steps=(0, 60))
 def evaluation_prepared_otherwise(setup: Setup) -> Sequence[str]:
-    """Evaluation inputs are not normalised, unlike training inputs."""
+    """Evaluation inputs are not normalized, unlike training inputs."""
     setup.data.prepare_validation = lambda x, y: (x * 50 + 120, y)
     return ["*"]
 

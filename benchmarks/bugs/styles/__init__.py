@@ -1,7 +1,7 @@
-"""Healthy trainings in many styles: small programs, each of which trains and tells what it reached.
+"""Healthy training runs in many styles: small programs that train and report what they reached.
 
-They were written to be unlike the trainings with which the rules were made, and then used to find
-false alarms. `python -m benchmarks.bugs.healthy --only 'styles/*'` plays them.
+They were written to differ from the training runs for which the rules were written, and then used
+to find false alarms. `python -m benchmarks.bugs.healthy --only 'styles/*'` runs them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AREAS = (
 
 
 def trainings() -> dict[str, Training]:
-    """Returns the trainings by name, such as `schedules.one_cycle`."""
+    """Returns the training runs by name, such as `schedules.one_cycle`."""
     found: dict[str, Training] = {}
     for area in _AREAS:
         module = import_module(f"{__name__}.{area}")

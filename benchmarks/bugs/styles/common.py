@@ -1,4 +1,4 @@
-"""What the trainings share: small networks, data, and one step of an optimizer."""
+"""What the training runs share: small networks, data, and one optimizer step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 
 class Reached(NamedTuple):
-    """What a training reached: a quality (larger is better), and the least that is learned."""
+    """What a training run reached: a quality (larger is better), and the lowest acceptable one."""
 
     quality: float
     least: float
 
     @property
     def learned(self) -> bool:
-        """Whether the training reached what it should."""
+        """Whether the training run reached the required quality."""
         return self.quality >= self.least
 
 
@@ -37,7 +37,7 @@ def mlp(*sizes: int, act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
 
 
 def update(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float | None = None) -> float:
-    """Takes a step of the optimizer and returns the loss."""
+    """Takes an optimizer step and returns the loss."""
     optimizer.zero_grad()
     loss.backward()
     if clip is not None:
@@ -49,12 +49,12 @@ def update(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float | None = 
 
 
 def adam(model: nn.Module | Iterable[nn.Parameter], rate: float = 1e-3) -> torch.optim.Adam:
-    """Returns Adam for a model or for parameters."""
+    """Returns an Adam optimizer for a model or for parameters."""
     return torch.optim.Adam(model.parameters() if isinstance(model, nn.Module) else model, lr=rate)
 
 
 def blobs(count: int, *, features: int = 12, classes: int = 4) -> tuple[Tensor, Tensor]:
-    """Returns points [count, features] around one center per class, and the classes [count]."""
+    """Returns points [count, features] around one centre per class, and the classes [count]."""
     labels = torch.randint(classes, (count,))
     centers = torch.randn(classes, features, generator=torch.Generator().manual_seed(5)) * 1.2
     return centers[labels] + torch.randn(count, features), labels
@@ -77,10 +77,10 @@ def moons(count: int) -> Tensor:
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Returns the share of right answers."""
+    """Returns the share of correct answers."""
     return float((logits.argmax(-1) == labels).float().mean())
 
 
 def explained(prediction: Tensor, target: Tensor) -> float:
-    """Returns the share of the targets' variance that predictions explain."""
+    """Returns the share of the targets' variance that the predictions explain."""
     return float(1 - F.mse_loss(prediction, target) / target.var())

@@ -1,4 +1,4 @@
-"""Trainings written after the others had been used to mend rules."""
+"""Training runs written after the others had been used to fix rules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def attacked() -> Reached:
 
 
 def one_class() -> Reached:
-    """Deep SVDD: all normal samples are pulled to a center; there are no biases."""
+    """Deep SVDD: all normal samples are pulled towards a centre; there are no biases."""
     net = nn.Sequential(nn.Linear(12, 32, bias=False), nn.ReLU(), nn.Linear(32, 8, bias=False))
     normal = torch.randn(4, 12)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=1e-4)
@@ -77,7 +77,7 @@ def knowledge_graph() -> Reached:
 
 
 def click_rates() -> Reached:
-    """A factorization machine beside a network, on categories with rare clicks."""
+    """A factorization machine alongside a network, on categories with rare clicks."""
     table, first, net = nn.Embedding(200, 8), nn.Embedding(200, 1), mlp(40, 32, 1)
     nn.init.normal_(table.weight, std=0.01)
     nn.init.zeros_(first.weight)
@@ -95,7 +95,7 @@ def click_rates() -> Reached:
 
 
 def carried_state() -> Reached:
-    """A GRU over one long series, its state carried from step to step without gradients."""
+    """A GRU over one long series, whose state is passed from step to step without gradients."""
     net, head = nn.GRU(2, 32, batch_first=True), nn.Linear(32, 2)
     optimizer = adam([*net.parameters(), *head.parameters()], 5e-3)
     state = torch.zeros(1, 16, 32)
@@ -126,7 +126,7 @@ def pruned() -> Reached:
 
 
 def growing_network() -> Reached:
-    """A residual block more every 70 steps, added to the optimizer; each starts as identity."""
+    """Every 70 steps, another residual block, initially the identity, is added to the optimizer."""
     blocks = nn.ModuleList()
     into, out = nn.Linear(12, 32), nn.Linear(32, 4)
     optimizer = torch.optim.AdamW([*into.parameters(), *out.parameters()], lr=3e-3)
@@ -146,7 +146,7 @@ def growing_network() -> Reached:
 
 
 def checkpointed() -> Reached:
-    """Activations computed again in the backward pass; dropout, stochastic depth."""
+    """Activations recomputed in the backward pass; dropout, stochastic depth."""
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -208,7 +208,7 @@ def dilated() -> Reached:
 
 
 def cycle_consistent() -> Reached:
-    """Two generators and two judges between two distributions, with a cycle loss of weight 10."""
+    """Two generators and two critics between two distributions, with a cycle loss of weight 10."""
     there, back = mlp(2, 32, 32, 2), mlp(2, 32, 32, 2)
     judges = nn.ModuleList([mlp(2, 32, 32, 1, act=lambda: nn.LeakyReLU(0.2)) for _ in range(2)])
     one = torch.optim.Adam([*there.parameters(), *back.parameters()], lr=1e-3, betas=(0.5, 0.999))
@@ -293,7 +293,7 @@ def clustered() -> Reached:
 
 
 def equilibrium() -> Reached:
-    """An implicit layer: thirty iterations to a fixed point, gradients through the last one."""
+    """An implicit layer: thirty iterations to a fixed point, gradients through the last."""
     into, inner, out = nn.Linear(12, 32), nn.Linear(32, 32), nn.Linear(32, 4)
     nn.init.normal_(inner.weight, std=0.05)
     model = nn.ModuleList([into, inner, out])
@@ -311,7 +311,7 @@ def equilibrium() -> Reached:
 
 
 def hypernetwork() -> Reached:
-    """A network that makes the weights of another one for each task."""
+    """A network that generates the weights of another network for each task."""
     maker = mlp(2, 64, 49)
     optimizer = adam(maker, 2e-3)
     losses = []
@@ -328,7 +328,7 @@ def hypernetwork() -> Reached:
 
 
 def many_labels() -> Reached:
-    """Twenty labels that are rarely given, with asymmetric focusing."""
+    """Twenty rare labels, with asymmetric focusing."""
     net, weight = mlp(16, 64, 20), torch.randn(16, 20)
     optimizer = adam(net, 3e-3)
     for _ in range(250):
@@ -343,7 +343,7 @@ def many_labels() -> Reached:
 
 
 def bags() -> Reached:
-    """Multiple instances: attention pools bags of different sizes, one label per bag."""
+    """Multiple-instance learning: attention pools bags of different sizes, one label each."""
 
     class Bags(nn.Module):
         def __init__(self) -> None:
@@ -400,7 +400,7 @@ def denoised() -> Reached:
 
 
 def temperature_afterwards() -> Reached:
-    """Training with early stopping, then one number is fitted by L-BFGS on held-out data."""
+    """Training with early stopping; then L-BFGS fits one number on held-out data."""
     net = mlp(12, 96, 96, 4)
     x, y = blobs(256)
     held, labels = blobs(256)
@@ -430,7 +430,7 @@ def temperature_afterwards() -> Reached:
 
 
 def noisy_labels() -> Reached:
-    """A third of the labels is wrong; two networks choose small losses for each other."""
+    """A third of the labels are wrong; two networks select easy samples for each other."""
     nets = [mlp(12, 64, 4), mlp(12, 64, 4)]
     optimizers = [adam(net, 3e-3) for net in nets]
     for step in range(200):

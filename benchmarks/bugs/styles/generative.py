@@ -13,7 +13,7 @@ from benchmarks.bugs.styles.common import Reached, adam, explained, mlp, moons, 
 
 
 class _Coupling(nn.Module):
-    """An affine coupling whose last layer starts at zero, so that the flow starts as identity."""
+    """An affine coupling whose last layer starts at zero: the flow starts as the identity."""
 
     def __init__(self, flip: bool) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _Flow(nn.Module):
 
 
 def real_nvp() -> Reached:
-    """Affine couplings that start at zero, maximum likelihood."""
+    """Affine couplings that start at zero, trained by maximum likelihood."""
     flow = _Flow(6)
     optimizer = adam(flow, 2e-3)
     losses = [update(optimizer, -flow(moons(128)).mean()) for _ in range(300)]
@@ -52,7 +52,7 @@ def real_nvp() -> Reached:
 
 
 def spline_like_flow() -> Reached:
-    """A flow with data-dependent scaling at the first batch and a large batch, weight decay."""
+    """A flow with scaling set from the first batch, large batches and weight decay."""
 
     class ActNorm(nn.Module):
         def __init__(self) -> None:
@@ -105,7 +105,7 @@ class _Denoiser(nn.Module):
 
 
 def diffusion() -> Reached:
-    """Noise prediction with a cosine schedule, a warm-up and an average of the weights."""
+    """Noise prediction with a cosine schedule, a warm-up and averaged weights."""
     net = _Denoiser()
     average = torch.optim.swa_utils.AveragedModel(
         net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.99)
@@ -137,7 +137,7 @@ def flow_matching() -> Reached:
 
 
 def vae() -> Reached:
-    """Convolutions, a weight of the divergence that rises from 0 to 1."""
+    """Convolutions; the weight of the divergence rises from 0 to 1."""
 
     class Vae(nn.Module):
         def __init__(self) -> None:
@@ -203,7 +203,7 @@ def vq_vae() -> Reached:
 
 
 def hinge_gan() -> Reached:
-    """Spectral normalization, two steps of the discriminator per step of the generator."""
+    """Spectral normalization, two discriminator steps per generator step."""
     generator = nn.Sequential(
         nn.Linear(4, 48),
         nn.BatchNorm1d(48),
@@ -232,7 +232,7 @@ def hinge_gan() -> Reached:
 
 
 def wasserstein_gan() -> Reached:
-    """A critic with a gradient penalty, three steps of it per step of the generator."""
+    """A critic with a gradient penalty, three critic steps per generator step."""
     generator, critic = mlp(4, 48, 48, 2), mlp(2, 48, 48, 1, act=nn.SiLU)
     first = torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.9))
     second = torch.optim.Adam(critic.parameters(), lr=2e-3, betas=(0.5, 0.9))
@@ -250,7 +250,7 @@ def wasserstein_gan() -> Reached:
 
 
 def conditional_gan() -> Reached:
-    """Least squares, labels given to both networks by embeddings, smoothed targets."""
+    """Least squares, labels passed to both networks as embeddings, smoothed targets."""
 
     class Given(nn.Module):
         def __init__(self, size: int, out: int) -> None:
@@ -281,7 +281,7 @@ def conditional_gan() -> Reached:
 
 
 def energy_model() -> Reached:
-    """Contrastive divergence: samples of Langevin dynamics against data."""
+    """Contrastive divergence: samples from Langevin dynamics against data."""
     energy = mlp(2, 64, 64, 1, act=nn.SiLU)
     optimizer = adam(energy, 1e-3)
     buffer = torch.randn(512, 2)
@@ -302,7 +302,7 @@ def energy_model() -> Reached:
 
 
 def masked_autoregression() -> Reached:
-    """A network over binary values whose masks forbid to look ahead (MADE)."""
+    """A network over binary values whose masks prevent looking ahead (MADE)."""
 
     class Masked(nn.Linear):
         def __init__(self, a: int, b: int, mask: Tensor) -> None:
@@ -329,7 +329,7 @@ def masked_autoregression() -> Reached:
 
 
 def adversarial_autoencoder() -> Reached:
-    """Rebuilds, and in turn makes its codes look like noise; three optimizers."""
+    """Alternates reconstruction with making codes look like noise; three optimizers."""
     encoder, decoder, judge = mlp(16, 48, 3), mlp(3, 48, 16), mlp(3, 32, 1)
     one, two, three = (
         adam([*encoder.parameters(), *decoder.parameters()], 3e-3),

@@ -1,4 +1,4 @@
-"""Many kinds of data, of layers and of losses."""
+"""Many kinds of data, layers and losses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmarks.bugs.styles.common import (
 
 
 def table_with_gaps() -> Reached:
-    """Missing numbers filled by 0 beside an indicator, categories as embeddings."""
+    """Missing numbers replaced with 0 and marked by an indicator, categories as embeddings."""
 
     class Table(nn.Module):
         def __init__(self) -> None:
@@ -70,7 +70,7 @@ def prices() -> Reached:
 
 
 def large_targets() -> Reached:
-    """Targets in the thousands, taken as they are; the last bias starts at their mean."""
+    """Targets in the thousands, used unchanged; the last bias starts at their mean."""
     net, weight = mlp(8, 64, 64, 1), torch.randn(8)
     with torch.no_grad():
         net[-1].bias.fill_(2000.0)  # type: ignore[operator]
@@ -84,7 +84,7 @@ def large_targets() -> Reached:
 
 
 def one_in_fifty() -> Reached:
-    """Rare positives with a weight of 50 and a bias that starts at their log odds."""
+    """Rare positives with a weight of 50, and a bias that starts at their log odds."""
     net, direction = mlp(10, 48, 1), F.normalize(torch.randn(10), dim=0)
     with torch.no_grad():
         net[-1].bias.fill_(-math.log(49))  # type: ignore[operator]
@@ -132,7 +132,7 @@ class _Convolution(nn.Module):
 
 
 def citation_graph() -> Reached:
-    """A graph convolution network, full batch, few labels, dropout 0.5, weight decay."""
+    """A graph convolutional network, full batch, few labels, dropout 0.5, weight decay."""
     y = torch.arange(120) % 3
     near = torch.rand(120, 120) < torch.where(y[:, None] == y[None], 0.12, 0.01)
     adjacency = (near | near.T | torch.eye(120, dtype=torch.bool)).float()
@@ -151,7 +151,7 @@ def citation_graph() -> Reached:
 
 
 def message_passing() -> Reached:
-    """Many small graphs of different sizes in a batch; sums over edges by index_add."""
+    """Many small graphs of different sizes in a batch; sums over edges with index_add."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -259,7 +259,7 @@ def state_space() -> Reached:
 
 
 def heat_equation() -> Reached:
-    """A physics-informed network: the residual of an equation, and its boundary with weight 10."""
+    """A physics-informed network: an equation's residual, and its boundary with weight 10."""
     net = mlp(2, 32, 32, 32, 1, act=nn.Tanh)
     optimizer = adam(net, 3e-3)
     losses = []
@@ -311,7 +311,7 @@ def quantized() -> Reached:
 
 
 def speech() -> Reached:
-    """CTC over sequences of different lengths; blanks win for a while."""
+    """CTC over sequences of different lengths; blanks dominate for a while."""
     net, head = nn.LSTM(8, 48, bidirectional=True, batch_first=True), nn.Linear(96, 6)
     optimizer = adam([*net.parameters(), *head.parameters()], 1e-2)
     code = torch.randn(6, 8)
@@ -345,7 +345,7 @@ def chain_of_labels() -> Reached:
 
 
 def segmentation() -> Reached:
-    """A small U-Net; a tenth of the pixels has no label (255); dice is added."""
+    """A small U-Net; a tenth of the pixels have no label (255); a dice loss is added."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -385,7 +385,7 @@ def segmentation() -> Reached:
 
 
 def packed_sequences() -> Reached:
-    """A language model on documents packed into rows, with a mask of blocks and positions anew."""
+    """A language model on documents packed into rows, with a block mask and restarted positions."""
 
     class Block(nn.Module):
         def __init__(self, size: int) -> None:
@@ -431,7 +431,7 @@ def packed_sequences() -> Reached:
 
 
 def ranking() -> Reached:
-    """Lists of ten documents by a listwise loss and by pairs (RankNet)."""
+    """Lists of ten documents, with a listwise loss and a pairwise one (RankNet)."""
     net, weight = mlp(6, 32, 1), torch.randn(6)
     optimizer = adam(net, 5e-3)
     for _ in range(200):
@@ -448,7 +448,7 @@ def ranking() -> Reached:
 
 
 def recommender() -> Reached:
-    """Matrix factorization with biases; pairs of a liked and another item (BPR)."""
+    """Matrix factorization with biases; each pair has a liked item and another item (BPR)."""
     users, items = nn.Embedding(80, 8), nn.Embedding(60, 8)
     bias = nn.Embedding(60, 1)
     nn.init.normal_(users.weight, std=0.01)
@@ -469,7 +469,7 @@ def recommender() -> Reached:
 
 
 def mixture_density() -> Reached:
-    """A mixture of five Gaussians whose likelihood becomes a density above 1."""
+    """A mixture of five Gaussians whose density rises above 1."""
     net = mlp(1, 48, 15, act=nn.Tanh)
     optimizer = adam(net, 5e-3)
     losses = []
@@ -485,7 +485,7 @@ def mixture_density() -> Reached:
 
 
 def uncertain() -> Reached:
-    """Means and variances by the Gaussian likelihood; quantiles by the pinball loss."""
+    """Means and variances with the Gaussian likelihood; quantiles with the pinball loss."""
     net = mlp(4, 48, 48, 5)
     optimizer = adam(net, 3e-3)
     levels = torch.tensor([0.1, 0.5, 0.9])
@@ -500,7 +500,7 @@ def uncertain() -> Reached:
 
 
 def counts_and_survival() -> Reached:
-    """Poisson counts, and times until an event with censoring (Cox), on a shared body."""
+    """Poisson counts, and censored times until an event (Cox), with a shared body."""
     body, count, risk = mlp(6, 32, 32), nn.Linear(32, 1), nn.Linear(32, 1)
     optimizer = adam([*body.parameters(), *count.parameters(), *risk.parameters()], 3e-3)
     weight = torch.randn(6) / 2
@@ -518,7 +518,7 @@ def counts_and_survival() -> Reached:
 
 
 def several_tasks() -> Reached:
-    """Classes, a number and a picture from one body, with learned weights of the losses."""
+    """Classes, a number and a picture from one body, with learned loss weights."""
 
     class Tasks(nn.Module):
         def __init__(self) -> None:
@@ -582,7 +582,7 @@ def implicit_picture() -> Reached:
 
 
 def forecast() -> Reached:
-    """Series at levels of hundreds, normalized inside the model and back; a day ahead."""
+    """Series with values in the hundreds, normalized inside the model; one day ahead."""
 
     class Forecast(nn.Module):
         def __init__(self) -> None:
@@ -606,7 +606,7 @@ def forecast() -> Reached:
 
 
 def translation() -> Reached:
-    """Sequence to sequence with attention, teacher forcing that fades, padding."""
+    """Sequence to sequence with attention, fading teacher forcing, and padding."""
 
     class Translator(nn.Module):
         def __init__(self) -> None:
@@ -655,7 +655,7 @@ def sets() -> Reached:
 
 
 def learned_dynamics() -> Reached:
-    """A differential equation whose right side is learned, by Runge-Kutta steps."""
+    """A differential equation with a learned right-hand side, solved with Runge-Kutta steps."""
     net = mlp(2, 32, 32, 2, act=nn.Tanh)
     optimizer = adam(net, 5e-3)
     truth = torch.tensor([[-0.1, 2.0], [-2.0, -0.1]])

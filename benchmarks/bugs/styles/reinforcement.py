@@ -15,7 +15,7 @@ from benchmarks.bugs.styles.common import Reached, adam, mlp, update
 
 
 class Corridor:
-    """A walk on a line of ten places; the right end is worth 1, each step costs a little."""
+    """A walk on a line of ten places; the right end is worth 1, and each step has a small cost."""
 
     size = 10
 
@@ -62,7 +62,7 @@ class Poles:
 
 
 def dqn() -> Reached:
-    """Deep Q-learning: replay, exploration that ends, a target network copied now and then."""
+    """Deep Q-learning: replay, exploration that ends, a target network copied occasionally."""
     random, world = Random(0), Corridor()
     net = mlp(10, 32, 32, 2)
     target = deepcopy(net)
@@ -98,7 +98,7 @@ def dqn() -> Reached:
 
 
 def double_dqn_dueling() -> Reached:
-    """A dueling network with a slowly following target, on poles."""
+    """A dueling network with a slowly updated target, on poles."""
 
     class Dueling(nn.Module):
         def __init__(self) -> None:
@@ -169,7 +169,7 @@ def reinforce() -> Reached:
 
 
 class _Both(nn.Module):
-    """A policy and a value on a shared body."""
+    """A policy and a value with a shared body."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ def actor_critic() -> Reached:
 
 
 def actor_critic_episodes() -> Reached:
-    """The example of PyTorch: one update per episode, with values of growing returns."""
+    """PyTorch's own example: one update per episode, with values for growing returns."""
     net = _Both()
     optimizer = adam(net, 1e-2)
     lengths = []
@@ -308,7 +308,7 @@ class _Hill:
 
 
 def td3() -> Reached:
-    """Deterministic policy, two critics, delayed policy updates, targets that follow slowly."""
+    """Deterministic policy, two critics, delayed policy updates, slowly updated targets."""
     actor = nn.Sequential(mlp(2, 48, 48, 2), nn.Tanh())
     critics = nn.ModuleList([mlp(4, 48, 48, 1), mlp(4, 48, 48, 1)])
     slow_actor, slow_critics = deepcopy(actor), deepcopy(critics)
@@ -387,7 +387,7 @@ def sac() -> Reached:
 
 
 def contextual_bandit() -> Reached:
-    """Rewards of the chosen arm only; an ensemble chooses by disagreement."""
+    """Rewards only for the chosen arm; an ensemble chooses by disagreement."""
     heads = nn.ModuleList(mlp(6, 32, 5) for _ in range(3))
     optimizer = torch.optim.SGD(heads.parameters(), lr=0.05, momentum=0.9)
     truth = torch.randn(6, 5)

@@ -35,7 +35,7 @@ def _neighbours(encoder: nn.Module) -> float:
 
 
 def simclr() -> Reached:
-    """NT-Xent over both views of all samples, with a projection head."""
+    """NT-Xent over the two views of all samples, with a projection head."""
     encoder, head = _encoder(), mlp(32, 32, 16)
     optimizer = adam([*encoder.parameters(), *head.parameters()], 2e-3)
     for _ in range(150):
@@ -69,7 +69,7 @@ def simsiam() -> Reached:
 
 
 def byol() -> Reached:
-    """Predicts what a slowly following copy says."""
+    """Predicts the output of a slowly updated copy."""
     online, predictor = _encoder(), mlp(32, 64, 32)
     slow = deepcopy(online)
     for parameter in slow.parameters():
@@ -112,7 +112,7 @@ def vicreg() -> Reached:
 
 
 def barlow_twins() -> Reached:
-    """The correlation matrix of both views shall be the identity."""
+    """The correlation matrix between the two views should be the identity."""
     model = nn.Sequential(_encoder(), nn.Linear(32, 48))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-3)
     for _ in range(150):
@@ -127,7 +127,7 @@ def barlow_twins() -> Reached:
 
 
 def moco() -> Reached:
-    """A queue of keys of the past from a momentum encoder."""
+    """A queue of past keys from a momentum encoder."""
     query = _encoder()
     key = deepcopy(query)
     optimizer = torch.optim.SGD(query.parameters(), lr=0.06, momentum=0.9, weight_decay=1e-4)
@@ -224,7 +224,7 @@ def _transformer(depth: int) -> nn.TransformerEncoder:
 
 
 def masked_autoencoder() -> Reached:
-    """Encodes a quarter of the patches, rebuilds the others with mask tokens."""
+    """Encodes a quarter of the patches and reconstructs the others with mask tokens."""
 
     class Masked(nn.Module):
         def __init__(self) -> None:

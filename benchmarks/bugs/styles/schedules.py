@@ -1,4 +1,4 @@
-"""Trainings with unusual loops, schedules and optimizers."""
+"""Training runs with unusual loops, schedules and optimizers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def curriculum_of_difficulty() -> Reached:
 
 
 def one_cycle() -> Reached:
-    """A rate that rises to 0.2 and falls to nothing, momentum in the other direction."""
+    """A rate that rises to 0.2 and falls to nothing, while momentum does the opposite."""
     net = nn.Sequential(
         nn.Conv2d(1, 12, 3, padding=1, bias=False),
         nn.BatchNorm2d(12),
@@ -103,7 +103,7 @@ def cyclic_rate() -> Reached:
 
 
 def plateau() -> Reached:
-    """The rate falls when the validation loss rests; early stopping keeps the best weights."""
+    """The rate falls when the validation loss stagnates; early stopping keeps the best weights."""
     net = mlp(6, 48, 48, 1)
     x, xv = torch.randn(256, 6), torch.randn(128, 6)
     y, yv = _wave(x) + 0.1 * torch.randn(256, 1), _wave(xv)
@@ -141,7 +141,7 @@ def accumulation() -> Reached:
 
 
 def weight_averaging() -> Reached:
-    """SWA with a constant high rate in the last third, then BatchNorm statistics anew."""
+    """SWA with a constant high rate in the last third; then BatchNorm statistics are recomputed."""
     net = nn.Sequential(nn.Linear(12, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     average = torch.optim.swa_utils.AveragedModel(net)
@@ -163,7 +163,7 @@ def weight_averaging() -> Reached:
 
 
 def half_precision() -> Reached:
-    """bfloat16 by autocast on the CPU, a residual network with LayerNorm."""
+    """A residual network with LayerNorm, in bfloat16 with autocast on the CPU."""
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -219,7 +219,7 @@ def second_order() -> Reached:
 
 
 def sharpness_aware() -> Reached:
-    """SAM: a step up, the gradient there, a step down from before."""
+    """SAM: a step up, the gradient there, then a step down from the original point."""
     net = mlp(12, 48, 48, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     for _ in range(150):
@@ -264,7 +264,7 @@ class _Orthogonal(torch.optim.Optimizer):
 
 
 def muon() -> Reached:
-    """An optimizer of the program's own."""
+    """An optimizer defined by the program itself."""
     net = mlp(12, 48, 48, 4)
     optimizer = _Orthogonal(list(net.parameters()), 0.01)
     for _ in range(200):
@@ -337,7 +337,7 @@ def private_gradients() -> Reached:
 
 
 def two_optimizers() -> Reached:
-    """Embeddings by Adagrad, the rest by AdamW; a rate of 0 for the first 20 steps of the rest."""
+    """Embeddings with Adagrad, the rest with AdamW, whose rate is 0 for the first 20 steps."""
     table, net = nn.Embedding(50, 16), mlp(32, 32, 1)
     one, two = (
         torch.optim.Adagrad(table.parameters(), lr=0.1),

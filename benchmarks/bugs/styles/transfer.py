@@ -1,4 +1,4 @@
-"""Trainings in several phases, or from another network."""
+"""Training runs with several phases, or based on another network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.bugs.styles.common import (
 
 
 def _pretrained(steps: int = 80) -> nn.Sequential:
-    """Returns a network that knows the classes of `blobs`, trained by hand-written updates."""
+    """Returns a network that knows the classes of `blobs`, trained with hand-written updates."""
     net = mlp(12, 48, 48, 4)
     for _ in range(steps):
         x, y = blobs(64)
@@ -76,7 +76,7 @@ def low_rank_adapters() -> Reached:
 
 
 def frozen_backbone() -> Reached:
-    """A frozen network with BatchNorm in evaluation mode under a new head."""
+    """A frozen network with BatchNorm in evaluation mode, below a new head."""
     body = nn.Sequential(
         nn.Conv2d(1, 8, 3, 2, 1),
         nn.BatchNorm2d(8),
@@ -101,7 +101,7 @@ def frozen_backbone() -> Reached:
 
 
 def gradual_unfreezing() -> Reached:
-    """The head first, then one layer more every 60 steps, with smaller rates below."""
+    """First the head, then one more layer every 60 steps, with smaller rates for lower layers."""
     net = _pretrained()
     net[-1] = nn.Linear(48, 3)
     layers = [layer for layer in net if isinstance(layer, nn.Linear)]
@@ -143,7 +143,7 @@ def maml() -> Reached:
 
 
 def reptile() -> Reached:
-    """Inner loops of SGD on a copy; the weights follow the copy."""
+    """Inner loops of SGD on a copy; the weights then move towards the copy."""
     net = mlp(1, 32, 32, 1, act=nn.Tanh)
     losses = []
     for _ in range(40):
@@ -161,7 +161,7 @@ def reptile() -> Reached:
 
 
 def mean_teacher() -> Reached:
-    """A few labels, and agreement with an average of the past weights on the rest."""
+    """A few labels; for the other samples, agreement with an average of past weights."""
     net = mlp(12, 48, 48, 4)
     teacher = deepcopy(net).requires_grad_(False)
     x_few, y_few = blobs(16)
@@ -180,7 +180,7 @@ def mean_teacher() -> Reached:
 
 
 class _Reverse(torch.autograd.Function):
-    """The identity, whose gradient changes its sign."""
+    """The identity, with the sign of the gradient reversed."""
 
     @staticmethod
     def forward(_: object, x: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class _Reverse(torch.autograd.Function):
 
 
 def domain_adversarial() -> Reached:
-    """Features that tell classes apart but not domains, by gradient reversal."""
+    """Features that distinguish classes but not domains, through gradient reversal."""
     body, classes, domains = mlp(12, 48, 32), nn.Linear(32, 4), mlp(32, 32, 2)
     optimizer = adam([*body.parameters(), *classes.parameters(), *domains.parameters()], 2e-3)
     shift = torch.randn(12)
@@ -207,7 +207,7 @@ def domain_adversarial() -> Reached:
 
 
 def layer_by_layer() -> Reached:
-    """Each layer learns to rebuild its input, then all are trained together."""
+    """Each layer learns to reconstruct its input; then all layers are trained together."""
     sizes = [12, 32, 24, 16]
     layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
     for depth, layer in enumerate(layers):
@@ -231,7 +231,7 @@ def layer_by_layer() -> Reached:
 
 
 def tasks_one_after_another() -> Reached:
-    """Three regressions in turn with replay; the loss jumps at each change."""
+    """Three alternating regressions with replay; the loss jumps at each change."""
     net = mlp(8, 48, 48, 1)
     optimizer = adam(net, 3e-3)
     teachers = [mlp(8, 16, 1, act=nn.Tanh).requires_grad_(False) for _ in range(3)]
@@ -251,7 +251,7 @@ def tasks_one_after_another() -> Reached:
 
 
 def new_labels_midway() -> Reached:
-    """A task switch: after 150 steps the classes are renamed, and the network learns them anew."""
+    """A task switch: after 150 steps, the classes are permuted, and the network relearns them."""
     net = mlp(12, 64, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     for step in range(300):
@@ -280,7 +280,7 @@ def soft_prompts() -> Reached:
 
 
 def pseudo_labels() -> Reached:
-    """FixMatch: confident answers on weak views are the labels of strong views."""
+    """FixMatch: confident predictions on weak views are the labels for strong views."""
     net = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 4))
     x_few, y_few = blobs(24)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, nesterov=True)

@@ -22,7 +22,7 @@ def mlp(inputs: int = WIDTH, outputs: int = WIDTH, width: int = 16) -> nn.Sequen
 
 
 def squared(model: nn.Module, *shape: int) -> Program:
-    """Return a training run that minimises the outputs for random inputs."""
+    """Return a training run that minimizes the outputs for random inputs."""
     draw = shape or (BATCH, WIDTH)
     return usual(model, lambda net: net(torch.randn(*draw)).square().mean())
 

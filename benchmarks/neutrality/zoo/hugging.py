@@ -1,4 +1,4 @@
-"""Tiny models of the library transformers, built from configurations."""
+"""Tiny models from the transformers library, built from configurations."""
 
 from __future__ import annotations
 

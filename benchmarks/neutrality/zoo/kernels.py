@@ -1,8 +1,8 @@
 """Make torchvision importable where its compiled operators cannot be loaded.
 
-Its wheels on PyPI are compiled for a torch with CUDA. With a torch without CUDA, the operators are
+Its wheels on PyPI are compiled for torch with CUDA. With a CPU-only torch, the operators are
 missing, and importing torchvision fails because it registers shapes for two of them; its models
-need none.
+need no operators.
 """
 
 from __future__ import annotations

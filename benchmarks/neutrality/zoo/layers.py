@@ -1,4 +1,4 @@
-"""Nets of `torch.nn` layers, each with one sort of layer."""
+"""Nets made of `torch.nn` layers, each with one kind of layer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def classify(model: nn.Module, *shape: int, classes: int = 4) -> Program:
 
 
 def shrink(model: nn.Module, *shape: int) -> Program:
-    """Return a training run that minimises the outputs for random inputs."""
+    """Return a training run that minimizes the outputs for random inputs."""
     return usual(model, lambda net: net(torch.randn(_BATCH, *shape)).square().mean())
 
 
@@ -257,14 +257,14 @@ def triplets() -> Program:
 
 @LAYERS
 def weight_norm() -> Program:
-    """Parametrised weights."""
+    """Parametrized weights."""
     inner = parametrizations.weight_norm(nn.Linear(16, 16))
     return replace(classify(between(inner), 8), calls_before=1)
 
 
 @LAYERS
 def spectral_norm() -> Program:
-    """Weights that a power iteration normalises, which changes buffers in the forward pass."""
+    """Weights that a power iteration normalizes, which changes buffers in the forward pass."""
     inner = parametrizations.spectral_norm(nn.Linear(16, 16))
     return replace(classify(between(inner), 8), calls_before=1)
 

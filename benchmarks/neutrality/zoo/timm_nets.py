@@ -1,4 +1,4 @@
-"""Models of the library timm on small images."""
+"""Models from the timm library on small images."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def smallest(name: str) -> tuple[nn.Module, int]:
 
 @cache
 def _found(name: str) -> tuple[dict[str, int], int]:
-    """Find the options and image size once, so that no traced program tries out models."""
+    """Find the options and image size once, so that no traced program has to try out models."""
     for options in _SHALLOW:
         try:
             model = timm.create_model(name, **_SMALL, **options)

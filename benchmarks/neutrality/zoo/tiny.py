@@ -84,7 +84,7 @@ def _shrunk_list(name: str, values: list[int]) -> Any:
 
 
 def _settle(config: Any) -> None:
-    """Adjust the lengths of lists with an item per layer to the number of layers."""
+    """Adjust lists with one item per layer to the number of layers."""
     if getattr(config, "kv_lora_rank", None) and hasattr(config, "num_key_value_heads"):
         config.num_key_value_heads = config.num_attention_heads  # latent attention has no groups
     layers = getattr(config, "num_hidden_layers", None)

@@ -222,7 +222,7 @@ def gradient_penalty() -> Program:
 
 @TRAININGS
 def meta_learned() -> Program:
-    """A learning step within the loss."""
+    """An inner training step within the loss."""
     model = nn.Sequential(nn.Linear(_WIDTH, 16), nn.Tanh(), nn.Linear(16, 1))
 
     def loss(net: nn.Module) -> Tensor:
@@ -309,7 +309,7 @@ def policy_gradient() -> Program:
 
 @TRAININGS
 def several_losses() -> Program:
-    """Two losses of one net, with the graph retained for the second."""
+    """Two losses for one net, with the graph retained for the second."""
     model = _net().train()
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -381,7 +381,7 @@ def smaller_last_batch() -> Program:
 
 @TRAININGS
 def quantization_aware() -> Program:
-    """Fake quantisation: observers that change buffers in the forward pass."""
+    """Fake quantization: observers that change buffers in the forward pass."""
     from torch.ao.quantization import FakeQuantize
 
     model = nn.Sequential(nn.Linear(_WIDTH, 16), FakeQuantize(), nn.ReLU(), nn.Linear(16, 4))

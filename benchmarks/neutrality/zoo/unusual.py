@@ -193,7 +193,7 @@ class _Mixture(nn.Module):
 
 @ARCHITECTURES
 def mixture_density() -> Program:
-    """A distribution as the net's output, whose tensors tracing cannot find."""
+    """A net whose output is a distribution, in which tracing cannot find tensors."""
 
     def loss(net: nn.Module) -> Tensor:
         return -net(torch.randn(BATCH, WIDTH)).log_prob(torch.randn(BATCH)).mean()

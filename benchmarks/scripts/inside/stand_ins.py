@@ -1,7 +1,7 @@
 """Stand-ins for downloads of scripts: small data in memory, and no network.
 
-Each is installed when the script has imported the library, is the same in every process, and draws
-from its own generator.
+Each stand-in is installed once the script has imported the library. It is the same in every process
+and draws from its own generator.
 """
 
 from __future__ import annotations

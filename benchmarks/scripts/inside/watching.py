@@ -1,8 +1,9 @@
 """Watch a script from outside: its state after each step, or its activity in each step.
 
-With `SCRIPTS_WATCH=bits`, writes digests of everything that an optimizer step may depend on, in the
-same way in plain and traced processes, and attaches nothing else. With `SCRIPTS_WATCH=calls`, in a
-separate process that is never traced, torch hooks count what a complete record must contain.
+With `SCRIPTS_WATCH=bits`, writes digests of everything on which an optimizer step may depend. It
+does so in the same way in plain and traced processes, and attaches nothing else. With
+`SCRIPTS_WATCH=calls`, in a separate process that is never traced, torch hooks count what a complete
+record must contain.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from torch.optim.optimizer import (
 )
 
 _DETAILED = 60
-"""Number of optimizer steps with all numbers; later steps only have calls and losses."""
+"""Number of optimizer steps observed with all numbers; later steps have only calls and losses."""
 
 _DRAWN = 3
 """Number of backward passes whose autograd graph is followed."""
@@ -88,7 +89,7 @@ class _Writer:
 class _Stop:
     """Interrupts the program like Ctrl-C after `SCRIPTS_STOP` optimizer steps.
 
-    It does so when the next step begins, so that all other hooks of the last step have run.
+    The interrupt comes when the next step begins, after all other hooks of the last step have run.
     """
 
     def __init__(self) -> None:
@@ -150,7 +151,7 @@ class Bits:
         self._seconds += time.thread_time() - began
 
     def answer(self) -> dict[str, Any]:
-        """Return the digests of all steps, that of the final state, and the seconds they took."""
+        """Return the digests of all steps and of the final state, and the seconds spent on them."""
         began = time.thread_time()
         held = [t for o in gc.get_objects() if issubclass(type(o), nn.Module) for t in _own(o)]
         final = hashlib.sha256("".join(sorted({_digest(t) for t in held})).encode()).hexdigest()
@@ -193,7 +194,8 @@ def _pieces(value: Any) -> Iterator[bytes]:
 _UNREADABLE = (nn.UninitializedParameter, nn.UninitializedBuffer)
 
 
-# -- calls: what a complete record must hold -------------------------------------------------------
+# -- calls: what a complete record must contain
+# -------------------------------------------------------
 
 
 class Calls:

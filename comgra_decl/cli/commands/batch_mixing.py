@@ -11,12 +11,12 @@ USAGE = """\
 usage: comgra-decl batch-mixing [--json] [--for RUN] [--batch-dim N] [--] SCRIPT [ARGS ...]
        comgra-decl batch-mixing [--json] [--for RUN] [--batch-dim N] [--] -m MODULE [ARGS ...]
 
-Runs a training script up to its first optimizer step and checks that its models keep the samples of
+Runs a training script up to its first optimizer step and checks that its models keep the samples in
 a batch independent. A wrong view or transpose, or a softmax or mean over the wrong dimension, mixes
-them. Each model is called a few more times with all samples but one replaced by copies of the
-remaining one; its output for that sample must not change. BatchNorm in training mode, which mixes
-samples by design, is reported separately. Nothing is recorded. The script can write files as usual;
-its output goes to standard error.
+the samples. Each model is called a few more times with all samples but one replaced by copies of
+the remaining one; its output for that sample must not change. BatchNorm in training mode, which
+mixes samples by design, is reported separately. Nothing is recorded. The script can write files as
+usual; its output goes to standard error.
 
   --for RUN       store the verdict with this run of the script; `comgra-decl diagnose` shows it
   --batch-dim N   the batch dimension of inputs and outputs; default: 0
@@ -28,7 +28,7 @@ inconclusive, with the reason; 2 invalid command line; otherwise the script's ow
 
 
 def passed_on(arguments: Sequence[str]) -> None:
-    """Check that the models of a script keep the samples of a batch independent."""
+    """Check that the models of a script keep the samples in a batch independent."""
     from comgra_decl.cli.experiments import Meaning, NumberOption, experiment
 
     dimension = NumberOption("--batch-dim", default=0, least=0)

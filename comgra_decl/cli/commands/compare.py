@@ -20,7 +20,8 @@ _Other = Annotated[Path, typer.Argument(help="The run to compare with, such as a
 _Names = Annotated[
     list[str] | None,
     typer.Option(
-        "--name", help="HERE=THERE: names of a module in both runs, if they differ. Repeatable."
+        "--name",
+        help="HERE=THERE: the names of a module in the two runs, if they differ. Can be repeated.",
     ),
 ]
 _Tolerance = Annotated[
@@ -41,8 +42,8 @@ def command(
 ) -> None:
     """Find the first step and tensor, in the order of execution, at which two runs differ.
 
-    Exits with code 3 if they differ by more than rounding, and with code 4 if the difference may be
-    rounding that training has amplified.
+    Exits with code 3 if they differ by more than rounding, and with code 4 if training may only
+    have amplified rounding.
     """
     from comgra_decl.query import open_run, part
 

@@ -20,8 +20,8 @@ _Trust = Annotated[
 def command(run: RunPath, trust: _Trust = False) -> None:
     """Print one page of Markdown about a run, for an issue or a language model.
 
-    The page contains the facts of the run, the verdict, the findings with their evidence and, if
-    the program failed, the post-mortem.
+    The page contains facts about the run, the verdict, the findings with their evidence and, if the
+    program failed, the post-mortem.
     """
     from comgra_decl.cli.explaining import explained
     from comgra_decl.query import open_run

@@ -19,7 +19,7 @@ def command(
         str, typer.Option("--format", "-f", help="Format: parquet, csv, zarr or npz.")
     ] = "parquet",
     nodes: Annotated[
-        str | None, typer.Option(help="Nodes to export, as a pattern of a spec: 'blocks.*'.")
+        str | None, typer.Option(help="Nodes to export, as a pattern: 'blocks.*'.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -57,7 +57,7 @@ def command(run: RunPath, as_json: AsJson = False) -> None:
 
 
 def _not_joined(folder: Location) -> str | None:
-    """Return the reason why intact databases are not ranks of one run; None if they are."""
+    """Return why intact databases are not ranks of one run; None if they are."""
     from comgra_decl.errors import DamagedRunError
     from comgra_decl.query.ranks.reader import open_reader
 

@@ -44,7 +44,7 @@ def command(
         bool,
         typer.Option(
             "--use-xheaders",
-            help="Trust the headers X-Forwarded-For and X-Forwarded-Proto of a proxy.",
+            help="Trust the X-Forwarded-For and X-Forwarded-Proto headers sent by a proxy.",
         ),
     ] = False,
     views: Annotated[

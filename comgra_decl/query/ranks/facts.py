@@ -184,7 +184,7 @@ def join_samples(
 ) -> NDArray[np.float32]:
     """Concatenates the samples of the ranks: [..., slots, ranks * samples, statistics].
 
-    If a tensor is copied to all ranks or split over them, it has only sample 0, which is the tensor
+    A tensor that is copied to all ranks or split over them has only sample 0, which is the tensor
     itself.
 
     Args:
@@ -209,7 +209,7 @@ def join_samples(
 
 
 def join_places(views: Sequence[View], records: Sequence[int], count: int) -> list[int]:
-    """Returns the indices, in the global batch, of the samples that a record holds.
+    """Returns the indices, in the global batch, of the samples in a record.
 
     Args:
         views: views of the ranks.
@@ -269,7 +269,7 @@ def assemble(
     slots: Sequence[SlotInfo | None],
     parts: Sequence[NDArray[Any] | None],
 ) -> NDArray[Any] | None:
-    """Assembles a tensor from the parts held by the ranks; returns None if any part is missing.
+    """Assembles a tensor from the parts on the ranks; returns None if any part is missing.
 
     Args:
         shape: shape of the whole tensor.

@@ -1,4 +1,4 @@
-"""Formulas for the joint statistics of several ranks, for plain arrays.
+"""Formulas for statistics joined across ranks, for plain arrays.
 
 A tensor is related to the tensors of other ranks in one of three ways, depending on its slot
 (`how_joined`):
@@ -42,7 +42,7 @@ Read = Callable[[str], Floats]
 
 
 class Joint(IntEnum):
-    """How the tensors of one slot on several ranks are related."""
+    """How the tensors of one slot are related across ranks."""
 
     SAMPLES = 0
     COPIES = 1
@@ -66,7 +66,7 @@ def how_joined(slot: SlotInfo) -> Joint:
 
 
 class Ranks:
-    """How the slots of several ranks are joined.
+    """How slots are joined across ranks.
 
     Args:
         slots: each rank's slots, [ranks][slots]; None where a rank lacks the slot.
@@ -119,7 +119,7 @@ class Ranks:
 
 
 def _present(read: Read, lost: Callable[[str], Lost]) -> tuple[NDArray[np.bool_], Lost]:
-    """Returns which ranks have a record of a slot, and for which this is unknown.
+    """Returns which ranks have a record of a slot, and for which ranks this is unknown.
 
     In every record that exists, "nonfinite.mean" and "rows" are numbers.
     """

@@ -1,4 +1,4 @@
-"""Reads the databases of several ranks as one run.
+"""Reads the databases of multiple ranks as one run.
 
 `JoinedReader` and `JoinedView` correspond to `Reader` and `View`. A record exists as soon as all
 ranks have it.

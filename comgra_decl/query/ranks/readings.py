@@ -26,7 +26,7 @@ class Reading:
 
 
 def stacked(readings: Sequence[Reading]) -> Reading:
-    """Stacks readings with the same shape from several ranks: [ranks, ...]."""
+    """Stacks readings with the same shape from multiple ranks: [ranks, ...]."""
     data = np.stack([reading.data for reading in readings])
     if all(reading.lost is None for reading in readings):
         return Reading(data)

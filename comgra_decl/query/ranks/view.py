@@ -165,7 +165,7 @@ class JoinedView:
     def document(self, name: str) -> Any:
         """Returns the first rank's document; report and findings include those of other ranks.
 
-        The post-mortem is that of the rank that failed first.
+        The post-mortem comes from the rank that failed first.
         """
         documents = [member.view.document(name) for member in self._members]
         if name == "post_mortem":
@@ -178,7 +178,7 @@ class JoinedView:
         return facts.join_reports(documents, self.ranks, self.differences)
 
     def structure(self, digest: str) -> Structure | None:
-        """Returns a dependency graph of the first rank by its hash; None if it is damaged."""
+        """Returns a dependency graph from the first rank by its hash; None if it is damaged."""
         return self._leader.structure(digest)
 
     def samples(self, record: int) -> list[int]:
@@ -410,7 +410,7 @@ class JoinedView:
         return None
 
     def value_slots(self, record: int) -> list[int]:
-        """Returns the slots for which any rank holds raw values."""
+        """Returns the slots for which any rank has raw values."""
         found: set[int] = set()
         for member in self._members:
             held = member.view.value_slots(int(member.records[record]))

@@ -42,15 +42,14 @@ class DeadUnits(SlotRule):
     name = "dead_units"
     certainty = 0.75
     definition = (
-        "For `patience` records in a row, a fraction of more than `share` of a module's bias "
-        "gradient is exactly zero, and so is the same fraction of its weight gradient, while other "
-        "gradients are nonzero. The corresponding units are inactive for all samples in the batch. "
-        "The rule also reports a rectifier if a fraction of more than `zeros` of its output is "
-        "zero although its input is not entirely zero. The finding is only a hint if at least "
-        f"{_ALIVE:.0%} of the units of each such layer are alive, because the others still learn. "
-        "For example, with few or positive inputs, many units are inactive for all samples from "
-        "the start (as in coupling layers of flows), and later in critics of reinforcement "
-        "learning."
+        "For `patience` records in a row, more than `share` of a module's bias gradient and more "
+        "than `share` of its weight gradient are exactly zero, while other gradients are nonzero. "
+        "The corresponding units are inactive for all samples in the batch. The rule also reports "
+        "a rectifier if more than `zeros` of its output is zero although its input is not entirely "
+        "zero. The finding is only a hint if at least {_ALIVE:.0%} of the units in each such layer "
+        "are alive, because these units still learn. For example, many units may be inactive for "
+        "all samples from the start if there are few inputs or all are positive (as in coupling "
+        "layers of flows). The same can happen later in reinforcement learning critics."
     )
     source = (
         "SageMaker Debugger, which reports layers in which more than half of the units are dead; "
@@ -72,13 +71,13 @@ class DeadUnits(SlotRule):
     of_state = True
     statistics = ("zero_fraction",)
     evidence, of_graph = "share of zeros", True
-    needs = "outputs or gradients of biases, {select: '**', capture: [output, parameter_grad]}"
+    needs = "outputs or bias gradients, {select: '**', capture: [output, parameter_grad]}"
 
     _sources = NO_SLOTS
     _weights = NO_SLOTS  # slot of the weight gradient for each bias gradient
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the outputs of rectifiers and the gradients of biases, and finds their inputs."""
+        """Returns rectifier outputs and bias gradients, and finds the inputs of the rectifiers."""
         self._sources = single_sources(self.scene)
         rectified = table.outputs & table.where(lambda i: i.module_class in RECTIFIERS)
         biases = table.parameter_gradients & table.where(
@@ -115,7 +114,7 @@ class DeadUnits(SlotRule):
         return hit, zeros
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding; a hint if enough units of all layers are alive."""
+        """Returns a finding, which is a hint if enough units in all layers are alive."""
         found = super().findings(scene)
         if not found or (self.streak.worst[self.streak.lasting] > 1 - _ALIVE).any():
             return found

@@ -52,11 +52,10 @@ class DormantUnits(SampledRule):
     severity = "hint"
     certainty = 0.5
     definition = (
-        "In the output of an activation function, a fraction of more than `share` of the units is "
-        "dormant. A unit is dormant if its mean magnitude is below `activity` times the mean over "
-        "all units of the layer. "
-        "Magnitudes are averaged over the recorded samples in `looks` records, taken at intervals "
-        "of `every` records. A unit is a channel of an image, or an index of the last "
+        "More than `share` of the units in the output of an activation function are dormant. A "
+        "unit is dormant if its mean magnitude is below `activity` times the mean over all units "
+        "of the layer. Magnitudes are averaged over the recorded samples in `looks` records, taken "
+        "at intervals of `every` records. A unit is a channel of an image, or an index of the last "
         "dimension for other tensors."
     )
     source = "Sokar et al., The Dormant Neuron Phenomenon (2023), who use a threshold of 0.025."
@@ -78,7 +77,7 @@ class DormantUnits(SampledRule):
         return table.outputs & table.where(lambda i: i.module_class in _ACTIVATIONS)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Adds up activities and checks them once there are enough."""
+        """Adds up activities and checks the totals once there are enough."""
         share = np.full((len(window), len(at)), np.nan)
         for row, column, values in self.measured(window, at):
             slot = int(at[column])

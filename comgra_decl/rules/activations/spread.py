@@ -145,7 +145,7 @@ class ActivationDrift(SlotRule):
         "finding is only a hint if the loss has fallen by half and is still near its minimum."
     )
     source = (
-        "Planned in comgra's README (report a variance that grows without bound); "
+        "comgra's README, which plans to report a variance that grows without bound; "
         "TheDeepChecker's growth rates."
     )
     advice = (

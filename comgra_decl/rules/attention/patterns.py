@@ -73,7 +73,7 @@ class AttentionCollapse(SlotRule):
     of_state = True
     statistics = ("l2", "mean", "min", "max")
     lowest, evidence = True, "tokens"
-    needs = "attention probabilities, as in the preset `attention`"
+    needs = "attention probabilities, as in the `attention` preset"
 
     _seen = False
 
@@ -121,7 +121,7 @@ class _Pattern(SampledRule):
     Parameters = PatternParameters
     of_state = True
     evidence, what = "share of attention", "attention"
-    needs = "attention with `values: true`, as in the preset `attention`"
+    needs = "attention with `values: true`, as in the `attention` preset"
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns tensors that may contain attention, judging by their shape."""

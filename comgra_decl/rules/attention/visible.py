@@ -132,7 +132,7 @@ class FutureVisible(Rule):
         """Returns why the rule could not check the run."""
         if not self._tokens:
             return (
-                "no values of integer inputs [batch, positions] and of their targets are recorded"
+                "the values of integer inputs [batch, positions] and their targets are not recorded"
             )
         return None
 
@@ -148,8 +148,8 @@ class WrongPositions(Rule):
         "features]. An attention call has weights of shape [batch, positions, n, n], where n is "
         "not the number of positions, and no other call has weights over all positions. "
         "Attention then runs over the heads of each position. The rule also reports an inverted "
-        "padding mask: all positions that attention sees hold the same token, and the hidden "
-        "ones hold at least three different tokens."
+        "padding mask: all positions visible to attention contain the same token, while the hidden "
+        "ones contain at least three different tokens."
     )
     source = (
         "PyTorch's documentation: `key_padding_mask` is True where a key is ignored, whereas "

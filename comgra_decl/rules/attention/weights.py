@@ -6,7 +6,7 @@ from typing import Any
 
 from comgra_decl.rules.api import Finding, Place, Rule, Scene
 
-_EFFECT = 0.2  # of the weight that hidden positions would have without a mask
+_EFFECT = 0.2  # share of the weight that hidden positions would have without a mask
 _FEWEST = 0.02  # share of positions that are hidden
 
 
@@ -17,18 +17,17 @@ class SoftmaxAxis(Rule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "The result of a softmax over one of the last two dimensions, both of the same size, is "
-        "multiplied with a matrix by a product that sums over the other of the two (matmul, bmm, "
-        "`@` or einsum). The weights of each sum then do not add up to 1. Weights of other shapes, "
-        "such as assignments of points to clusters, are not checked, and neither are weights that "
-        "are normalized again."
+        "The result of a softmax over one of the last two dimensions, both of the same size, "
+        "enters a matrix product (matmul, bmm, `@` or einsum) that sums over the other of the two. "
+        "The weights in each sum then do not add up to 1. The rule does not check weights of other "
+        "shapes, such as assignments of points to clusters, or weights that are normalized again."
     )
     source = (
-        "Vaswani et al., Attention Is All You Need (2017), equation 1: the softmax gives the "
-        "weights of the values, over which the product sums. Own definition."
+        "Vaswani et al., Attention Is All You Need (2017), equation 1: the softmax returns the "
+        "weights for the values over which the product sums. Our own definition."
     )
     advice = (
-        "Compute the softmax over the dimension that the product sums over: dim=-1 for "
+        "Compute the softmax over the dimension over which the product sums: dim=-1 for "
         "`weights @ values`."
     )
 
@@ -77,15 +76,15 @@ class IneffectiveMask(Rule):
     )
     source = (
         "Velickovic et al., Graph Attention Networks (2018), section 2.1: masked attention "
-        "computes scores only for neighbours. exp(0) is 1, so a score of 0 is an average one. "
-        "Own definition."
+        "computes scores only for neighbours. exp(0) is 1, so a score of 0 is an average score. "
+        "Our own definition."
     )
     advice = (
         "Fill masked scores with -inf (or the smallest number of the dtype) before the softmax."
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first mask without effect."""
+        """Returns a finding about the first mask that has no effect."""
         for fact in scene.telling:
             if fact.get("kind") != "mask" or fact.get("masked again"):
                 continue
@@ -119,7 +118,7 @@ class SingleWeight(Rule):
         "In the first records, a softmax runs over a dimension of size 1, although another "
         "dimension besides the first is larger, as for scores [batch, positions, 1]."
     )
-    source = "exp(x) / exp(x) is 1 for every x. Own definition."
+    source = "exp(x) / exp(x) is 1 for every x. Our own definition."
     advice = (
         "Compute the softmax over the dimension that should be weighted, such as dim=1 for scores "
         "of shape [batch, positions, 1]."

@@ -68,9 +68,9 @@ def _known(
 ) -> n.Bools:
     """Returns a mask of shape [candidates, targets] of the pairs that are trivially related.
 
-    Gradients follow from the loss and contain no more information about a category than the losses,
-    or the gradients used instead of losses. A tensor that is the same for all samples of a category
-    is equivalent to the category.
+    Gradients follow from the loss and contain no more information about a category than the losses
+    do (or the gradients used in their place). A tensor that is the same for all samples of a
+    category is equivalent to the category.
     """
     skip = np.zeros((flat.shape[1], goals.shape[1]), np.bool_)
     if graded:

@@ -28,7 +28,7 @@ MOST = 10
 def correlate(
     run: Run, rules: Rules | None = None, *, trust: bool = False, most: int = MOST
 ) -> list[Correlation]:
-    """Returns the most upstream correlations in a stored run, starting with those with the loss.
+    """Returns the most upstream correlations in a stored run; those with the loss come first.
 
     Compares the following quantities record by record: losses and other metrics, the records in
     which rules report a problem, types of execution and tags, and statistics of tensors. If

@@ -24,7 +24,7 @@ class Origin(IntEnum):
     """Activations, parameters and buffers."""
 
     OUTCOME = 3
-    """Measures of the result: losses, accuracies, rules that report."""
+    """Measures of the result: losses, accuracies, findings of rules."""
 
     BACKWARD = 4
     """Gradients and updates."""

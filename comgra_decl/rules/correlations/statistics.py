@@ -20,7 +20,7 @@ _MEMORY = 20  # records over which autocorrelation is considered
 
 
 def smoothed(columns: Floats, window: int = WINDOW) -> Floats:
-    """Returns the centered moving mean of each column [n, m], ignoring non-finite values."""
+    """Returns the centred moving mean of each column [n, m], ignoring non-finite values."""
     half = min(window, len(columns)) // 2
     known = np.isfinite(columns)
     sums = _cumulated(np.where(known, columns, 0))

@@ -26,7 +26,7 @@ from comgra_decl.rules.api import (
 
 _WIDEST = 256  # columns; wider inputs are images and the like
 _VARIED = 10  # different values; fewer are categories
-_SHARE = (0.002, 0.4)  # of the samples that may hold a placeholder
+_SHARE = (0.002, 0.4)  # of the samples that may contain a placeholder
 
 
 class Columns:
@@ -96,7 +96,7 @@ class PlaceholderValues(Rule):
     )
     source = "Our own definition. Common codes for missing values are -999, -1 and 1e9."
     advice = (
-        "Exclude these samples, mask them in the loss, or replace the values by the mean and "
+        "Exclude these samples, mask them in the loss, or replace the values with the mean and "
         "mark them in an additional column."
     )
     explained_by = ("nonfinite",)
@@ -241,5 +241,5 @@ def _normed(scene: Scene, slot: int) -> bool:
 def _missing(rows: dict[int, Rows], least: int) -> str | None:
     most = max((known.count for known in rows.values()), default=0)
     if not rows:
-        return "no values of floating-point inputs of shape [batch, columns] are recorded"
+        return "the values of floating-point inputs [batch, columns] are not recorded"
     return None if most >= least else f"it needs {least} recorded samples; the run has {most}"

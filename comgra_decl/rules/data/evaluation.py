@@ -30,7 +30,7 @@ _MOST_WAITING = 64  # number of pending evaluations; a run may only evaluate aft
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """Spreads of slots in an evaluation record, and their ratios to the last training step."""
+    """Spreads of slots in an evaluation record, relative to the last training step."""
 
     step: int
     at: Slots

@@ -107,8 +107,8 @@ class TargetScale(SlotRule):
         )
 
 
-_LOW, _HIGH = 1e-2, 10.0  # magnitudes of layers that work
-_MANY = 8  # numbers in a batch required to know their deviation
+_LOW, _HIGH = 1e-2, 10.0  # magnitudes of layers that work properly
+_MANY = 8  # numbers in a batch required to estimate their deviation
 
 
 class InputParameters(Patient):
@@ -133,12 +133,12 @@ class InputScale(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` records in a row, a floating-point input has a mean magnitude above "
-        "`largest`, or its mean magnitude where it is not zero is below `smallest`, or the "
+        "`largest`, or the mean magnitude of its nonzero elements is below `smallest`, or the "
         "magnitude of its mean exceeds `offset` standard deviations (in batches of at least "
         f"{_MANY} numbers). This must hold in every iteration of the module. The finding is "
         "only a hint if the input is normalized before or in the first layers: all outputs of "
-        "modules with parameters that the graph connects directly with it have a mean "
-        f"magnitude between {_LOW:g} and {_HIGH:g} in the latest record."
+        "modules with parameters that the graph connects directly to it have a mean magnitude "
+        "between {_LOW:g} and {_HIGH:g} in the latest record."
     )
     source = (
         "SageMaker Debugger, which reports |mean| > 0.2 for images. This rule is more tolerant "
@@ -168,7 +168,7 @@ class InputScale(SlotRule):
         spread = np.hypot(window.read("std", at), window.read("mean", at, "std"))
         parameters = self.parameters
         filled = size
-        if window.has("zero_fraction"):  # words as zeros and ones are not small
+        if window.has("zero_fraction"):  # words encoded as zeros and ones are not small
             filled = size / np.maximum(1 - window.read("zero_fraction", at), 1e-9)
         hit = (size > parameters.largest) | ((filled < parameters.smallest) & (size > 0))
         many = window.elements(at) * window.samples(at) >= _MANY
@@ -184,7 +184,7 @@ class InputScale(SlotRule):
         return self.in_every_iteration(scene, fired)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding; a hint if the first layers normalize the inputs."""
+        """Returns a finding, which is a hint if the first layers normalize the inputs."""
         found = super().findings(scene)
         if not found or not all(self._harmless(scene, s) for s in self.streak.fired.tolist()):
             return found

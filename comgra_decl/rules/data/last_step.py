@@ -21,15 +21,15 @@ class PaddedLastStep(Rule):
     certainty = 0.8
     definition = (
         "The model's input is tokens [batch, positions] of which, on average over the first "
-        "records, at least the share `share` of samples end with padding. The model reads the "
-        "last position of a tensor [batch, positions, features], such as `out[:, -1]`. Only a "
-        "hint: it uses the final state of a recurrent module that received the padded sequences "
-        "without packing them. A token counts as padding if it ends several samples, in runs of "
-        "different lengths, and occurs nowhere else."
+        "records, at least `share` of the samples end with padding. The model reads the "
+        "last position of a tensor [batch, positions, features], such as `out[:, -1]`. The finding "
+        "is only a hint if the model instead uses the final state of a recurrent module that "
+        "received the padded sequences without packing them. A token counts as padding if it ends "
+        "several samples, in runs of different lengths, and occurs nowhere else."
     )
     source = (
         "PyTorch's documentation of `pack_padded_sequence`: without packing, a recurrent module "
-        "continues through the padding. Own definition."
+        "continues through the padding. Our own definition."
     )
     advice = (
         "Read the output at the last token of each sample, `out[torch.arange(len(out)), lengths - "
@@ -38,7 +38,7 @@ class PaddedLastStep(Rule):
     Parameters = LastStepParameters
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first tensor that is read at padding."""
+        """Returns a finding about the first tensor that is read at a padded position."""
         for kind in ("last step", "final state"):
             found: dict[str, list[float]] = {}
             for fact in scene.telling:

@@ -23,7 +23,7 @@ from comgra_decl.rules.api import (
     values_of,
 )
 
-_EQUAL = 1 - 1e-5  # correlation of a target with an input that holds it
+_EQUAL = 1 - 1e-5  # correlation of a target with an input that contains it
 _ALIKE = 0.995  # share of tokens
 
 
@@ -155,7 +155,7 @@ class TargetAmongInputs(Rule):
         """Returns why the rule could not check the run."""
         if self._rows or self._tokens:
             return None
-        return "no values of inputs and targets of the same samples are recorded"
+        return "the values of inputs and targets are not recorded for the same samples"
 
 
 def _classifies(scene: Scene) -> bool:

@@ -58,7 +58,7 @@ class PaddingInLoss(Rule):
         "loss is the mean over all targets, does not ignore this token (`ignore_index`), and has "
         "no weights."
     )
-    source = "Our own definition; PyTorch's documentation of CrossEntropyLoss on `ignore_index`."
+    source = "Our own definition; PyTorch's documentation of `ignore_index` in CrossEntropyLoss."
     advice = "Pass ignore_index=<the padding token>, or mask the loss at padded positions."
     Parameters = PaddingParameters
 
@@ -109,7 +109,7 @@ class PaddingInLoss(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        return None if self._ends else "no values of integer inputs and targets are recorded"
+        return None if self._ends else "the values of integer inputs and targets are not recorded"
 
 
 def _as_sequences(

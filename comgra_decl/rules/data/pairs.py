@@ -1,4 +1,4 @@
-"""Target maps that do not match their inputs: mirrored, or of another sample."""
+"""Target maps that do not match their inputs: mirrored, or from another sample."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class PairParameters(RuleParameters):
     """Smallest correlation of an input with the map that fits it."""
 
     margin: Fraction = 0.3
-    """Smallest difference to its correlation with the map that it is paired with."""
+    """Smallest amount by which that correlation exceeds the one with its own target."""
 
     share: Annotated[Fraction, Field(ge=0.05)] = 0.15
     """Smallest share of the compared samples that fit another map."""
 
     least: Count = 10
-    """Number of such samples required."""
+    """Number of misfits required."""
 
 
 class MisalignedPairs(Rule):
-    """Target maps that do not match their inputs: mirrored, or of another sample."""
+    """Target maps that do not match their inputs: mirrored, or from another sample."""
 
     name = "misaligned_pairs"
     certainty = 0.75
@@ -60,15 +60,15 @@ class MisalignedPairs(Rule):
         "The input is a map [batch, channels, height, width], and the target is a map of the same "
         "height and width. A sample fits a map if one of its channels has an absolute correlation "
         "of at least `correlation` with it that exceeds, by `margin`, the correlation with its own "
-        "target. The maps tried are the own target mirrored horizontally, vertically or both, and "
-        "the targets of the other recorded samples. At least `least` samples, and the share "
-        "`share` of all compared samples, fit the same kind of map, and three times as many as "
-        "fit any other kind. Samples whose own target fits at least as well are not counted as "
-        "misfits, so a symmetric target is none."
+        "target. The maps tried are the sample's own target mirrored horizontally, vertically or "
+        "both, and the targets of the other recorded samples. At least `least` samples, and at "
+        "least `share` of all compared samples, fit the same kind of map, and at least three times "
+        "as many as fit any other kind. Samples whose own target fits at least as well are not "
+        "counted as misfits, so symmetric targets are never misfits."
     )
     source = (
         "Augmentation must change an input and its target map in the same way; see "
-        "torchvision.transforms.v2, which transforms both together. Own definition."
+        "torchvision.transforms.v2, which transforms both together. Our own definition."
     )
     advice = (
         "Apply random flips, crops and permutations to inputs and targets with the same random "
@@ -144,7 +144,7 @@ class MisalignedPairs(Rule):
         """Returns why the rule could not check the run."""
         if self._compared:
             return None
-        return "no values of input maps and target maps of the same size are recorded"
+        return "the values of input maps and target maps of the same size are not recorded"
 
 
 def _fits(channels: Map, maps: Map, sample: int) -> Iterator[tuple[str, float]]:

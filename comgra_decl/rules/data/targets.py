@@ -42,7 +42,7 @@ class SingleClass(SlotRule):
         "For `patience` records in a row, all targets in a batch of at least "
         f"{ClassCounts.fewest} samples have the same value. In a hand-written loss, an operand "
         "counts as a target only if it contains integers. Class 0 is ignored if no model "
-        "returned the prediction: in contrastive losses, the first similarity is the right one."
+        "returned the prediction: in contrastive losses, the first similarity is the correct one."
     )
     source = (
         "The labels 0, 0, 0, 0, 0 of the frozen ResNet in the book chapter 'Debugging: Visualizing "
@@ -71,7 +71,7 @@ class SingleClass(SlotRule):
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
-        return f"All samples of a batch have the same target ({scene.table.place(slot)})."
+        return f"All samples in the batch have the same target ({scene.table.place(slot)})."
 
 
 def _has_targets(call: LossCall) -> bool:
@@ -205,7 +205,7 @@ class ClassImbalance(Rule):
         self.scene.count_classes(window)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first target that is not balanced."""
+        """Returns a finding about the first target whose classes are not balanced."""
         for slot, known in scene.classes.by_slot.items():
             total = sum(known.values())
             if total < self._needed(scene) or len(known) < 2:

@@ -19,7 +19,7 @@ class IdenticalViews(Rule):
     certainty = 0.75
     definition = (
         "In `patience` consecutive records, a model is called twice in a step with gradients. "
-        "The inputs of both calls have exactly the same statistics, and so do the outputs, "
+        "The inputs to the two calls have exactly the same statistics, and so do the outputs, "
         "although the samples differ from each other. The gradient at both outputs is not zero. "
         "The two augmented views, or the two sides of a pair, are then identical."
     )

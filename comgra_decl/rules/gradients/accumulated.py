@@ -32,7 +32,7 @@ class AccumulatedParameters(Patient):
     """Factor by which weight gradients may grow relative to gradients of the layers' outputs."""
 
     change: Fraction = 0.4
-    """Largest relative change of a mean between records that is considered smooth."""
+    """Largest relative change in a mean between records that is considered smooth."""
 
     share: Share = 0.7
     """Smallest share of weights that must meet the condition in the same record."""
@@ -45,8 +45,8 @@ class AccumulatedGradient(SlotRule):
     severity = "error"
     certainty = 0.75
     definition = (
-        "The rule divides the l2 norm of each weight's gradient by the norm of the gradient of "
-        "its layer's output. This ratio has grown to `growth` times its median over the first "
+        "The rule divides the l2 norm of each weight's gradient by the norm of the output gradient "
+        "of its layer. This ratio has grown to `growth` times its median over the first "
         f"{_FIRST} records. In addition, the mean of the weight's gradient changes between "
         "records by less than `change` times its value, or its smallest and largest elements "
         "change by less than half as much. At least `share` of all weights meet both conditions, "
@@ -87,7 +87,7 @@ class AccumulatedGradient(SlotRule):
         return summed & many, growth
 
     def _change(self, window: Window, at: Slots, name: str) -> NDArray[np.float64]:
-        """Returns the relative change of a statistic since the previous record."""
+        """Returns the relative change in a statistic since the previous record."""
         value = window.read(name, at).astype(np.float64)
         return np.asarray(np.abs(value - self._previous[name].look(at, value)) / np.abs(value))
 

@@ -82,7 +82,7 @@ class ExplodingGradient(SlotRule):
         return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of outputs, or of weights if those are not recorded.
+        """Returns the gradients of outputs, or of weights if output gradients are not recorded.
 
         Also determines which of them are near the loss. These include all predictions, in any
         order, because a model may run several times in a step for several parts of the loss, some

@@ -12,19 +12,19 @@ class StaleGradient(Rule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "In the second record, a backward pass that follows an optimizer step finds gradients that "
-        "are not zero in its parameters, adds to them, and the next optimizer step uses the sum. "
-        "The gradients of the previous step, or those of another loss, such as the generator's in "
-        "the discriminator, were not cleared. Gradients that accumulate between two optimizer "
-        "steps are not reported, and neither are leftover gradients that are cleared before they "
-        "are used. At most 16 parameters of each loss are checked."
+        "In the second record, the parameters have nonzero gradients when a backward pass begins "
+        "after an optimizer step. The backward pass adds to these gradients, and the next "
+        "optimizer step uses the sum. The gradients of the previous step, or those of another "
+        "loss, such as the generator's in the discriminator, were not cleared. The rule does not "
+        "report gradients that accumulate between two optimizer steps, or leftover gradients that "
+        "are cleared before they are used. At most 16 parameters are checked for each loss."
     )
     source = (
         "PyTorch's documentation of `Optimizer.zero_grad`: `backward` adds to existing gradients. "
-        "Own definition."
+        "Our own definition."
     )
     advice = (
-        "Call `zero_grad()` of the same optimizer right before the backward pass whose gradients "
+        "Call the optimizer's `zero_grad()` immediately before the backward pass whose gradients "
         "it uses."
     )
 

@@ -63,14 +63,15 @@ class VanishingGradient(SlotRule):
         "`ratio` times the upper quartile of all such gradients in the step. This must hold in "
         "every iteration of the module. Alternatively, the ratio of the norm to this quartile "
         f"falls below `fall` times its initial value (the median over the first {_FIRST} "
-        "records). The rule checks the gradients of module outputs, or of weights if those are "
-        f"not recorded, and requires at least {_FEWEST} of them. It ignores side branches, that "
-        "is, tensors computed from a tensor whose gradient has not vanished (attention keys, "
-        "residual branches that start at zero). Competing models: a step has several losses, the "
-        "outputs of one model are passed to another model, and gradients flow between them. One "
-        "of the losses has fallen below `won` times its initial value (the means of the first "
-        "and last tenths are compared). Meanwhile, the gradients of all parameters of the first "
-        "model have fallen below `faded` times their initial norm (the medians of the first and "
+        "records). The rule checks the gradients of module outputs, or of weights if output "
+        "gradients are not recorded, and requires at least {_FEWEST} of them. It ignores side "
+        "branches, that is, tensors computed from a tensor whose gradient has not vanished "
+        "(attention keys, residual branches that start at zero). Competing models: a step has "
+        "several losses, the outputs of one model are passed to another model, and gradients flow "
+        "between them. One of the losses has fallen below `won` times its initial value (the means "
+        "of the first and last tenths are compared). Meanwhile, the gradients of all parameters of "
+        "the first model have fallen below `faded` times their initial norm (the medians of the "
+        "first and "
         f"last {_FIRST} records are compared). As a result, the first model no longer learns."
     )
     source = (
@@ -162,7 +163,7 @@ class VanishingGradient(SlotRule):
         )
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of outputs, or of weights if those are not recorded."""
+        """Returns the gradients of outputs, or of weights if output gradients are not recorded."""
         return table.layer_gradients
 
     def measure(self, window: Window, at: Slots) -> Measured:

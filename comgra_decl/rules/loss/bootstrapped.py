@@ -1,4 +1,4 @@
-"""Temporal-difference losses whose prediction or target is not what it should be."""
+"""Temporal-difference losses with the wrong prediction or target."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class GradientOfTarget(Rule):
     name = "gradient_of_target"
     certainty = 0.7
     definition = (
-        "A loss compares two tensors of which one is the sum of data and a multiple of an output, "
-        "as r + gamma V(s'). This side carries a gradient. Either the other side does as well, and "
-        "both use common parameters, or the other side is an output that has been detached."
+        "A loss compares two tensors, one of which is the sum of data and a multiple of an output, "
+        "as in r + gamma V(s'). This side carries a gradient. Either the other side also carries "
+        "one, and the two sides share parameters, or the other side is a detached output."
     )
     source = (
         "Sutton and Barto, Reinforcement Learning (2018), section 9.3: semi-gradient methods do "
-        "not differentiate the target. Own definition."
+        "not differentiate the target. Our own definition."
     )
-    advice = "Detach the target, (r + gamma * V(s')).detach(), and not the prediction V(s)."
+    advice = "Detach the target, (r + gamma * V(s')).detach(), but not the prediction V(s)."
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first such loss."""
@@ -59,17 +59,17 @@ class GradientOfTarget(Rule):
 
 
 class LargestAsPrediction(Rule):
-    """Q-learning that trains the largest value instead of that of the action taken."""
+    """Q-learning that trains the largest value instead of the value of the action taken."""
 
     name = "largest_as_prediction"
     certainty = 0.7
     definition = (
-        "The prediction of an elementwise regression loss is the maximum over an output, with a "
-        "gradient, its target carries none, and a model is also called without gradients in "
-        "training steps, as for the target of Q-learning."
+        "The prediction of an elementwise regression loss is the maximum over an output and "
+        "carries a gradient, whereas the target carries none. In training steps, a model is also "
+        "called without gradients, as for the target in Q-learning."
     )
     source = (
-        "Mnih et al., Human-level control (2015), equation 2: the loss compares Q(s, a) of the "
+        "Mnih et al., Human-level control (2015), equation 2: the loss compares Q(s, a) for the "
         "action taken with r + gamma max Q(s', a')."
     )
     advice = (

@@ -68,7 +68,7 @@ class InvertedWeights(Rule):
                     first_step=seen.first,
                     last_step=seen.last,
                     message=f"The class weights of {call.function} favour frequent classes: class "
-                    f"{most} ({counts[most]} of {sum(counts.values())} targets) has the weight "
+                    f"{most} ({counts[most]} of {sum(counts.values())} targets) has weight "
                     f"{weights[most]:.3g}, class {rarest} ({counts[rarest]}) "
                     f"{weights[rarest]:.3g}.",
                     evidence={"heavy": weights[most], "light": weights[rarest]},

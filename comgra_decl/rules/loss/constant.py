@@ -58,13 +58,13 @@ class NoBetterThanConstant(CurveRule):
     definition = (
         "The only loss is one whose best constant prediction has a known cost. For `mse_loss` "
         "with one value per sample, the cost is the variance of the targets. For a binary "
-        "cross-entropy, it is the entropy of the targets' mean. For a cross-entropy whose "
-        "targets are not one per sample, such as the tokens of a sequence, it is the entropy of "
-        "their classes. The mean loss of the last quarter is at most a fraction `gain` below this "
-        "cost and at most a tenth above it, and has not fallen by two standard errors since the "
-        "previous quarter. The rule also reports memorization: the last tenth of the training loss "
-        "is a fraction `learned` below the cost, but the lowest of at least `patience` validation "
-        "losses is at most a fraction `gain` below it."
+        "cross-entropy, it is the entropy of the targets' mean. For a cross-entropy that does not "
+        "have exactly one target per sample, as with the tokens of a sequence, it is the entropy "
+        "of their classes. The mean loss of the last quarter is at most a fraction `gain` below "
+        "this cost and at most a tenth above it, and has not fallen by two standard errors since "
+        "the previous quarter. The rule also reports memorization: the last tenth of the training "
+        "loss is a fraction `learned` below the cost, but the lowest of at least `patience` "
+        "validation losses is at most a fraction `gain` below it."
     )
     source = (
         "The coefficient of determination, 1 - loss / variance, is then 0. The entropy of the "
@@ -208,7 +208,7 @@ class NoBetterThanConstant(CurveRule):
             scene.table.infos[slot].batch_dim is not None
         )
         if by_sample or len(known) < 2 or total < 50 * len(known):
-            return None  # of one class per sample, `no_better_than_guessing` knows more
+            return None  # `no_better_than_guessing` handles one class per sample
         shares = np.array([*known.values()]) / total
         return float(-(shares * np.log(shares)).sum()), "the entropy of the classes"
 

@@ -62,13 +62,13 @@ class LossDiverges(CurveRule):
         "that is not finite. In addition, it reports a loss that exceeds `explosion` times the "
         f"smallest of the first {_STARTS} losses (or times {_LEAST_START:g}, if that is larger). "
         "This finding is only a warning if the last loss is no higher than the first one. The "
-        "finding is only a hint if a rising loss can be normal: the targets grow (as values do in "
-        f"reinforcement learning) to more than {_GROWN:g} times their first magnitude, inputs or "
-        "targets change after the lowest tenth (as in a curriculum), a step has several losses "
-        "(as in adversarial training), no known loss function compares a prediction with a "
-        "target, or the loss also depends on tensors that no such function compares (as in "
-        "objectives with several terms, whose weights may change), on integers that choose among "
-        "predictions, or on outputs of models without gradients (as in reinforcement learning)."
+        "finding is only a hint if a rising loss may be normal: the targets grow (as values do in "
+        "reinforcement learning) to more than {_GROWN:g} times their first magnitude, inputs or "
+        "targets change after the lowest tenth (as in a curriculum), a step has several losses (as "
+        "in adversarial training), no known loss function compares a prediction with a target, or "
+        "the loss also depends on tensors that no such function compares (as in objectives with "
+        "several terms, whose weights may change), on integers that choose among predictions, or "
+        "on outputs of models without gradients (as in reinforcement learning)."
     )
     source = (
         "TheDeepChecker, which warns at twice the minimum. The comparison with the first tenth "
@@ -127,7 +127,7 @@ class LossDiverges(CurveRule):
         return any(new > _GROWN * first for first, new in self._targets.values())
 
     def _may_rise(self, scene: Scene, best: int) -> bool:
-        """Returns whether a loss may be higher than at step `best` in a healthy training."""
+        """Returns whether a healthy training run may have a higher loss than at step `best`."""
         if self._targets_grow or self.several:
             return True
         changed = scene.phases.data_changed(best, scene.last_step)
@@ -250,7 +250,7 @@ class NegativeLoss(CurveRule):
             known[0] += len(below)
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Returns a finding if the negative losses are impossible for the type of the targets."""
+        """Returns a finding if negative losses are impossible for this type of target."""
         count, first = self._negative.get(type_, [0, 0])
         if any(call.target.is_integer and call.function not in _NEVER for call in scene.calls):
             return None  # actions of a policy, whose loss can have either sign

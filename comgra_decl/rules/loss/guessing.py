@@ -43,7 +43,7 @@ class GuessingParameters(RuleParameters):
     """
 
     least: Annotated[Int, Field(ge=20)] = 100
-    """Number of losses required; half of it is the number of targets required."""
+    """Number of losses required; half as many targets are required."""
 
     patience: Count = 3
     """Number of validation losses required."""

@@ -107,7 +107,7 @@ class InitialLoss(LossRule):
         )
 
     def _scale(self, scene: Scene) -> float:
-        """Returns a lower bound of the factor by which the program multiplies its loss."""
+        """Returns a lower bound on the factor by which the program multiplies its loss."""
         means = all(call.argument("reduction", "mean") == "mean" for call in scene.calls)
         if self._scaled or not means:
             return 1.0

@@ -8,7 +8,7 @@ from comgra_decl.rules.api import Finding, Rule, Scene
 
 
 def _first(scene: Scene) -> Iterator[dict[str, int]]:
-    """Yields the structure of each loss of the first record."""
+    """Yields the structure of each loss in the first record."""
     yield from scene.objectives[0] if scene.objectives else ()
 
 
@@ -24,17 +24,17 @@ class WrongLogScale(Rule):
     definition = (
         "The loss adds a tensor s, possibly negated or times a number, and exp(s) scales other "
         "values, as in the log-determinant of a normalizing flow, a Gaussian likelihood with a "
-        "learned variance, or the posterior of a variational autoencoder. (The same for log(s) "
-        "and s.) In a likelihood, the two oppose each other: the sum rewards scales that the "
-        "scaled values punish. The rule reports scales for which the loss is reduced by the same "
-        "change that reduces the scaled values, so that they shrink without a limit. Scales that "
-        "multiply some values and divide others are ignored. The signs are read from autograd's "
-        "graph in the first records."
+        "learned variance, or the posterior of a variational autoencoder. (The same applies to "
+        "log(s) and s.) In a likelihood, the two terms oppose each other: the sum rewards scales "
+        "that the scaled values penalize. The rule reports scales for which the same change "
+        "reduces both the loss and the scaled values, so that these values shrink without limit. "
+        "Scales that multiply some values and divide others are ignored. The signs are read from "
+        "autograd's graph in the first records."
     )
     source = (
         "Dinh et al., Density estimation using Real NVP (2017), equation 3: log p(x) = log p(z) + "
         "log |det dz/dx|. Kingma and Welling, Auto-Encoding Variational Bayes (2014), appendix B. "
-        "Own definition."
+        "Our own definition."
     )
     advice = (
         "Check the sign of the log-determinant or of log sigma. For x -> z = x exp(s) + t, the "
@@ -73,16 +73,16 @@ class NoStopGradient(Rule):
     definition = (
         "A step has a single loss, and each of its terms compares two tensors that are both "
         "computed from trained parameters and carry gradients, such as two views of a batch. "
-        "In each of these pairs, either both sides use the same parameters, or one side uses all "
-        "parameters of the other and further ones (a predictor). No term contains data or other "
-        "samples. A network with a constant output then has the smallest possible loss."
+        "In each pair, either both sides use the same parameters, or one side uses all parameters "
+        "of the other and additional ones (a predictor). No term contains data or other samples. A "
+        "network with a constant output then has the smallest possible loss."
     )
     source = (
         "Chen and He, Exploring Simple Siamese Representation Learning (2021), section 4.1: "
         "without stop-gradient, the outputs collapse to a constant vector."
     )
     advice = (
-        "Detach the target side of each pair, D(p1, z2.detach()), or add a term that prevents a "
+        "Detach the target side of each pair, D(p1, z2.detach()), or add a term that prevents "
         "collapse (negative pairs, variance)."
     )
 
@@ -102,7 +102,8 @@ class NoStopGradient(Rule):
                 first_step=0,
                 message=f"The loss only compares {pairs} pairs of outputs with each other, and "
                 "both sides carry gradients: a constant output is a perfect solution, and nothing "
-                "prevents this collapse. The target side is probably meant to be detached.",
+                "prevents the outputs from collapsing to it. The target side is probably meant to "
+                "be detached.",
                 evidence={"pairs": pairs, "with a predictor": predicted},
             )
         ]

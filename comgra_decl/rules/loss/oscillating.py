@@ -1,4 +1,4 @@
-"""Losses that jump up and down in consecutive steps."""
+"""Losses that jump up and down from step to step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OscillatingParameters(RuleParameters):
 
 
 class LossOscillates(LossRule):
-    """A loss that jumps up and down in consecutive steps."""
+    """A loss that jumps up and down from step to step."""
 
     name = "loss_oscillates"
     certainty = 0.55
@@ -88,7 +88,7 @@ class LossOscillates(LossRule):
         """Returns a finding that starts at the first window that meets the condition."""
         kinds = {(call.function, call.prediction.shape[1:]) for call in scene.calls}
         if type_ not in self._found or len(trained_models(scene)) > 1 or len(kinds) > 1:
-            return None  # alternating models or tasks share the metric `loss`
+            return None  # alternating models or tasks share the `loss` metric
         first, last, correlation, size = self._found[type_]
         return self.finding(
             scene,

@@ -22,10 +22,10 @@ from comgra_decl.rules.api import (
 )
 
 _PART = 0.25  # share of the first losses by which a spike must exceed the mean
-_RECOVERED = 1.5  # factor above the level before a spike below which a loss has recovered
-_LEFT = 0.25  # the same as a share of the rise
+_RECOVERED = 1.5  # a loss below this multiple of the level before the spike has recovered
+_LEFT = 0.25  # the same, as a share of the rise
 _MOST = 63  # maximum number of spikes to remember, not counting the latest
-_AFTER = 32  # steps after a rise of the learning rate in which it may cause a spike
+_AFTER = 32  # steps after a rise in the learning rate in which the rise may cause a spike
 
 
 class SpikeParameters(RuleParameters):
@@ -49,7 +49,7 @@ class _Jump:
     value: float
     limit: float
     counted: bool
-    level: float  # mean of the losses before
+    level: float  # mean of the preceding losses
 
     @property
     def recovered(self) -> float:
@@ -154,7 +154,7 @@ class LossSpike(LossRule):
 
     @property
     def _last(self) -> int:
-        """Number of losses whose mean tells whether training has recovered."""
+        """Number of losses whose mean shows whether training has recovered."""
         return int(self.parameters.window) // 4
 
     @property

@@ -12,14 +12,14 @@ class CompetingOptimizers(Rule):
     severity = "hint"
     certainty = 0.8
     definition = (
-        "Several optimizers hold all trainable parameters of a model, and one of them also holds "
-        "parameters that another one does not hold. An optimizer and its wrapper do not count, "
-        "because they hold the same parameters. This is only a hint, because the losses need not "
-        "oppose each other: an adversarial autoencoder trains its encoder for two losses."
+        "Several optimizers contain all trainable parameters of a model, and one of them also "
+        "contains parameters that another one lacks. An optimizer and its wrapper do not count, "
+        "because they contain the same parameters. This is only a hint, because the losses need "
+        "not oppose each other: an adversarial autoencoder trains its encoder for two losses."
     )
     source = (
-        "Our own definition. An example is a GAN whose discriminator optimizer also holds the "
-        "generator."
+        "Our own definition. An example is a GAN whose discriminator optimizer also contains the "
+        "generator's parameters."
     )
     advice = (
         "Pass only a model's own parameters to its optimizer, and detach what the other model "
@@ -45,8 +45,8 @@ class CompetingOptimizers(Rule):
                     scene,
                     place=Place(name),
                     first_step=0,
-                    message=f"{len(common)} optimizers hold the parameters of {name}, and one of "
-                    "them also trains another model. Each step of that optimizer also updates "
+                    message=f"{len(common)} optimizers contain the parameters of {name}, and one "
+                    "of them also trains another model. Each step of that optimizer also updates "
                     f"{name}, for a loss that may oppose its own.",
                     evidence={"optimizers": len(common), "parameters": len(sets)},
                 )

@@ -26,14 +26,14 @@ from comgra_decl.rules.api import (
 
 _MOVED = 0.02  # of its size, by which a model must have moved for its copy to lag
 
-_OFTEN = 10  # records in which the inputs of both models differ
+_OFTEN = 10  # records in which the inputs to the two models differ
 
 
 class LaggingParameters(RuleParameters):
     """Options of `lagging_copy`."""
 
     share: Fraction = 0.05
-    """Smallest allowed change of a copy, relative to that of the trained model."""
+    """Smallest allowed change in a copy, relative to that in the trained model."""
 
     steps: Count = 100
     """Number of steps required."""
@@ -55,12 +55,13 @@ class LaggingCopy(Rule):
     name = "lagging_copy"
     certainty = 0.7
     definition = (
-        "A model that no optimizer holds has the same class and parameters as a trained model, "
-        "and starts with the same values or with random ones. After at least `steps` steps, the "
+        "A model whose parameters are in no optimizer has the same class and parameters as a "
+        "trained model, and starts with the same values or with random ones. After at least "
+        "`steps` steps, the "
         f"l2 norms of the trained model's parameters have changed by at least {_MOVED:.0%}, and "
         "those of the copy by less than `share` of this change. In training steps, the copy is "
-        "called without gradients and with other inputs than the trained model, like a target "
-        "network."
+        "called without gradients, and its inputs differ from those of the trained model, as is "
+        "usual for a target network."
     )
     source = (
         "Mnih et al., Human-level control (2015): in millions of steps, the trained network is "
@@ -159,8 +160,8 @@ class LaggingCopy(Rule):
             scene,
             place=Place(name),
             first_step=0,
-            message=f"After {scene.last_step + 1} steps, {name}, used for targets as a copy "
-            f"of {other}, {moved}.",
+            message=f"After {scene.last_step + 1} steps, {name}, which copies {other} to provide "
+            f"targets, {moved}.",
             evidence={"share": share, "steps": scene.last_step + 1},
         )
 

@@ -25,7 +25,7 @@ from comgra_decl.rules.api import (
 )
 
 _ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Lion", "Adafactor", "Rprop", "LAMB")
-"""Parts of the names of optimizers whose steps do not depend on the scale of gradients."""
+"""Substrings in the names of optimizers whose steps do not depend on the scale of gradients."""
 
 
 class DecayParameters(RuleParameters):
@@ -94,7 +94,7 @@ class StrongDecay(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
         if self._count < self.parameters.least:
-            return f"it needs {self.parameters.least} records of such optimizers"
+            return f"it needs {self.parameters.least} records with such an optimizer"
         return None
 
 
@@ -164,7 +164,7 @@ class TinyClipping(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
         if self._clipping.records < self.parameters.least:
-            return f"it needs {self.parameters.least} records with gradients of parameters"
+            return f"it needs {self.parameters.least} records with parameter gradients"
         return None
 
 

@@ -61,7 +61,7 @@ class FrozenMoves(SlotRule):
         return table.parameters
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the relative change of the l2 norm since the previous record."""
+        """Returns the relative change in the l2 norm since the previous record."""
         norm = window.read("l2", at).astype(np.float64)
         before = self._before.look(at, norm)
         change = np.abs(norm - before) / np.maximum(np.abs(before), 1e-12)

@@ -37,7 +37,8 @@ class RandomFrozen(Rule):
     definition = (
         "A model with trained parameters also has at least `least` frozen weights of linear or "
         f"convolutional layers with at least {_FEW} elements. All of these weights have exactly "
-        "the distribution that PyTorch initializes them with: they lie within ±1/sqrt(fan in), the "
+        "the distribution with which PyTorch initializes them: they lie within ±1/sqrt(fan in), "
+        "the "
         "largest element is close to this bound, and the standard deviation is within a tenth of "
         "that of a uniform distribution. Trained weights leave these bounds. The weights must not "
         "change "
@@ -45,7 +46,7 @@ class RandomFrozen(Rule):
         "Frozen random layers provide useful features only by chance."
     )
     source = (
-        "PyTorch initializes nn.Linear and nn.Conv by kaiming_uniform_(a=sqrt(5)), which is "
+        "PyTorch initializes nn.Linear and nn.Conv with kaiming_uniform_(a=sqrt(5)), which is "
         "uniform in ±1/sqrt(fan in). If names do not match, load_state_dict(strict=False) "
         "silently loads nothing."
     )

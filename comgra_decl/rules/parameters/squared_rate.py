@@ -36,17 +36,18 @@ class SquaredRate(Rule):
     severity = "error"
     certainty = 0.8
     definition = (
-        "For `least` steps, the learning rate never exceeds the square of the rate that the "
-        "optimizer was created with (`initial_lr`, below 0.1), its maximum equals this square "
-        "within the share `near`, and this maximum was reached in the first half of the run. The "
-        "factor of the schedule is then itself a learning rate."
+        "For `least` steps, the learning rate never exceeds the square of the rate with which the "
+        "optimizer was created (`initial_lr`, below 0.1). Its maximum differs from this square by "
+        "at most a fraction `near`, and was reached in the first half of the run. The factor of "
+        "the schedule is then itself a learning rate."
     )
     source = (
         "PyTorch's documentation of `LambdaLR`: the function returns a factor, by which the "
-        "initial learning rate is multiplied. Own definition."
+        "initial learning rate is multiplied. Our own definition."
     )
     advice = (
-        "Let the function of LambdaLR return a factor (such as 1.0) instead of a learning rate."
+        "Make the function passed to LambdaLR return a factor (such as 1.0) instead of a learning "
+        "rate."
     )
     Parameters = SquaredParameters
 

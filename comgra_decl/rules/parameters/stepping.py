@@ -91,8 +91,8 @@ class StaleCopy(Rule):
         "weights (EMA, SWA) or a target network."
     )
     source = (
-        "Our own definition; the usual cause is a missing update of a moving average (EMA) or a "
-        "target network."
+        "Our own definition; usually, the program has no code that updates the moving average "
+        "(EMA) or the target network."
     )
     advice = (
         "Update the copy after each optimizer step (`ema.update()`, `lerp_`), or evaluate the "
@@ -152,7 +152,7 @@ class StaleCopy(Rule):
 
 
 def _models(scene: Scene) -> dict[str, tuple[str, set[str], bool]]:
-    """Returns each model's class and nodes, and whether an optimizer holds its parameters."""
+    """Returns each model's class and nodes, and whether an optimizer contains its parameters."""
     found: dict[str, tuple[str, set[str], bool]] = {}
     name = ""
     for module in scene.documents.get("modules") or []:

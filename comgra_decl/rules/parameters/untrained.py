@@ -87,7 +87,7 @@ class Untrained(SlotRule):
     explained_by = ("nonfinite",)
     statistics = ("abs_max",)
     evidence = "magnitude of its gradient"
-    needs = "gradients of parameters, {select: '**', capture: [parameter_grad]}"
+    needs = "parameter gradients, {select: '**', capture: [parameter_grad]}"
 
     _before: dict[str, Previous] = per_run(dict)
     _last: dict[str, Previous] = per_run(dict)

@@ -47,7 +47,7 @@ class LargeUpdate(SlotRule):
         "For `patience` records in a row, the l2 norm of a weight's update exceeds `ratio` times "
         "the norm of the weight. If the weight is smaller than PyTorch's default initialization "
         "would make it, the norm after default initialization is used instead. If updates are "
-        "not recorded, the rule uses the change of the weight's norm between records of "
+        "not recorded, the rule uses the change in the weight's norm between records of "
         "consecutive steps, which cannot be larger than the norm of the update. Weights that "
         f"start near zero (root mean square below {_TINY:g}) are ignored in the first {_FIRST} "
         "records."
@@ -78,7 +78,7 @@ class LargeUpdate(SlotRule):
         return table.weights
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the update, or the change of the norm, divided by the weight's norm."""
+        """Returns the update, or the change in the norm, divided by the weight's norm."""
         weight = window.read("l2", at).astype(np.float64)
         updates = window.table.remembered((LargeUpdate, len(at)), lambda t: _updates(t, at))
         steps = np.broadcast_to(window.steps[:, None], weight.shape).astype(np.float64)

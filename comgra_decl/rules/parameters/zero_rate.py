@@ -34,7 +34,7 @@ class ZeroRateParameters(RuleParameters):
 
 
 class _Group(NamedTuple):
-    """A parameter group of an optimizer; optimizers that look the same are not told apart."""
+    """A parameter group of an optimizer; optimizers that look the same are not distinguished."""
 
     optimizer: str
     sizes: tuple[int, ...]  # number of parameters in each group of the optimizer
@@ -130,8 +130,8 @@ class ZeroLearningRate(Rule):
                 scene,
                 first_step=first,
                 severity="hint",
-                message=f"The learning rate of {', '.join(map(str, always))} is 0 from the start: "
-                f"{parameters} of {self._parameters} parameter tensors are not trained.",
+                message=f"The learning rate of {', '.join(map(str, always))} has been 0 from the "
+                f"start: {parameters} of {self._parameters} parameter tensors are not trained.",
                 advice="Set the learning rate (`lr`). To freeze parameters on purpose, set "
                 "`requires_grad_(False)` and leave them out of the optimizer.",
                 evidence={"groups": len(always), "tensors": parameters},
@@ -151,7 +151,7 @@ class ZeroLearningRate(Rule):
 
 
 def _groups(optimizers: Any) -> Iterator[tuple[_Group, float, float]]:
-    """Yields each group, its learning rate, and the one with which it was created, or else 0."""
+    """Yields each group, its learning rate, and the rate with which it was created, or else 0."""
     for optimizer in optimizers if isinstance(optimizers, list) else ():
         groups = optimizer.get("groups") or ()
         sizes = tuple(int(group.get("parameters") or 0) for group in groups)

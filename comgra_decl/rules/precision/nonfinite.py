@@ -32,8 +32,8 @@ _MOST_STRETCHES = 64  # maximum number of non-finite stretches stored per metric
 
 
 _REPLACED = (
-    "The model or the loss seems to replace these values. Check that it does so on purpose, and "
-    "that it can distinguish them from real ones, for example by an additional input."
+    "The model or the loss seems to replace these values. Check that this is intended and that "
+    "replaced values can be distinguished from real ones, for example through an additional input."
 )
 
 
@@ -57,8 +57,8 @@ class Nonfinite(SlotRule):
         "become non-finite between two records, the loss and other metrics narrow the interval. "
         "The rule looks for a metric that stays non-finite for the rest of the interval. The "
         "interval then starts after the last finite value of this metric and ends at its first "
-        "non-finite value. The finding is only a hint if just inputs and targets are not finite "
-        "while all else is, including the losses: the model or the loss then replaces such "
+        "non-finite value. The finding is only a hint if only inputs and targets are not finite, "
+        "while all other tensors and the losses are. The model or the loss then replaces such "
         "values, as is common for missing values in tables."
     )
     source = (

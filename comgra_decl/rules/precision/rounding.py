@@ -23,7 +23,7 @@ _HALF_STEP = {"bfloat16": 2.0**-8.5, "float16": 2.0**-11.5}
 """Half the distance between neighbouring values, relative to the value (geometric mean)."""
 
 _BY_RATE = ("Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adamax", "Lion")
-"""Optimizers that change each element by about the learning rate per step."""
+"""Optimizers that change each element by about the learning rate in each step."""
 
 
 class LostUpdates(SlotRule):
@@ -85,7 +85,7 @@ class LostUpdates(SlotRule):
         return np.where(np.isnan(by_rate)[:, None], scaled, by_rate[:, None])
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message about a slot."""
+        """Returns the message for a slot."""
         info = scene.table.infos[slot]
         return (
             f"{scene.table.place(slot)} is stored in {info.dtype}, and its updates are "

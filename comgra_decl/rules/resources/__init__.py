@@ -1,1 +1,1 @@
-"""Rules about memory, time and input of the program around the network."""
+"""Rules about the memory, time and input of the program around the network."""

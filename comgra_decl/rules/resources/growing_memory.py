@@ -45,23 +45,23 @@ class GrowingMemoryParameters(RuleParameters):
 
 
 class GrowingMemory(Rule):
-    """Memory that grows steadily, as if something of each step were kept."""
+    """Memory that grows steadily, as if data from each step were kept."""
 
     name = "growing_memory"
     severity = "warning"
     certainty = 0.8
     definition = (
         "The first quarter of all readings of `memory/host` or `memory/device` is left out, and "
-        f"the others are divided into {_PARTS} parts. The mean grows from each part to the next, "
-        "by at least `steadiness` times the median growth. In total, it grows by more than "
-        "`growth` times the memory after the first quarter, and by more than `least_mb`."
+        "the others are divided into {_PARTS} parts. From each part to the next, the mean grows by "
+        "at least `steadiness` times the median growth. In total, it grows by more than `growth` "
+        "times the memory after the first quarter, and by more than `least_mb`."
     )
     source = (
-        "The FAQ of PyTorch on memory names losses that are accumulated with their graphs as the "
-        "usual cause. The thresholds were set on programs with and without a leak."
+        "PyTorch's FAQ on memory names losses that are accumulated with their graphs as the usual "
+        "cause. The thresholds were chosen with programs that leak memory and programs that do not."
     )
     advice = (
-        "Something of each step is kept. Store numbers instead of tensors: `loss.item()` or "
+        "Data from each step is kept. Store numbers instead of tensors: `loss.item()` or "
         "`loss.detach()` in lists, sums and logs. Detach hidden states that are carried to the "
         "next step. Limit caches and buffers."
     )
@@ -71,7 +71,7 @@ class GrowingMemory(Rule):
     _holders: dict[str, tuple[int, float]] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Adds readings of the memory, and what was found to grow."""
+        """Adds memory readings, and what was found to grow."""
         if numbers.name.startswith(_MEMORY):
             curve = self._curves.setdefault(numbers.name.removeprefix(_MEMORY), Curve())
             curve.add(numbers.steps, numbers.values)
@@ -80,7 +80,7 @@ class GrowingMemory(Rule):
             self._holders[holder] = int(numbers.steps[-1]), float(numbers.values[-1])
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the memory that grows most."""
+        """Returns a finding about the memory that grows the most."""
         found = [self._judge(scene, name, curve) for name, curve in self._curves.items()]
         kept = [finding for finding in found if finding is not None]
         return kept[:1]
@@ -119,11 +119,7 @@ class GrowingMemory(Rule):
         if not count:
             return "no memory is recorded; set `kpis: {automatic: true}`"
         least = self.parameters.least
-        return (
-            None
-            if count >= least
-            else f"it needs {least} readings of the memory; there are {count}"
-        )
+        return None if count >= least else f"it needs {least} memory readings; there are {count}"
 
 
 def _size(size: float) -> str:

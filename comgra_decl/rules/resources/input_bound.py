@@ -44,13 +44,13 @@ class InputBound(Rule):
     certainty = 0.8
     definition = (
         "The mean of `time/data`, the time from the end of a step to the first model call of the "
-        "next, is above `share` times the mean of `time/step` and above `least_ms`."
+        "next step, is above `share` times the mean of `time/step` and above `least_ms`."
     )
     source = "The profilers of PyTorch and Lightning report the same share."
     advice = (
-        "Load data in parallel to the training: raise `num_workers`, set `persistent_workers=True` "
+        "Load data in parallel with training: raise `num_workers`, set `persistent_workers=True` "
         "and `pin_memory=True`, and move slow transforms out of the training loop. If the data "
-        "fits into memory, load it once."
+        "fits into memory, load it only once."
     )
     Parameters = InputBoundParameters
 
@@ -100,15 +100,15 @@ class StalledStep(Rule):
     severity = "warning"
     certainty = 0.7
     definition = (
-        "Outside of evaluations, a step has not ended after ten times the median duration of a "
-        "step and at least five seconds. The run then has a note with the stacks of all threads. "
-        "Only the first such step is reported."
+        "Outside evaluations, a step has not ended after ten times the median step duration and at "
+        "least five seconds. A note in the run then contains the stacks of all threads. Only the "
+        "first such step is reported."
     )
     source = "The watchdogs of distributed training libraries report hanging steps in the same way."
     advice = (
-        "The note at this step shows where each thread was. Usual causes are a worker of the "
-        "DataLoader that hangs or is starved, a slow file system, a checkpoint being written, and "
-        "a rank that waits for another one."
+        "The note at this step shows where each thread was. Usual causes are a DataLoader worker "
+        "that hangs or is starved, a slow file system, a checkpoint being written, and a rank that "
+        "waits for another one."
     )
 
     _found: dict[int, float] = per_run(dict)

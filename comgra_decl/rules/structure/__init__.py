@@ -1,1 +1,1 @@
-"""Rules about the structure of the model and the calls of losses."""
+"""Rules about the structure of the model and calls to loss functions."""

@@ -1,4 +1,4 @@
-"""Samples of a batch that influence each other because of a softmax over the wrong dimension."""
+"""Samples in a batch that influence each other because of a softmax over the wrong dimension."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _NEAR = 0.02  # relative tolerance
 
 
 class BatchMixing(Rule):
-    """A softmax over the wrong dimension, which mixes the samples of a batch."""
+    """A softmax over the wrong dimension, which mixes the samples in a batch."""
 
     name = "batch_mixing"
     severity = "error"
     certainty = 0.9
     definition = (
         "The prediction passed to `nll_loss` was computed by a log-softmax over a dimension other "
-        "than the classes (the second dimension, or the only one). Two further conditions lead "
-        "only to a warning. First, a softmax in the backward graph of the loss "
-        "runs over the batch. This is assumed if the softmax runs over dimension 0, the size of "
-        "this dimension equals the batch size of the targets, and the next dimension has a "
-        "different size. Second, the only loss of the run is a cross-entropy whose first value "
+        "than the classes (the second dimension, or the only one). Two other conditions lead only "
+        "to a warning. First, a softmax in the backward graph of the loss runs over the batch. "
+        "This is assumed if the softmax runs over dimension 0, the size of this dimension equals "
+        "the batch size of the targets, and the next dimension has a different size. Second, the "
+        "only loss of the run is a cross-entropy whose first value "
         f"is within {_NEAR:.0%} of ln(batch), while ln(classes) differs from ln(batch), unless the "
         "loss has fallen by half and is still near its minimum."
     )
@@ -71,7 +71,7 @@ class BatchMixing(Rule):
             self._first = int(numbers.steps[0]), float(numbers.values[0])
 
     def _guesses(self, scene: Scene) -> list[Finding]:
-        """Compares the first loss with the cost of guessing a sample of the batch."""
+        """Compares the first loss with the cost of guessing a sample in the batch."""
         if self._first is None or self._first[0] > 0 or len(scene.calls) != 1 or scene.learns:
             return []
         (call,) = scene.calls
@@ -87,8 +87,8 @@ class BatchMixing(Rule):
                 scene,
                 place=place_of(scene, call),
                 first_step=0,
-                message=f"The first loss is {loss:.4g}, which is ln({batch}), the cost of guessing "
-                f"among the samples of the batch. Guessing among {classes} classes costs "
+                message=f"The first loss is {loss:.4g}, which is ln({batch}), the cost of "
+                f"guessing among the samples in the batch. Guessing among {classes} classes costs "
                 f"{log(classes):.4g}. A softmax is probably computed over the batch.",
                 severity="warning",
                 certainty=0.7,

@@ -49,7 +49,7 @@ class TrainingInEvaluationMode(Rule):
     certainty = 0.85
     definition = (
         "For at least the last `patience` records of the run, all calls to a model with "
-        "gradients are in evaluation mode. An optimizer holds most of the model's parameters, "
+        "gradients are in evaluation mode. An optimizer contains most of the model's parameters, "
         "and the model contains modules that behave differently in evaluation mode (BatchNorm, "
         "Dropout). The finding is an error if the model was in training mode before, and a "
         "warning otherwise. Single modules in evaluation mode (a frozen BatchNorm) are ignored."

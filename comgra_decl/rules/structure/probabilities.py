@@ -220,7 +220,7 @@ class SigmoidTwice(SlotRule):
     def measure(self, window: Window, at: Slots) -> Measured:
         """Returns where elements are probabilities, and stores where they are not."""
         low = window.read("min", at).astype(np.float64)
-        # the largest and smallest elements over all samples of the batch
+        # the largest and smallest elements over all samples in the batch
         high = window.read("max", at, "abs_max").astype(np.float64)
         inside = (low >= 0) & (high <= 1)
         self._outside |= {int(s) for s in at[(~inside & window.present[:, at]).any(0)]}

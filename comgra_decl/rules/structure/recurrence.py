@@ -13,7 +13,7 @@ class CutParameters(RuleParameters):
     """Options of `cut_recurrence`."""
 
     least: Annotated[Int, Field(ge=3)] = 4
-    """Smallest number of calls of a cell in a step."""
+    """Smallest number of calls to a cell in a step."""
 
 
 class CutRecurrence(Rule):
@@ -25,14 +25,14 @@ class CutRecurrence(Rule):
     definition = (
         "A recurrent cell (a module whose class is called ...Cell) is called at least `least` "
         "times in a step with gradients, and in the dependency graph, no path with a gradient "
-        "leads from any call to a later one. Two cases differ: there are paths without a gradient "
-        "(the state is detached), or there are none at all (every call starts with a new state; "
-        "reported only for GRUCell, LSTMCell and RNNCell). Gradients through several optimizer "
+        "leads from any call to a later one. There are two cases: there are paths without a "
+        "gradient (the state is detached), or there are no paths at all (every call starts with a "
+        "new state; reported only for GRUCell, LSTMCell and RNNCell). Gradients across optimizer "
         "steps are not expected."
     )
     source = (
         "Werbos, Backpropagation through time (1990). Truncation after a single step leaves only "
-        "the current input to learn from. Own definition."
+        "the current input to learn from. Our own definition."
     )
     advice = (
         "Keep the state attached within a sequence, and detach it only between sequences or "
@@ -80,7 +80,7 @@ class CutRecurrence(Rule):
 
 
 def _links(structure: Structure, node: str) -> tuple[int, bool, bool] | None:
-    """Returns the number of calls, and whether any leads to a later one, with a gradient."""
+    """Returns the number of calls, and whether any call leads to a later one with a gradient."""
     keys = structure.keys
     own = {
         i: key.iteration

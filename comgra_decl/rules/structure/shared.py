@@ -1,4 +1,4 @@
-"""One module that is used as several."""
+"""One module that is used as if it were several."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class SharedModule(Rule):
     definition = (
         "An entry of a ModuleList or ModuleDict is called several times in a step, and in "
         "`patience` records, all of its calls return tensors with exactly the same statistics. "
-        "The calls then have the same input, as if the entry were several modules: the list holds "
-        "the same object more than once, as `[layer] * 4` does. Layers that are shared on purpose "
-        "receive different inputs."
+        "The calls then have the same input, as if the entry were several modules: the list "
+        "contains the same object more than once, as `[layer] * 4` does. Layers that are shared on "
+        "purpose receive different inputs."
     )
-    source = "The list `[x] * n` contains the same object n times. Own definition."
+    source = "The list `[x] * n` contains the same object n times. Our own definition."
     advice = (
         "Create each entry: `nn.ModuleList(nn.Linear(h, 1) for _ in range(4))`, or copy.deepcopy."
     )

@@ -1,4 +1,4 @@
-"""Views that are used where a permutation of dimensions was meant."""
+"""Views used where a permutation of dimensions was intended."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from comgra_decl.rules.api import Finding, Place, Rule, Scene
 
 
 class ViewForPermute(Rule):
-    """Views that are used where a permutation of dimensions was meant."""
+    """Views used where a permutation of dimensions was intended."""
 
     name = "view_for_permute"
     certainty = 0.8
     definition = (
-        "`view` or `reshape` gives a tensor a shape in which a dimension of the same size stands "
-        "at another place, such as [batch, height, width, 3] as [batch, 3, height, width], or "
+        "`view` or `reshape` gives a tensor a shape in which a dimension of the same size is in "
+        "another position, such as [batch, height, width, 3] as [batch, 3, height, width], or "
         "[batch, positions, heads * size] as [batch, heads, positions, size]. A view does not move "
         "elements, so the values of different positions are mixed. Dimensions of size 1 are "
-        "ignored, and shapes are compared between the boundaries that both have in common. If two "
-        "dimensions are swapped of which one is a multiple of the other, the view may also be a "
-        "merge of neighbours. This is only a hint, and not reported if one of the two is the batch "
-        "or twice the other. Results of `cat` and `pad` are ignored, because a view of a padded "
-        "tensor shifts its rows (relative positions)."
+        "ignored, and shapes are compared between common boundaries. If one of two swapped "
+        "dimensions is a multiple of the other, the view may also merge neighbouring dimensions. "
+        "This is only a hint, and is not reported if one of the two is the batch or twice as large "
+        "as the other. Results of `cat` and `pad` are ignored, because a view of a padded tensor "
+        "shifts its rows (relative positions)."
     )
     source = (
         "PyTorch's documentation of `Tensor.view`: the new shape must keep the order of elements. "
-        "Own definition."
+        "Our own definition."
     )
     advice = (
         "Use `permute` or `transpose` to reorder dimensions, and `reshape` only to split or merge "
@@ -37,7 +37,7 @@ class ViewForPermute(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such view, a certain one if there is one."""
+        """Returns a finding about the first such view, preferring a certain one."""
         found: list[tuple[bool, int, bool, dict[str, Any]]] = []
         batches = {i.shape[i.batch_dim] for i in scene.table.infos if i.batch_dim is not None}
         for fact in scene.telling:
@@ -54,8 +54,8 @@ class ViewForPermute(Rule):
                 place=Place(str(fact.get("where") or "view")),
                 first_step=0,
                 message=f"A view of shape {fact['source']} as {fact['target']} in {fact['where']} "
-                "mixes positions: it gives the dimensions a new order, but leaves the elements "
-                "in theirs. A permute or transpose was probably meant.",
+                "mixes positions: it reorders the dimensions but not the elements. A permute or "
+                "transpose was probably intended.",
                 severity="warning" if sure else "hint",
                 certainty=self.certainty if sure else 0.5,
                 evidence={"from": str(fact["source"]), "to": str(fact["target"])},
@@ -76,7 +76,7 @@ def moved(
     Args:
         source: the shape before.
         target: the shape after.
-        batches: sizes of batches; a doubtful move of such a dimension is none.
+        batches: sizes of batches; a doubtful move of such a dimension does not count.
     """
     found = [_of_group(*group, batches) for group in _groups(source, target)]
     doubts = [each for each in found if each is not None]

@@ -59,11 +59,11 @@ class CollapsingOutput(SlotRule):
         "samples. For example, the posterior of an autoencoder may collapse to its prior. The "
         "finding is only a hint if these tensors include neither a prediction nor an output of "
         "the model, or only outputs of a model that judges another one (a step has several "
-        "losses, and gradients flow from this model to the other one): they become alike if the "
+        "losses, and gradients flow from this model to the other one): they become similar if the "
         "other model, such as a generator, does well."
     )
     source = (
-        "Planned in comgra's README (report a falling variance across the batch); the generator "
+        "comgra's README, which plans to report a falling variance across the batch; the generator "
         "that repeats itself in the book chapter 'Debugging: Visualizing Activation Maps & "
         "Gradients'."
     )
@@ -97,7 +97,7 @@ class CollapsingOutput(SlotRule):
     _several = False  # whether a step has several losses
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Notes whether steps have several losses."""
+        """Records whether steps have several losses."""
         self._several = self._several or numbers.name.startswith("loss[")
 
     def wants(self, table: SlotTable) -> Mask:
@@ -132,7 +132,7 @@ class CollapsingOutput(SlotRule):
         return fired[~(shrunk[fired] & np.isin(fired, list(compared)))]
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding; a hint if it concerns only tensors inside the model."""
+        """Returns a finding, which is a hint if it concerns only tensors inside the model."""
         found = super().findings(scene)
         if not found:
             return []

@@ -48,13 +48,13 @@ class InputIndependence(SlotRule):
         "parameters, as long as others depend on the input (log-determinants of scalings in flows)."
     )
     source = (
-        "Planned in comgra's README (report a falling variance across the batch); "
+        "comgra's README, which plans to report a falling variance across the batch; "
         "TheDeepChecker's test of whether outputs depend on the input."
     )
     advice = (
         "Follow the values from the input to the tensor where all samples become equal. Common "
         "causes are dead units, saturation, a learning rate that is too high, a bug that mixes the "
-        "samples of a batch, and an input that is not used."
+        "samples in a batch, and an input that is not used."
     )
     explained_by = ("nonfinite", "dead_units", "saturated", "large_update", "growing_weight")
     explained_by_earlier = ("shrinking_weight",)

@@ -243,7 +243,7 @@ def test_the_first_difference_is_searched_and_shown(catalogue: Catalogue) -> Non
     view, other = catalogue.open("first"), catalogue.open("second")
     found = part(view.run, other.run)
     assert found.first is not None
-    assert "The runs part at step 0" in pane.nodes.html
+    assert "The runs diverge at step 0" in pane.nodes.html
     assert "part:0" in pane.nodes.tokens
     pane._on_ranking({"send": "part:0"})
     assert (board.state.node, board.state.role, board.state.step) == (

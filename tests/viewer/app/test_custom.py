@@ -104,7 +104,7 @@ def test_a_view_that_fails_is_alone_in_that(root: Path, file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [("x = 1", "no function `views`"), ("def views(): return 3", "must return a list of View")],
+    [("x = 1", "no `views` function"), ("def views(): return 3", "must return a list of View")],
 )
 def test_a_file_that_is_none_says_what_is_expected(tmp_path: Path, code: str, said: str) -> None:
     write(tmp_path / "views.py", code)

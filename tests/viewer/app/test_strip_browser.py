@@ -87,7 +87,7 @@ def test_the_tour_is_shown_when_asked_and_by_keyboard(viewer: Callable[..., Any]
     page = viewer(color_scheme="dark")
     assert page.locator(".tour").count() == 0  # not in automated browsers
     page.get_by_role("button", name="Tour of the page").click()
-    tour = page.get_by_role("dialog", name="The verdict of the run")
+    tour = page.get_by_role("dialog", name="The verdict on the run")
     tour.wait_for()
     assert page.evaluate("() => document.activeElement.textContent") == "Next"
     for name in ("The network", "The steps", "The sections"):
