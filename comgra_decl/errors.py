@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 class ComgraError(Exception):
-    """Base of all errors raised by comgra_decl."""
+    """The base class of all errors raised by comgra_decl."""
 
 
 class SpecError(ComgraError, ValueError):
@@ -87,7 +87,7 @@ _REPR.maxstring = _REPR.maxother = 120
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """Returns `"; did you mean 'x' or 'y'?"` for near matches of `name`, else an empty string.
+    """Returns `"; did you mean 'x' or 'y'?"` for close matches of `name`, else an empty string.
 
     Only strings are matched, because a number passed instead of a name is a different mistake.
     """
@@ -114,7 +114,7 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
 
 
 _PARTS = re.compile(r"[._\[\]]+")
-"""Separators between the parts of a key or of a module path."""
+"""Separators between the parts of a key or module path."""
 
 
 class Exit(enum.IntEnum):

@@ -90,7 +90,7 @@ def _held(inputs: list[object]) -> bool:
 
 @contextmanager
 def held(seen: Seen, steps: int, end: Callable[[], BaseException]) -> Iterator[None]:
-    """Keep the batch of the program inside the block fixed, and record its losses and inputs.
+    """Keep the program's batch fixed inside the block, and record its losses and inputs.
 
     Each DataLoader repeatedly yields new copies of its first batch. After each optimizer
     step, the random generators of Python, NumPy and torch are reset to their state after the first

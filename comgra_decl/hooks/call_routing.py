@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _MANY_ASIDE = (
     "{} is called without gradients more often than is usual in a training step. Only the first "
-    "{} such calls in each recorded step are recorded, as the pass 'no_grad'. If this is an "
+    "{} such calls in each recorded step are recorded, in the 'no_grad' pass. If this is an "
     "evaluation, call model.eval() first, so that it is recorded as one"
 )
 

@@ -43,13 +43,13 @@ class OptimizerHooks:
 
     If a hook is removed while torch iterates over the hooks, a hook that does nothing takes its
     place. The entry of that hook is reused for the next hook. Unused entries are removed as soon as
-    that is safe. If several threads train, they are removed only when tracing ends, because another
-    thread may begin a step at any time.
+    that is safe. If multiple threads train, they are removed only when tracing ends, because
+    another thread may begin a step at any time.
 
     Args:
         register: torch's function that registers a hook.
         places: torch's dict of registered hooks by id.
-        walks: given a line of the code of an optimizer step, returns whether torch iterates over
+        walks: given a line in the code of an optimizer step, returns whether torch iterates over
             these hooks at that line.
     """
 

@@ -71,7 +71,7 @@ class HookManager:
     Args:
         spec: what to capture and when.
         sink: called with each closed record on the training thread; must be fast.
-        on_fault: called once with an error of tracing itself, after tracing has stopped.
+        on_fault: called once with an error in tracing itself, after tracing has stopped.
         scalars: called at intervals with the metrics and notes of all steps, in the same way as
         `sink`.
         meter: measures the cost of recording outside the training thread.

@@ -32,7 +32,7 @@ class OwnMode(TorchFunctionMode):
     """The base class of tracing's own modes.
 
     Args:
-        on_fault: called with errors of tracing itself.
+        on_fault: called with errors in tracing itself.
 
     Attributes:
         thread: the thread whose calls the mode handles, 0 for none; the mode has no effect in other

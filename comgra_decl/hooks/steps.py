@@ -381,7 +381,7 @@ class Steps:
         """Schedule the next steps for recording after a sudden loss."""
         reason = alarm.taken()
         if reason is None or _is_one_of_several():
-            return  # the ranks of a training record the same steps
+            return  # the ranks of a training job record the same steps
         steps = self._declared.agenda.alarm(self._state.number)
         if steps is not None:
             self._quiet = -math.inf

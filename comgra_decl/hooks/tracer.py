@@ -55,7 +55,7 @@ reuse the names of models that no longer exist."""
 
 
 class Calls(Protocol):
-    """Handles calls of roots (outermost modules, or parts of one) for a tracer."""
+    """Handles calls to roots (outermost modules, or parts of one) for a tracer."""
 
     def entered(self) -> None:
         """Handle the beginning of a call, before anything else."""
@@ -85,7 +85,7 @@ class ModuleTracer:
         direct: is notified of module calls, to distinguish them from direct calls to `forward`.
         held: returns the ids of the parameters held by optimizers.
         together: lock held while it is decided which thread's calls are followed.
-        on_fault: called with exceptions of tracing itself, which never reach the program.
+        on_fault: called with exceptions raised by tracing itself, which never reach the program.
 
     Attributes:
         thread: the thread whose calls are followed; 0 while it is not known.

@@ -275,10 +275,10 @@ class Session:
             if rank is not None:
                 self._turn_out_as(rank, place)
         except Exception as error:  # noqa: BLE001  (this process continues as a separate run)
-            _log.error("the ranks of this job could not be joined in one run", exc_info=error)
+            _log.error("the ranks of this job could not be joined into one run", exc_info=error)
 
     def _turn_out_as(self, rank: Rank, place: Place) -> None:
-        """Join the run of all ranks as one rank, before anything has been recorded."""
+        """Join the run of all ranks as one of them, before anything has been recorded."""
         wanted = self._records(rank)
         new = self._new_place(rank, place.path) if wanted else None
         if new is not None and new.path == place.path:
@@ -411,7 +411,7 @@ class Session:
         if self._writer is not None:
             self._writer.lack(error)
         _report(
-            "tracing has stopped because of an error in comgra_decl itself; the training continues "
+            "tracing has stopped because of an error in comgra_decl itself; training continues "
             f"unaffected, and {self._remains('recorded')}",
             error,
         )
@@ -424,7 +424,7 @@ class Session:
         lacks = isinstance(error, NoMemoryError)
         why = "not enough memory is available" if lacks else "the store cannot be written"
         reason = (str(error) or type(error).__name__).rstrip(".")
-        text = f"recording has stopped because {why} ({reason}); the training continues unaffected"
+        text = f"recording has stopped because {why} ({reason}); training continues unaffected"
         # While the run's folder is being deleted, it is unknown what will remain.
         remains = "" if isinstance(error, RunGoneError) else f", and {self._remains('committed')}"
         _report(text + remains)

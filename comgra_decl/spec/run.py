@@ -117,8 +117,8 @@ class StoreSpec(SpecModel):
 
     commit_interval: Annotated[Number, Field(ge=0, le=3600)] = 0.5
     """Minimum time between two commits, in seconds. After the first minute of a run, it grows to
-    0.5 % of the run's age, up to ten seconds, so that a long run has few files. In a bucket, it is
-    at least ten seconds. With 0, every record is written immediately."""
+    0.5% of the elapsed time, up to ten seconds, so that a long run has few files. In a bucket, it
+    is at least ten seconds. With 0, every record is written immediately."""
 
     queue_mb: Annotated[Int, Field(ge=1)] = 64
     """Maximum amount of data waiting to be written, in mebibytes. If there is more, training

@@ -1,4 +1,4 @@
-"""Four methods of computing raw sums, with the same results.
+"""Four ways to compute raw sums, all with the same results.
 
 All give float64 with the columns of `records.Raw`, one row per sample. They differ in what is
 subtracted before squaring (the pivot), which is therefore part of the row:
@@ -222,7 +222,7 @@ def compiled_at(kernel: Kernel, x: Tensor, rows: int, n: int) -> Rows | None:
 
 
 class LargeSums:
-    """The recipe for few long rows on the CPU; owns one block of scratch memory."""
+    """The recipe for a few long rows on the CPU; owns one block of scratch memory."""
 
     def __init__(self) -> None:
         self._scratch = buffer(0, dtype=torch.float32, device=_CPU)

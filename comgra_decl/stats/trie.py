@@ -27,7 +27,7 @@ from comgra_decl.stats.sampling import sample_stride
 
 
 class Group:
-    """Memory for the rows of one length and precision on one device: [slots, capacity, length].
+    """Memory for rows of a given length and precision on one device: [slots, capacity, length].
 
     Each slot holds one step, so that several steps can be reduced together. `version` changes
     when the memory is replaced.

@@ -107,7 +107,7 @@ def copy_run(
     if not sources:
         raise RunNotFoundError(f"there is no run in {str(path)!r}.")
     if version is not None and len(sources) > 1:
-        raise StoreError(f"{str(path)!r} holds several ranks; copy a version of a single rank.")
+        raise StoreError(f"{str(path)!r} contains multiple ranks; copy a version of a single rank.")
 
     def fill(target: Location) -> None:
         for part in sources:

@@ -304,7 +304,7 @@ def _grid(
     """Returns the chunks of one record or block, for a write of `written` elements from `lane` on.
 
     Each is its number, the end of its name, and its position within the written data. `shape` and
-    `chunk` are those of the array. All are without the dim of records.
+    `chunk` are those of the array. All omit the record dim.
     """
     row = ArrayForm("", "", (1, *shape), (1, *chunk), 0)
     low = (0, lane, *[0] * (len(written) - 1))

@@ -223,7 +223,7 @@ def test_a_function_that_does_not_exist_is_reported_with_near_names(tmp_path: Pa
     assert a.startswith("comgra.nodes.a.select: there is no function 'torch.sofmax'")
     assert "'softmax'" in a
     assert b.startswith("comgra.nodes.b.select: there is no function 'my_unknown.layers.attend'")
-    assert "is a class; select modules of it by {class: Softmax}" in c
+    assert "is a class; to select its modules, use {class: Softmax}" in c
     assert d.startswith("comgra.nodes.d.select: 'torch.erfinv' was not called within '0'")
     assert "'numpy.ndarray' is not a Python module or class" in e
     assert f == "comgra.nodes.e.select: 'math.pi' is not a function"

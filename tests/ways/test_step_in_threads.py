@@ -216,7 +216,7 @@ def test_threads_that_share_a_model_and_train_side_by_side_stay_two(tmp_path: Pa
                 pool.submit(optimizer.step).result()
     assert session.path is not None
     run = comgra.open_run(session.path)
-    assert any("several threads train" in text for text in run.report["warnings"])
+    assert any("multiple threads train" in text for text in run.report["warnings"])
     losses = run.kpis().query("name == 'loss'")
     assert sorted(losses.value) == sorted(own)
     assert sorted(losses.step) == [*range(2 * STEPS)]

@@ -147,7 +147,7 @@ def test_every_step_of_every_thread_is_a_step(
     trained = [Trained(number) for number in range(threads)]
     run = traced(tmp_path, trained, train, schedule=schedule)
     compare(run, trained, records=3)
-    assert any("several threads train" in w for w in run.report["warnings"])
+    assert any("multiple threads train" in w for w in run.report["warnings"])
 
 
 def test_what_a_thread_says_is_about_its_own_steps(tmp_path: Path) -> None:

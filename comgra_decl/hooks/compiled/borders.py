@@ -53,7 +53,7 @@ class _Waiting(NamedTuple):
 
 
 class Border:
-    """One call of a piece of compiled code.
+    """One call to a piece of compiled code.
 
     Args:
         given: all arguments of the call.

@@ -31,7 +31,7 @@ class FusedCall(NamedTuple):
 
     @property
     def weights_per_sample(self) -> int:
-        """Number of weights of one sample: heads x queries x keys."""
+        """Number of weights per sample: heads x queries x keys."""
         heads = math.prod(self.query.shape[1:-2]) if self.query.dim() > 3 else 1
         return int(heads * self.query.shape[-2] * self.key.shape[-2])
 

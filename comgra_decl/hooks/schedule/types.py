@@ -1,4 +1,4 @@
-"""Types of execution: labels of a step, derived from the inputs of its model."""
+"""Types of execution: labels for a step, derived from the inputs of its model."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Place = tuple[CodeType, int]
 def calling_places() -> tuple[Place, ...]:
     """Returns the current places of the program's functions, innermost first.
 
-    Functions of comgra_decl and torch are skipped. Handlers of torch calls are skipped too, so that
+    Functions in comgra_decl and torch are skipped. Handlers of torch calls are skipped too, so that
     a loss has the same name with and without a mode.
     """
     places: list[Place] = []
