@@ -1,4 +1,4 @@
-"""`python -m benchmarks --device cuda`, run on the CPU: covers all of its code except CUDA itself."""
+"""`python -m benchmarks --device cuda`, run on the CPU: all of its code except CUDA itself."""
 
 from __future__ import annotations
 

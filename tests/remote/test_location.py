@@ -1,4 +1,4 @@
-"""What names a place: a path, or a URL, also one that has been taken for a path."""
+"""What names a location: a path or a URL, including a URL that was mistaken for a path."""
 
 from __future__ import annotations
 
