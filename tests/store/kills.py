@@ -1,6 +1,6 @@
 """Kills writers at random moments during reads: `python -m tests.store.kills [COUNT]`.
 
-Fails if an acknowledged record is lost, if a record is seen half, or if a number is another.
+Fails if an acknowledged record is lost, a record is seen incomplete, or a number is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONG = 50
 def kill_once(folder: Path, seed: int) -> tuple[int, int, int]:
     """Starts a writer, reads its run until it is killed; returns records, polls and acks.
 
-    Every tenth is killed at a moment counted from its start, mostly before there is a run.
+    Every tenth is killed at a moment relative to its start, mostly before its run exists.
     """
     rng = np.random.default_rng(seed)
     log = folder.with_suffix(".acknowledged")

@@ -1,8 +1,8 @@
 """Damages one file of a run at random, and compares everything read with the run's content.
 
-`python -m tests.strangers.corruption COUNT SEED` does so COUNT times and prints how it ended; the
-tests repeat a few. A read may end with an error of ours or lack something; what it gives must be
-what was recorded. Each is looked at in a process of its own, within a limit of time and memory.
+`python -m tests.strangers.corruption COUNT SEED` does so COUNT times and prints the outcomes; the
+tests repeat a few. A read may end with an error of ours or lack data, but everything it returns
+must be what was recorded. Each copy is read in a separate process, with limits on time and memory.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def forked(work: Callable[[], None], errors: Path) -> int:
 def fuzzed(runs: list[Path], count: int, seed: int, folder: Path) -> list[dict[str, Any]]:
     """Damages copies of runs; returns the outcome for each.
 
-    Must be called where no run was opened yet: a forked child can open none then.
+    Must be called before any run is opened, because a forked child could not open one afterwards.
     """
     rng = random.Random(seed)
     truths = [_truth(run, folder / f"truth-{number}") for number, run in enumerate(runs)]

@@ -1,8 +1,8 @@
 """Reads run folders in every way, each in a process with limits, and prints the outcome.
 
 `python -m tests.strangers.reading_folders OUT RUN...` imports everything once and forks for each
-run, so a folder needs no second start. Prints one line of JSON per run: how each way of reading
-ended, what Python was asked to import, start or reach, and how much memory it took.
+run, so a folder needs no second start. Prints one line of JSON per run: the outcome of each way of
+reading, what Python was asked to import, start or connect to, and how much memory it took.
 """
 
 from __future__ import annotations

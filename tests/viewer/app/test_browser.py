@@ -1,4 +1,4 @@
-"""The whole viewer in a real browser, served by `panel serve` in a process of its own."""
+"""The entire viewer in a real browser, served by `panel serve` in a separate process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_page_opens_with_everything_in_view_on_a_laptop(viewer: Callable[...
     shows(page, step=11)
     for node in ("input", "embed", "head", "head.weight", "loss"):
         assert page.locator(f'.node[data-id="{node}"]').count() == 1
-    assert page.locator("canvas").count() >= 6  # six figures
+    assert page.locator("canvas").count() >= 6  # six digits
     assert page.locator("table.stats tbody tr").count() == 9
     assert page.locator("table.samples tbody tr").count() == 4
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -157,9 +157,7 @@ def test_a_hostile_link_is_harmless_and_a_click_on_a_series_goes_to_its_step(
 
 
 def test_all_sections_are_there_in_dark_and_in_light(viewer: Callable[..., Any]) -> None:
-    page = viewer(
-        "?step=11&section=inspect", color_scheme="light"
-    )  # its choice is remembered there
+    page = viewer("?step=11&section=inspect", color_scheme="light")  # its choice is stored there
     page.get_by_role("tab", name="Run").click()
     page.get_by_text("max_elements").first.wait_for()
     page.locator("table.entries").wait_for()
@@ -217,7 +215,7 @@ def test_a_page_fills_and_follows_while_training(
     training.write(2, evals=False)
     shows(page, step=3)
     page.keyboard.press(",")
-    shows(page, step=2)  # now someone looks: nothing moves any more
+    shows(page, step=2)  # now someone is looking: nothing moves any more
     training.write(2, evals=False)
     training.close()
     page.get_by_text("finished \u00b7 6 records").wait_for()
