@@ -112,7 +112,7 @@ class SlotInfo:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Positions of each slot's rows in `RawStep.raw`; steps of the same layout share one object.
+    """Positions of each slot's rows in `RawStep.raw`; steps with the same layout share one object.
 
     Per slot (n): `slots` int32 ids, in any order, and `tensors` int64, the index of each slot's
     reduced tensor (shared by two slots if the same tensor was seen under two names). Per reduced
@@ -234,9 +234,9 @@ class StepBatch:
     batch (AGGREGATES). `samples` float32 [k, n, c, len(statistics)]: the same statistics of the
     recorded samples, NaN where a slot has fewer. `counts` uint32 [k, n, bins] and `ranges` float32
     [k, n, 2] (lowest and highest edge), or None. `rows` [n] or [k, n]: the number of samples
-    aggregated, used as weight when the aggregates of multiple ranks are joined; None if unknown.
-    `shapes`: shape of each slot in these records; empty, or None for a slot, if the shapes are
-    those in the slot table.
+    aggregated, used as the weight when the aggregates of multiple ranks are joined; None if
+    unknown. `shapes`: shape of each slot in these records; empty, or None for a slot, if the shapes
+    are those in the slot table.
     """
 
     steps: list[StepInfo]
@@ -281,7 +281,7 @@ LOSS_CALLS = "loss_calls"
 
 Each is a dict: "function" (its name or, for a hand-written loss, that of an operator such as
 "sub"), "arguments" (numbers, strings or None; `True` for a tensor), "prediction" and "target" (each
-with "shape", "dtype" and "slot"). "slot" is the iteration of the node `target` or `prediction`. It
+with "shape", "dtype" and "slot"). "slot" is the iteration of the `target` or `prediction` node. It
 is None for a prediction that a model returned, in any shape, and for a target that was not
 recorded. "made_by" of a prediction is the function that computed its values, as named by autograd
 ("Softmax", "Addmm"). "dim" is the dimension of a softmax whose result is passed to the call

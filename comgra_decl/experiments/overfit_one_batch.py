@@ -174,7 +174,7 @@ class _Watch:
         self._random: Callable[[], None] | None = None
 
     def called(self, module: Any, args: Any) -> None:
-        """Compute a fingerprint of the first input tensors of a step."""
+        """Compute a fingerprint of the first input tensors in a step."""
         import torch
 
         if self._input is None and module.training and torch.is_grad_enabled():

@@ -69,7 +69,7 @@ class Plan:
         unmatched: a sentence for each pattern that matched nothing.
         warnings: all other warnings.
         cuts: places where the graph could not be followed.
-        edges: number of edges of the graph.
+        edges: number of edges in the graph.
         remarks: what the forecast omits.
     """
 

@@ -133,7 +133,7 @@ def tidy() -> None:
 
 
 class ModuleHook:
-    """A hook on one module; copied or saved modules contain a hook without effect instead.
+    """A hook on one module; copied or saved modules contain a hook that does nothing instead.
 
     Args:
         hook: the function to call.
@@ -147,5 +147,5 @@ class ModuleHook:
         self._hook(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a built-in function without effect, which loads without comgra_decl."""
+        """Pickle as a built-in function that does nothing, which loads without comgra_decl."""
         return getattr, (nullcontext(), "__exit__")

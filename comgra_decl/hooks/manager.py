@@ -297,7 +297,7 @@ class HookManager:
         """Continue an existing run; call it before `attach`.
 
         Args:
-            slots: the slots of the run.
+            slots: the slots in the run.
             resumption: determines the step at which the training resumes.
         """
         self._table.resume(slots)

@@ -178,7 +178,7 @@ class TopPlan:
         self._tree = []
 
     def renew(self, module: nn.Module) -> bool:
-        """Update the plan to the current modules of the model; return whether anything changed.
+        """Update the plan to the current modules in the model; return whether anything changed.
 
         A module that replaces another one continues its series.
         """

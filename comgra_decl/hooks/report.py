@@ -99,7 +99,7 @@ class Reporter:
         return {} if price is None else {"price": price}
 
     def _modules(self, plan: TopPlan) -> list[dict[str, Any]]:
-        """Describe the modules of a model; if it no longer exists, describe their last state."""
+        """Describe the modules in a model; if it no longer exists, describe their last state."""
         if plan.top.module() is not None or plan not in self._described:
             seen: dict[int, str] = {}
             known = {id(own.tensor): own.trainable for own in plan.parameters}

@@ -51,7 +51,7 @@ _UNEVEN = (
 
 _UNENDED_STEP = (
     "step {} was not completed: backward() was called after the last optimizer step or the last "
-    "comgra.step(). The losses of this step are stored, but it has no record"
+    "comgra.step(). The losses in this step are stored, but it has no record"
 )
 
 _SURPLUS = (

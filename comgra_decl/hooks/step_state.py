@@ -86,7 +86,7 @@ class StepState:
         armed: whether the step is captured, which is the stage `ARMED`.
         open: whether the record accepts calls. False if it was closed early because the captured
             calls were an evaluation, or because the step has no observable end.
-        deferred: whether recording the step is decided again at its end.
+        deferred: whether the decision to record the step is made again at its end.
         any_ended: whether any step of this program has ended.
         trained: the number of calls with gradient in the last captured step.
         aside: the number of calls without gradient in this step.

@@ -89,7 +89,7 @@ class ModuleTracer:
 
     Attributes:
         thread: the thread whose calls are followed; 0 while it is not known.
-        marks: marks the model outputs of the step in progress.
+        marks: marks the model outputs in the step in progress.
         provenance: follows the dependency graph of the step in progress; None if none is followed.
         tops: the plan of each called model, by the model's `id`.
         recorder: reads outputs and their gradients.
@@ -376,7 +376,7 @@ class ModuleTracer:
         return within and isinstance(module, torch.fx.GraphModule) and id(module) not in self._plans
 
     def plans_of(self, module: nn.Module) -> list[ModulePlan]:
-        """Return the plans of all modules of the model that is, or contains, the called module."""
+        """Return the plans of all modules in the model that is, or contains, the called module."""
         return self._adopt(module).modules
 
     def _enter_native(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -706,7 +706,7 @@ class ModuleTracer:
             self.parameters.after_step(optimizer, capture)
 
     def after_hand(self, capture: StepCapture) -> None:
-        """Read the gradients of a step ended by a manual update."""
+        """Read the gradients in a step ended by a manual update."""
         with without_functions():
             self.parameters.after_hand(capture)
 

@@ -53,7 +53,7 @@ class Spec(SpecModel):
     """Histograms of all recorded tensors; null for none."""
 
     samples: SamplesSpec = SamplesSpec()
-    """Which elements of the batch are recorded individually."""
+    """Which elements in the batch are recorded individually."""
 
     values: ValuesSpec = ValuesSpec()
     """Limits on the tensors whose values are kept."""

@@ -107,7 +107,7 @@ class KpisSpec(SpecModel):
     """Metrics that are stored for every step, including steps that are not recorded."""
 
     loss: Bool = True
-    """Whether to store the losses of every step, rather than only those of recorded steps. The
+    """Whether to store the losses in every step, rather than only those of recorded steps. The
     losses are the tensors on which `backward()` is called; they are named "loss", "loss[1]",
     ...."""
 

@@ -42,7 +42,7 @@ def _which(value: Any) -> str:
 
 
 class SamplesSpec(SpecModel):
-    """Which elements of the batch are recorded individually."""
+    """Which elements in the batch are recorded individually."""
 
     count: Annotated[Int, Field(ge=0, le=65536)] = 8
     """Number of samples; 0 records only aggregates over the batch.

@@ -35,8 +35,9 @@ def finalise(
         steps: in the order they were recorded.
         statistics: names in stored order: those with a formula (module `statistics`), then `extra`.
         sample_count: number of samples recorded individually, which are the first in the batch. A
-        tensor without a batch dimension is a single sample 0. bins: histogram bins, or None for no
-        histograms. extra: names of the columns of `RawStep.extra`; NaN for steps without them.
+            tensor without a batch dimension is a single sample 0.
+        bins: histogram bins, or None for no histograms.
+        extra: names of the columns of `RawStep.extra`; NaN for steps without them.
     """
     batches = []
     for (layout, _), group in groupby(steps, key=_form):

@@ -12,7 +12,7 @@ from comgra_decl.stats.quiet import quiet
 from comgra_decl.torch_private import is_functorch_wrapped
 
 MOST_ELEMENTS = 1 << 24
-"""Maximum number of elements of a sparse tensor to densify. In float32, they take 64 MiB, mostly
+"""Maximum number of elements in a sparse tensor to densify. In float32, they take 64 MiB, mostly
 zeros."""
 
 _SPARSE = tuple(

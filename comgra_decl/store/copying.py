@@ -212,7 +212,7 @@ def transfer(
     compact: bool,
     progress: Progress | None = None,
 ) -> None:
-    """Copies all keys of a run into an empty database, those that mark it as a run last.
+    """Copies all keys in a run into an empty database, those that mark it as a run last.
 
     Args:
         reader: the run, pinned to a version.

@@ -4,7 +4,7 @@ One OCDBT database contains a whole run (of one rank). Arrays are preallocated a
 chunk never changes after its commit. Each family of arrays exists twice. In `row`, a chunk holds
 one record and is written with every commit, so that reading a record takes a single read. In `blk`,
 a chunk holds `block_steps` records and a few columns and is written when a block is full, so that
-reading a series takes few reads. If all records of a block are in the same commit, they are stored
+reading a series takes few reads. If all records in a block are in the same commit, they are stored
 only as a block, as indicated by the `FORM` record column. The numeric facts of records are stored a
 third time, in the few large chunks of `records`, so that opening a long run takes few reads.
 

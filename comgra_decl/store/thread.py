@@ -240,8 +240,8 @@ class WriterThread:
                     return False
                 due = self._closing or self._pause(writer) <= 0
                 steps = [self._queue.popleft() for _ in range(self._share(writer))]
-                # when the queue is nearly full, steps go first: numbers would end the commit within
-                # a block
+                # when the queue is nearly full, steps go first, because logged values would end the
+                # commit within a block
                 scalars = (
                     list(self._waiting_scalars) if due or (self._pressed and not steps) else []
                 )

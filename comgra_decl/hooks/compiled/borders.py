@@ -245,7 +245,7 @@ def _is_idle_dropout(node: Node) -> bool:
 
 
 class _Marks:
-    """Identifies the nodes of one graph that represent the same tensor.
+    """Identifies the nodes in one graph that represent the same tensor.
 
     Args:
         graph: the graph.

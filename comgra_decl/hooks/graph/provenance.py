@@ -252,7 +252,7 @@ class Provenance(modes.OwnMode):
         return Structure(name, keys, kinds, edges, list(dict.fromkeys(cuts)))
 
     def _shown(self) -> list[int]:
-        """Returns the nodes of the graph, without unused tensors from earlier steps."""
+        """Returns the nodes in the graph, without unused tensors from earlier steps."""
         used = {node for edge in self._edges for node in edge}
         unused = {self._nodes[slot] for slot in self._earlier if slot in self._nodes} - used
         return [node for node in range(len(self._nodes)) if node not in unused]

@@ -10,7 +10,7 @@ _MOST = 16  # maximum number of alarms per run
 
 
 class LossAlarm:
-    """Checks the losses of a run, in about a hundred nanoseconds per loss.
+    """Checks the losses in a run, in about a hundred nanoseconds per loss.
 
     A loss raises an alarm if it is not finite, or if it exceeds the largest of the last 16 to 32
     losses both by more than three times their range and by more than the magnitude of that largest

@@ -100,7 +100,7 @@ class LossWatch:
         self._on_loss, self._on_done, self._on_thread = on_loss, on_done, on_thread
 
     def start(self) -> None:
-        """Starts reporting the losses of every step, if `each` is set."""
+        """Starts reporting the losses in every step, if `each` is set."""
         if self._each is not None:
             self._apply()
 

@@ -1,4 +1,4 @@
-"""Steps that are only counted; almost all steps of a training run are of this kind."""
+"""Steps that are only counted; almost all steps in a training run are of this kind."""
 
 from __future__ import annotations
 

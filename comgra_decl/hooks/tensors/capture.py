@@ -1,4 +1,4 @@
-"""Captures the tensors of one step and reduces them: the hot path of the training thread."""
+"""Captures the tensors in one step and reduces them: the hot path of the training thread."""
 
 from __future__ import annotations
 

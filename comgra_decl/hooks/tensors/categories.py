@@ -27,7 +27,7 @@ Labels = Callable[[], Sequence[Any]]
 
 
 class Categories:
-    """Finds the categories of a step's first batch in the calls of the step.
+    """Finds the categories of a step's first batch in the calls in the step.
 
     Args:
         by: the source of the categories.

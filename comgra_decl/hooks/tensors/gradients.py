@@ -50,7 +50,7 @@ class Backwards:
         self._lines: dict[str, list[tuple[str, int]]] = {}  # call sites of each pass, in this step
 
     def begin_step(self) -> None:
-        """Discards the `backward` calls of the last step."""
+        """Discards the `backward` calls in the last step."""
         self._lines.clear()
         self.current = None
 

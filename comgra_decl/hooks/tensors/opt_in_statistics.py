@@ -68,7 +68,7 @@ def captured(slot: Slot) -> str:
 
 
 class Measured:
-    """Computes opt-in statistics of the tensors of a step.
+    """Computes opt-in statistics of the tensors in a step.
 
     Args:
         statistics: those of the spec, in stored order.

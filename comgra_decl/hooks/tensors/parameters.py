@@ -66,7 +66,7 @@ class Parameters:
         # gradients after backward: the tensors, their versions, copies
         self._left: dict[TensorPlan, tuple[torch.Tensor, int, torch.Tensor]] = {}
         self._shares: dict[TensorPlan, dict[str, torch.Tensor]] = {}
-        self._read_gradients = False  # whether the gradients of the running step were read
+        self._read_gradients = False  # whether the gradients in the running step were read
         self._is_clean = True  # whether no data of any step is held
         self._read_of: dict[TensorPlan, torch.Tensor | None] = {}  # gradients read in this step
         # at the forward pass: the gradient and its version
@@ -184,7 +184,7 @@ class Parameters:
                         self._left[plan] = gradient, gradient._version, gradient.detach().clone()
 
     def after_hand(self, capture: StepCapture) -> None:
-        """Reads the gradients of a step that ended with a manual update.
+        """Reads the gradients in a step that ended with a manual update.
 
         A gradient is read as the update used it, for example after clipping. If a gradient was
         cleared in place, it is read as it was after backward.
