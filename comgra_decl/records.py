@@ -301,10 +301,10 @@ ATTENTIONS = "attentions"
 Each is a dict: "function" (`softmax` over the last of two dimensions of equal size,
 `scaled_dot_product_attention` or `multi_head_attention_forward`) and "shape" of its weights,
 [batch, heads, queries, keys] or the shape of the softmax's input. If there are as many queries as
-keys, "future" and "past" are the shares of the weight, or of what the mask allows, that belong to
-later and to earlier positions than the query's. If the model's input is tokens at the same
-positions, "tokens_seen" is the number of different tokens that any query sees, and "tokens_unseen"
-is the number of different tokens at positions that no query sees.
+keys, "future" and "past" are the shares of the weight, or of what the mask allows, at positions
+after and before the query's. If the model's input is tokens at the same positions, "tokens_seen" is
+the number of different tokens that any query sees, and "tokens_unseen" is the number of different
+tokens at positions that no query sees.
 """
 
 MODES = "modes"

@@ -1,4 +1,4 @@
-"""Classify model calls as training, evaluation, or calls without gradient during training."""
+"""Classify model calls as training, evaluation, or calls without gradients during training."""
 
 from __future__ import annotations
 

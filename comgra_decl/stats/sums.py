@@ -11,8 +11,8 @@ subtracted before squaring (the pivot), which is therefore part of the row:
           and it matters only where |mean| >> std, which the sums reveal.
 
 The float32 recipes use only operations that torch vectorises (`var_mean`, `aminmax` and
-`count_nonzero` are 10 to 100 times slower on a CPU than `sum`), and only `sum` for adding, which
-cascades: `vector_norm` is a little faster than squaring first, but loses digits. Rows that
+`count_nonzero` are 10 to 100 times slower on a CPU than `sum`), and only `sum` for adding, because
+it sums pairwise: `vector_norm` is a little faster than squaring first, but loses digits. Rows that
 float32 cannot hold (NaN, infinities, squares that overflow or vanish) are recognised by their sums
 and recomputed with `exact`; therefore, NaN and infinite values are always counted exactly.
 
