@@ -53,7 +53,7 @@ def compiles_to_cuda_graphs() -> bool:
 
 
 def compiles_with(name: str) -> bool:
-    """Return whether the program has compiled anything with the torch backend of this name."""
+    """Return whether the program has compiled anything with the torch backend of that name."""
     return any(getattr(backend, "compiler_name", "") == name for backend in _backends())
 
 

@@ -387,7 +387,7 @@ class ModuleTracer:
     def _before_late(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
         """Read the inputs of a module after its own pre-hooks.
 
-        `kwargs` is missing if another hook of the same call ended tracing.
+        `kwargs` is missing if another hook in the same call ended tracing.
         """
         if kwargs is not None and not is_no_step():
             self._take_inputs(module, args, kwargs)

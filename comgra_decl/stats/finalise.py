@@ -189,7 +189,7 @@ class _Plan:
         return has, np.where(has, self._starts[self.tensors, None] + number, 0)
 
     def _pick(self, table: Floats, samples: NDArray[np.float32], chosen: NDArray[np.int64]) -> None:
-        """Fills in the chosen samples; a tensor without batch dim is a single sample 0."""
+        """Fills in the chosen samples; a tensor without a batch dim is a single sample 0."""
         batched, rows = self._batched[self.tensors, None], self._rows[self.tensors, None]
         for i, places in enumerate(chosen):
             number = np.where(batched, places, np.arange(len(places)))

@@ -1,6 +1,6 @@
 """Computes raw sums of many tensors on a GPU in few launches, reading each number once.
 
-For tensors of the same sizes, the work of a launch is planned only once (`Plan`), and its table
+For tensors with the same sizes, the work of a launch is planned only once (`Plan`), and its table
 remains on the device. There is one result for each piece of a long row and for each short row. The
 results go to memory that every step reuses (`Arena`), and are fetched in one copy. The writer
 thread merges the pieces of a row on the host, in float64.

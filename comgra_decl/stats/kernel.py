@@ -6,8 +6,8 @@ written in LLVM assembly and compiled in memory by llvmlite on first use, in a f
 and without a compiler or files. If llvmlite is missing or fails, there is no kernel, and the
 recipes in `sums` compute the same results with torch's operations.
 
-The pivot of a row is the mean of its first 4096 elements. Every 512 elements, the sums in the lanes
-in a vector are added to lanes of float64, so that rounding errors do not grow with the row. A row
+The pivot of a row is the mean of its first 4096 elements. Every 512 elements, the sums in a
+vector's lanes are added to float64 lanes, so that rounding errors do not grow with the row. A row
 is unreliable if a sum is NaN or infinite, or if the spread is so small that its squares vanish.
 Such rows are marked by -1 in the NONFINITE column and counted in the result.
 """

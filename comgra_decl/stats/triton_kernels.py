@@ -25,8 +25,8 @@ from comgra_decl.stats.moments import MOMENTS
 from comgra_decl.stats.statistics import FORMULAS
 
 COLUMNS = 9
-"""Columns of the table: tensor, first element, elements per row, rows, first result row. For the
-samples, the columns first element, stride, count and position of the first follow.
+"""Columns of the table: tensor, first element, elements per row, rows, first result row. The
+columns for the samples follow: first element, stride, count, and position of the first.
 """
 
 _HUGE = 3e38  # larger float32 sums have overflowed or are about to

@@ -42,7 +42,7 @@ def ordinary(tensor: Tensor) -> Tensor | None:
 
 def _parts(nested: Tensor) -> list[Tensor]:
     values = getattr(nested, "_values", None)
-    if not isinstance(values, Tensor):  # other tensors have a method of this name
+    if not isinstance(values, Tensor):  # other tensors have a method with this name
         return list(nested.detach().unbind())
     # The jagged layout is a subclass that stores its parts in ordinary tensors, possibly with gaps.
     lengths = getattr(nested, "_lengths", None)

@@ -37,7 +37,7 @@ Known = Mapping[str, Mapping[int, int]]
 
 _AT_ONCE = 16 << 20  # bytes of chunks read at once for comparison
 _KEPT = 16 << 20  # maximum total bytes of cached checksums
-_MOST_CHECKED = 200_000  # maximum number of chunks remembered as compared
+_MOST_CHECKED = 200_000  # maximum number of chunks remembered as already compared
 _MOST = 64 << 20  # maximum bytes of a key
 
 

@@ -40,7 +40,7 @@ class Found:
 
 
 def find(name: str) -> Found:
-    """Returns the function with a full dotted name; `problem` explains why there is none."""
+    """Returns the function with the given dotted name; `problem` explains why there is none."""
     owner, rest, where = _loaded(name)
     for attribute in rest[:-1]:
         known, owner = owner, getattr(owner, attribute, None)
