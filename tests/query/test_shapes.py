@@ -48,7 +48,7 @@ def folder(root: Path) -> dict[str, Any]:
 
 
 def train(model: nn.Module, sizes: list[tuple[int, int]], *, first: int = 0) -> Seen:
-    """Trains on batches of these sizes [samples, tokens]; returns what its hooks have seen."""
+    """Trains on batches of these sizes [samples, tokens]; returns what its hooks saw."""
     seen: Seen = []
     hooks = [
         module.register_forward_hook(

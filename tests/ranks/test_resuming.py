@@ -60,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def crashed(tmp_path: Path) -> Checkpoint:
-    """A run of 9 steps whose checkpoint was made after 6."""
+    """A run of 9 steps whose checkpoint was made after step 6."""
     saved: list[Checkpoint | None] = []
     with traced(tmp_path, name="run"):
         saved.append(train(range(9), save_after=5))

@@ -151,7 +151,7 @@ def test_samples_that_are_their_own_classes_are_no_classes_of_the_data(tmp_path:
 
 
 def surprise(model: nn.Module) -> torch.Tensor:
-    """A policy gradient whose advantages are all negative, so that the loss is."""
+    """A policy gradient whose advantages are all negative, so the loss is negative, too."""
     state = torch.randn(BATCH, 4)
     log_p = model(state).log_softmax(1)
     action = log_p.detach().exp().multinomial(1)

@@ -44,7 +44,7 @@ class Told:
 
 
 def concluded(*found: list[Finding]) -> list[tuple[str, str]]:
-    """Returns what happens when an engine finds one list of findings after the other."""
+    """Returns what happens when an engine finds one list of findings after another."""
     told = Told()
     rules: Any = LiveRules(Spec(), act=told)
     for findings in found:

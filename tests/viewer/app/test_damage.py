@@ -72,7 +72,7 @@ def opened(run: Path) -> Dashboard:
 
 
 def ended(*arguments: str) -> int:
-    """The exit code of a command."""
+    """Returns the exit code of a command."""
     with pytest.raises(SystemExit) as end:
         main([*arguments])
     return int(end.value.code or 0)
