@@ -45,7 +45,7 @@ def _rehearsal(spec: Spec, context: RunContext) -> Session:
 
 
 def finish_session(session: Session) -> None:
-    """Finish a session; an internal error is logged and never hides an error in the training."""
+    """Finish a session; an internal error is logged and never hides an error in training."""
     environment.recorded(session, False)
     try:
         session.finish()

@@ -1,7 +1,7 @@
 """Turns raw sums of recorded steps into stored records; runs on the writer thread.
 
-The writer thread shares the interpreter with the training, so it must run very little Python per
-step. Consecutive steps with the same layout therefore share one set of array operations.
+The writer thread shares the interpreter with the training code, so it must run very little Python
+per step. Consecutive steps with the same layout therefore share one set of array operations.
 """
 
 from __future__ import annotations
