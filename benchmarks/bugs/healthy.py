@@ -1,10 +1,10 @@
-"""False alarms on models of public libraries: `python -m benchmarks.bugs.healthy`.
+"""False alarms on healthy trainings: `python -m benchmarks.bugs.healthy`.
 
-Trains models of timm, torchvision and transformers, as their libraries initialize them, for 200
-steps on data that can be learned, with the preset `debug`, and prints what the rules find. All
-training runs whose loss falls are healthy, so every error and every warning about them is a false
-alarm. Those whose loss does not fall are listed and not counted.
-Needs the packages of `make neutrality`.
+Plays small programs in many styles (`benchmarks.bugs.styles`), and trains models of timm,
+torchvision and transformers, as their libraries initialize them, for 200 steps on data that can be
+learned. Both are recorded with the preset `debug`. All training runs that learn are healthy, so
+every error and every warning about them is a false alarm. Those that do not learn are listed and
+not counted. Models of libraries need the packages of `make neutrality`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,46 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_SMALLER = {
+    "timm": (
+        "mobilenetv2_035",
+        "regnetx_002",
+        "regnety_002",
+        "resnet14t",
+        "test_byobnet",
+        "test_convnext",
+        "test_convnext2",
+        "test_convnext3",
+        "test_efficientnet",
+        "test_efficientnet_evos",
+        "test_efficientnet_gn",
+        "test_efficientnet_ln",
+        "test_mambaout",
+        "test_nfnet",
+        "test_resnet",
+        "test_vit",
+        "test_vit2",
+        "test_vit3",
+        "test_vit4",
+        "tinynet_e",
+    ),
+    "torchvision": (
+        "mnasnet0_75",
+        "regnet_x_400mf",
+        "resnet34",
+        "shufflenet_v2_x1_0",
+        "squeezenet1_0",
+    ),
+}
+"""Further models of libraries; they are small and come first."""
+
+_SIDE = 32
+"""Height and width of images, if a model accepts them."""
+
 STEPS = 200
 CLASSES = 5
 _BATCH = 16
+_STYLES = "styles/"
 _LEARNED = 0.7
 """A loss that falls below this share of its start has been learned."""
 
@@ -39,9 +76,9 @@ class Outcome:
     """What the rules found in a healthy training.
 
     Attributes:
-        name: library and model.
-        first: mean of the first ten losses.
-        last: mean of the last ten losses.
+        name: library and model, or `styles/` and the name of a program.
+        first: mean of the first ten losses; for a program, the least quality that is learned.
+        last: mean of the last ten losses; for a program, the quality.
         findings: severity, rule and place of each finding that no other one explains.
         failed: why the training could not run; empty if it did.
     """
@@ -54,7 +91,9 @@ class Outcome:
 
     @property
     def learns(self) -> bool:
-        """Whether the loss falls clearly."""
+        """Whether the loss falls clearly, or the quality is reached."""
+        if self.name.startswith(_STYLES):
+            return self.last >= self.first
         return self.last < _LEARNED * self.first
 
     @property
@@ -65,10 +104,14 @@ class Outcome:
 
 def names() -> Iterator[str]:
     """Yields the names of all training runs whose packages are installed."""
+    from benchmarks.bugs.styles import trainings
     from benchmarks.neutrality import zoo
+
+    yield from (f"{_STYLES}{name}" for name in trainings())
 
     for family in ("timm", "torchvision", "transformers"):
         if zoo.installed(family):
+            yield from (f"{family}/{name}" for name in _SMALLER.get(family, ()))
             yield from zoo.names(family)
 
 
@@ -81,29 +124,54 @@ def train(name: str) -> Outcome:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    losses: list[float] = []
     outcome = Outcome(name)
     with tempfile.TemporaryDirectory(prefix="healthy-") as root:
         try:
-            model, loss_of = _training(name)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+            run = _program(name) if name.startswith(_STYLES) else _of_library(name)
             with comgra.trace("debug", root=root) as session:
-                for _ in range(STEPS):
-                    loss = loss_of()
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                    losses.append(float(loss.detach()))
+                outcome.first, outcome.last = run()
         except Exception as error:  # noqa: BLE001  (a model that does not run says nothing about us)
             outcome.failed = f"{type(error).__name__}: {error}"[:120]
             return outcome
         assert session.path is not None
-        outcome.first, outcome.last = sum(losses[:10]) / 10, sum(losses[-10:]) / 10
         found = diagnose(comgra.open_run(session.path)).findings
         outcome.findings = [
             (f.severity, f.rule, str(f.place or "")) for f in found if f.because is None
         ]
     return outcome
+
+
+def _program(name: str) -> Callable[[], tuple[float, float]]:
+    """Returns a function that trains a program and returns the least quality, and its own."""
+    from benchmarks.bugs.styles import trainings
+
+    training = trainings()[name.removeprefix(_STYLES)]
+
+    def run() -> tuple[float, float]:
+        quality, least = training()
+        return least, quality
+
+    return run
+
+
+def _of_library(name: str) -> Callable[[], tuple[float, float]]:
+    """Returns a function that trains a model and returns the first and the last losses."""
+    import torch
+
+    model, loss_of = _training(name)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+
+    def run() -> tuple[float, float]:
+        losses = []
+        for _ in range(STEPS):
+            loss = loss_of()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        return sum(losses[:10]) / 10, sum(losses[-10:]) / 10
+
+    return run
 
 
 def _training(name: str) -> tuple[Any, Callable[[], Any]]:
@@ -116,7 +184,7 @@ def _timm(name: str) -> tuple[Any, Callable[[], Any]]:
     from benchmarks.neutrality.zoo import timm_nets
 
     model, size = timm_nets.smallest(name)
-    return model, _images(model, 7, size)
+    return model, _images(model, 7, _side(model, size))
 
 
 def _torchvision(name: str) -> tuple[Any, Callable[[], Any]]:
@@ -128,7 +196,20 @@ def _torchvision(name: str) -> tuple[Any, Callable[[], Any]]:
     if name in vision.MAPS or name in vision.VIDEOS or name == "raft_small":
         raise ValueError("no image classifier")
     model = models.get_model(name, weights=None, num_classes=7, **options)
-    return model, _images(model, 7, vision.SIDE.get(name, 64))
+    return model, _images(model, 7, _side(model, vision.SIDE.get(name, 64)))
+
+
+def _side(model: Any, usual: int) -> int:
+    """Returns the smallest size of images that a model accepts, but at most the usual one."""
+    import torch
+
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, 3, _SIDE, _SIDE))
+    except (RuntimeError, AssertionError, ValueError):
+        return usual
+    return min(_SIDE, usual)
 
 
 def _transformers(name: str) -> tuple[Any, Callable[[], Any]]:
@@ -226,7 +307,10 @@ def _line(outcome: Outcome) -> str:
     state = "ALARM" if outcome.alarms else "clean"
     found = "; ".join(f"{s[0]}:{rule}@{place}" for s, rule, place in outcome.findings)
     learned = "" if outcome.learns else " (does not learn)"
-    return f"{outcome.name:45} {state}  {outcome.first:.3g} -> {outcome.last:.3g}{learned} {found}"
+    numbers = f"{outcome.first:.3g} -> {outcome.last:.3g}"
+    if outcome.name.startswith(_STYLES):
+        numbers = f"{outcome.last:.3g} of {outcome.first:.3g}"
+    return f"{outcome.name:45} {state}  {numbers}{learned} {found}"
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:

@@ -87,7 +87,7 @@ class Ending:
         return self._waits
 
     def fault(self, error: BaseException) -> None:
-        """End tracing because of an error in tracing itself, which never reaches the training code."""
+        """End tracing because of an error in tracing itself, which does not affect training."""
         if self.over or self.error is not None:
             return
         self.error = error

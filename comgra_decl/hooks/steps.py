@@ -129,6 +129,7 @@ class Steps:
         self._watch = RootWatch(self._on_watched_call, on_fault=ending.fault)
         self._pace = Pace()
         self._quiet = 0.0  # the first step that can be due
+        self._told_several = False  # whether a note says that `sudden` has no effect
         self._incoming: deque[tuple[Spec | None, str]] = deque()
         self._is_by_hand_reported = False
         self._nested = False  # whether optimizer steps are nested, so that hooks run twice
@@ -380,8 +381,16 @@ class Steps:
     def _heed(self, alarm: LossAlarm) -> None:
         """Schedule the next steps for recording after a sudden loss."""
         reason = alarm.taken()
-        if reason is None or _is_one_of_several():
-            return  # the ranks of a training job record the same steps
+        if reason is None:
+            return
+        if _is_one_of_several():  # without communication, the ranks cannot choose the same steps
+            if not self._told_several:
+                self._told_several = True
+                self._scalars.remark(
+                    f"schedule.sudden: {reason}; no further steps are recorded, because this "
+                    "option has no effect on multiple ranks, which must record the same steps"
+                )
+            return
         steps = self._declared.agenda.alarm(self._state.number)
         if steps is not None:
             self._quiet = -math.inf

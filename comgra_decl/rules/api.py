@@ -53,6 +53,8 @@ from comgra_decl.rules.graph import (
     classes_of,
     combined,
     computed_from_targets,
+    has_other_terms,
+    judging_models,
     place_of,
     prediction_of,
     predictions,
@@ -103,7 +105,14 @@ from comgra_decl.rules.settings import (
     parameter_groups,
     raise_rate,
 )
-from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable, is_gradient, usual_norm
+from comgra_decl.rules.table import (
+    RECTIFIERS,
+    Mask,
+    SlotTable,
+    is_gradient,
+    usual_norm,
+    weights_beside,
+)
 from comgra_decl.rules.window import VARYING, Numbers, Window
 from comgra_decl.spec.base import Int, Number
 
@@ -174,9 +183,11 @@ __all__ = [
     "count_tokens",
     "decays",
     "grown",
+    "has_other_terms",
     "input_slots",
     "is_gradient",
     "is_validation",
+    "judging_models",
     "lower_decay",
     "lower_rate",
     "normalises",
@@ -200,4 +211,5 @@ __all__ = [
     "trained_models",
     "usual_norm",
     "values_of",
+    "weights_beside",
 ]

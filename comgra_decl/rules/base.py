@@ -20,6 +20,7 @@ from comgra_decl.rules.calls import LossCall, loss_calls
 from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Severity
 from comgra_decl.rules.memory import NO_SLOTS, Bools, ClassCounts, Slots, Streak
+from comgra_decl.rules.phases import Phases
 from comgra_decl.rules.settings import Clipping, LearningRates
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Numbers, Window
@@ -41,6 +42,8 @@ Fraction = Annotated[Number, Field(gt=0, lt=1)]
 
 Factor = Annotated[Number, Field(gt=1)]
 """A number above 1."""
+
+_LEAST_LOSSES = 20  # required to tell whether a training learns
 
 Measured = tuple[Bools, NDArray[Any]]
 """Where a condition is met, and the evidence for it; both of shape [records, slots]."""
@@ -114,6 +117,7 @@ class Scene:
             `records.OPTIMIZERS`).
         rates: the learning rates of these optimizers in all training records so far.
         clipping: whether the gradients that these optimizers use are clipped.
+        phases: when the data and the learning rate changed.
         batch_softmaxes: shapes [batch, ...] of the tensors to which a softmax over the batch was
             applied.
         attentions: the attention calls of the first records (see `records.ATTENTIONS`).
@@ -136,6 +140,7 @@ class Scene:
     optimizers: list[dict[str, Any]] = field(default_factory=list)
     rates: LearningRates = field(default_factory=LearningRates)
     clipping: Clipping = field(default_factory=Clipping)
+    phases: Phases = field(default_factory=Phases)
     batch_softmaxes: list[tuple[int, ...]] = field(default_factory=list)
     attentions: list[dict[str, Any]] = field(default_factory=list)
     curves: dict[str, Curve] = field(default_factory=dict)
@@ -161,6 +166,39 @@ class Scene:
         if window.first >= self._counted:
             self.classes.look(window)
             self._counted = window.first + len(window)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the loss has fallen by half and is still near its minimum.
+
+        Compares the mean of the last tenth of the losses with those of the other tenths, for the
+        type of execution with the most losses. Values that are unusual in such a training do not
+        impair it.
+        """
+        curve = max(self.curves.values(), key=lambda its: its.count, default=None)
+        if curve is None or curve.count < _LEAST_LOSSES:
+            return False
+        means = [curve.mean(i / 10, (i + 1) / 10)[0] for i in range(10)]
+        return 0 <= means[-1] <= min(0.5 * means[0], 1.5 * min(means))
+
+    @property
+    def bootstraps(self) -> bool:
+        """Whether the loss depends on what models do, as in reinforcement learning.
+
+        True if probabilities are combined with integers, the actions, by a function that is no
+        loss, or if the loss depends on outputs of models without gradients, so that targets change
+        with the model, as in temporal differences.
+        """
+        return any(call.chooses for call in self.calls) or any(
+            not gradient and graph.kinds[a] == "computed" and graph.kinds[b] == "loss"
+            for graph in self.structures.values()
+            for a, b, gradient in graph.edges
+        )
+
+    @property
+    def supervised(self) -> bool:
+        """Whether a loss measures how far predictions are from targets that do not follow them."""
+        return any(call.measures_distance for call in self.calls) and not self.bootstraps
 
     @property
     def parameters(self) -> dict[tuple[str, str], Mapping[str, Any]]:
@@ -214,6 +252,11 @@ class Rule(ABC):
 
     explained_by_earlier: ClassVar[tuple[str, ...]] = ()
     """Rules whose findings explain this rule's findings if they began no later than these."""
+
+    hints_explain: ClassVar[bool] = True
+    """Whether this rule's findings also explain others if they are only hints. False if a hint
+    means that a problem impairs nothing.
+    """
 
     Parameters: ClassVar[type[RuleParameters]] = RuleParameters
     """Options with their defaults."""
@@ -323,6 +366,11 @@ class SlotRule(Rule):
     records.
     """
 
+    harmless: ClassVar[bool] = False
+    """Whether the finding is only a hint if the loss has fallen by half and is still near its
+    minimum (`Scene.learns`). True for values that are unusual but need not impair a training.
+    """
+
     of_graph: ClassVar[bool] = False
     """Whether `wants` also depends on the dependency graphs."""
 
@@ -414,6 +462,7 @@ class SlotRule(Rule):
                 evidence=self.facts(scene, lead),
                 also=len(others),
                 others=tuple(others[:MOST_OTHERS]),
+                **({"severity": "hint"} if self.harmless and scene.learns else {}),
             )
         ]
 
@@ -449,7 +498,7 @@ class SlotRule(Rule):
         if self.any_statistic and not set(self.any_statistic) & set(scene.statistics):
             names = ", ".join(f"`{name}`" for name in self.any_statistic)
             return f"none of the statistics {names} is recorded; add one of them to `stats`"
-        if not self.wants(scene.table).any():
+        if not len(self.columns(scene.table)):
             return f"`nodes` records no such tensor; it needs {self.needs}"
         if scene.records < self.patience:
             return f"it needs {self.patience} training records; the run has {scene.records}"
@@ -483,10 +532,9 @@ class SampledRule(SlotRule):
 
     def look(self, window: Window) -> None:
         """Processes the next training records and checks every n-th of them."""
-        number = window.first + np.arange(len(window))
-        rows = np.flatnonzero(number % self.parameters.every == 0)
-        if len(rows):
-            self._take(window.only(rows, int(number[rows[0]])))
+        part = window.every(self.parameters.every)
+        if part is not None:
+            self._take(part)
 
     def values(self, window: Window, row: int, slot: int) -> NDArray[np.float64] | None:
         """Returns the recorded values [samples, ...] of a slot; None if there are none to check."""

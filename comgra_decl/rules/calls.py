@@ -101,6 +101,23 @@ class LossCall:
         return self.function.strip("_") in _OPERATORS
 
     @property
+    def chooses(self) -> bool:
+        """Whether integers choose among predictions, such as the actions of a policy."""
+        known = CLASSIFICATION | BINARY_LOGITS | PROBABILITIES | ELEMENTWISE
+        return self.target.is_integer and self.function not in known
+
+    @property
+    def measures_distance(self) -> bool:
+        """Whether the call measures how far predictions are from targets, as a supervised loss.
+
+        Other calls combine a prediction with what the program computes or chooses, such as the
+        actions of a policy or the weights of samples.
+        """
+        if self.target.is_integer:
+            return self.function in CLASSIFICATION
+        return not self.is_operator or self.function in ELEMENTWISE
+
+    @property
     def classes(self) -> int:
         """Number of classes of a classification; 0 for other losses."""
         shape = self.prediction.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,8 @@ from comgra_decl.rules.finding import Finding, Link, Place
 from comgra_decl.rules.memory import Early, Slots, Streak, row_quantile
 from comgra_decl.rules.table import SlotTable, is_gradient
 from comgra_decl.rules.window import Window
+
+_Neighbours = dict[SlotKey, list[SlotKey]]
 
 MOST_LINKS = 12
 """Maximum length of a chain; the middle of longer chains is omitted."""
@@ -37,8 +40,12 @@ class Causes:
         self, scene: Scene, marks: Mapping[int, tuple[int, str]], unusual: Unusual
     ) -> None:
         self._scene, self._marks, self._unusual = scene, marks, unusual
-        graph = scene.structure
-        self._upstream, self._downstream = ({}, {}) if graph is None else _neighbours(graph)
+
+    @cached_property
+    def _neighbours(self) -> tuple[_Neighbours, _Neighbours]:
+        """The tensors before and after each tensor; most runs have no finding that needs them."""
+        graph = self._scene.structure
+        return ({}, {}) if graph is None else _neighbours(graph)
 
     def with_chain(self, finding: Finding) -> Finding:
         """Returns the finding with its chain of causes, if any; the probable cause comes first."""
@@ -57,7 +64,8 @@ class Causes:
 
     def _walk(self, start: SlotKey, until: int) -> list[SlotKey]:
         """Returns the path from `start` to the earliest unusual tensor, by breadth-first search."""
-        next_to = self._downstream if is_gradient(start.pass_) else self._upstream
+        upstream, downstream = self._neighbours
+        next_to = downstream if is_gradient(start.pass_) else upstream
         before: dict[SlotKey, SlotKey | None] = {start: None}
         began = {start: until}
         waiting = [start]
@@ -104,11 +112,9 @@ def _key(place: Place) -> tuple[str, str, int, str]:
     return place.node, place.role, place.iteration, place.pass_
 
 
-def _neighbours(
-    graph: Structure,
-) -> tuple[dict[SlotKey, list[SlotKey]], dict[SlotKey, list[SlotKey]]]:
-    upstream: dict[SlotKey, list[SlotKey]] = {}
-    downstream: dict[SlotKey, list[SlotKey]] = {}
+def _neighbours(graph: Structure) -> tuple[_Neighbours, _Neighbours]:
+    upstream: _Neighbours = {}
+    downstream: _Neighbours = {}
     for source, sink, _ in graph.edges:
         a, b = graph.keys[source], graph.keys[sink]
         if a != b:

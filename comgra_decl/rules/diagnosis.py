@@ -39,6 +39,7 @@ class Diagnosis:
         experiments: results of experiments with the script that are stored with the run.
         unreadable: the reason why a stored result cannot be read, by name of the experiment.
         damage: the damaged data that could not be checked.
+        incomplete: whether any of this is data that the rules check.
         readings: the run's values for the questions of the checklist, by name.
         caveats: possible problems with the losses that no rule can detect, one sentence each.
     """
@@ -50,6 +51,7 @@ class Diagnosis:
     experiments: tuple[NotedCheck, ...] = ()
     unreadable: Mapping[str, str] = field(default_factory=dict)
     damage: tuple[str, ...] = ()
+    incomplete: bool = False
     readings: Mapping[str, Reading] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
 
@@ -88,7 +90,11 @@ def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
         known = (loss for loss in diagnosis.damage if loss not in damage)
         damage |= dict.fromkeys([f"rank {rank}: {loss}" for loss in known])
     return replace(
-        diagnoses[0], findings=findings, records=len(steps_shown(run)), damage=tuple(damage)
+        diagnoses[0],
+        findings=findings,
+        records=len(steps_shown(run)),
+        damage=tuple(damage),
+        incomplete=any(diagnosis.incomplete for diagnosis in diagnoses),
     )
 
 
@@ -111,12 +117,13 @@ def concluded(engine: Engine, run: Run) -> Diagnosis:
 
 def beside(run: Run, diagnosis: Diagnosis) -> Diagnosis:
     """Adds results that do not come from rules: stored experiments and damage."""
-    noted = run.noted()
+    noted, damage = run.noted(), tuple(run.damage)
     return replace(
         diagnosis,
         experiments=noted.verdicts,
         unreadable=noted.damaged,
-        damage=tuple(run.damage),
+        damage=damage,
+        incomplete=not set(damage) <= {*noted.damage},
     )
 
 

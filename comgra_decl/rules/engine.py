@@ -52,6 +52,14 @@ class Engine:
     def __init__(self, rules: Sequence[Rule], statistics: tuple[str, ...]) -> None:
         self.scene = Scene(statistics=statistics)
         self._rules = list(rules)
+        self._listening = [rule for rule in rules if _overrides(rule, "look_at_numbers")]
+        self._looking = [
+            rule
+            for rule in rules
+            if _overrides(rule, "look") and not _overrides(rule, "look_at_evaluation")
+        ]
+        self._comparing = [rule for rule in rules if _overrides(rule, "look_at_evaluation")]
+        self._seeing_skipped = [rule for rule in rules if _overrides(rule, "look_at_skipped")]
         self._failed: dict[str, str] = {}
         self._unusual = Unusual()
         self._readings: Readings | None = Readings(self.scene.curves)  # None after a failure
@@ -110,7 +118,7 @@ class Engine:
                 self.scene.reshaped[digest] = window.reshaped(row)
 
     def _look(self, window: Window) -> None:
-        self._each("look_at_skipped", window, [rule for rule in self._rules if _sees_skipped(rule)])
+        self._each("look_at_skipped", window, self._seeing_skipped)
         window = window.without_skipped()
         train = np.flatnonzero(window.train)
         first, first_evaluation = self.scene.records, self.scene.evaluations
@@ -124,12 +132,12 @@ class Engine:
             if part.has("l2"):
                 gradients = np.flatnonzero(part.table.parameter_gradients)
                 self.scene.clipping.look(part.steps, part.read("l2", gradients))
-            self._each("look", part, [rule for rule in self._rules if not _sees_evaluations(rule)])
+            self.scene.phases.look(part)
+            self._each("look", part, self._looking)
             self._unusual.look(part)
             self._read("look", part)
-        comparing = [rule for rule in self._rules if _sees_evaluations(rule)]
-        for method, part in _in_turn(window, first, first_evaluation) if comparing else ():
-            self._each(method, part, comparing)
+        for method, part in _in_turn(window, first, first_evaluation) if self._comparing else ():
+            self._each(method, part, self._comparing)
 
     def _see_facts(self, window: Window) -> None:
         """Stores the arguments of losses and the settings of optimizers."""
@@ -162,7 +170,7 @@ class Engine:
             if numbers.name == "loss":
                 curve = self.scene.curves.setdefault(numbers.type, Curve())
                 curve.add(numbers.steps, numbers.values)
-            self._each("look_at_numbers", numbers, self._rules)
+            self._each("look_at_numbers", numbers, self._listening)
             self._read("look_at_numbers", numbers)
 
     def _read(self, method: str, seen: Window | Numbers) -> None:
@@ -245,14 +253,9 @@ class Engine:
         return [Unchecked(name, reasons[name]) for name in sorted(reasons)]
 
 
-def _sees_skipped(rule: Rule) -> bool:
-    """Returns whether a rule checks skipped steps."""
-    return type(rule).look_at_skipped is not Rule.look_at_skipped
-
-
-def _sees_evaluations(rule: Rule) -> bool:
-    """Returns whether a rule checks evaluations, so that their order matters."""
-    return type(rule).look_at_evaluation is not Rule.look_at_evaluation
+def _overrides(rule: Rule, method: str) -> bool:
+    """Returns whether a rule's class defines a method that `Rule` leaves empty."""
+    return getattr(type(rule), method) is not getattr(Rule, method)
 
 
 def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tuple[str, Window]]:
@@ -268,7 +271,10 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
 
 
 def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Finding]:
-    """Marks findings that are explained by a finding of another rule; avoids cycles."""
+    """Marks findings that are explained by a finding of another rule; avoids cycles.
+
+    A finding that is only a hint because it impairs nothing explains only other hints.
+    """
     because: dict[str, str] = {}  # by rule
 
     def leads_to(cause: str | None, rule: str) -> bool:
@@ -282,9 +288,17 @@ def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Fin
         for other in findings:
             if other.first_step > finding.last_step or leads_to(other.rule, finding.rule):
                 continue
+            if finding.severity != "hint" and _impairs_nothing(other, by_name[other.rule]):
+                continue
             if rule.follows(finding, other):
                 because[finding.rule] = other.rule
                 finding = finding.explained_by(other.rule)
                 break
         result.append(finding)
     return result
+
+
+def _impairs_nothing(finding: Finding, rule: Rule) -> bool:
+    """Returns whether a finding is only a hint because it impairs no training."""
+    harmless = isinstance(rule, SlotRule) and rule.harmless
+    return finding.severity == "hint" and (harmless or not rule.hints_explain)

@@ -197,6 +197,38 @@ def sources_of(scene: Scene) -> dict[int, list[int]]:
     return found
 
 
+def has_other_terms(scene: Scene) -> bool:
+    """Returns whether a loss also depends on tensors that are neither predictions nor targets.
+
+    These include parameters, such as a learned weight of the loss.
+    """
+    known = predictions(scene) | computed_from_targets(scene)
+    known |= {slot for call in scene.calls if (slot := prediction_of(scene, call)) is not None}
+    infos = scene.table.infos
+    return any(
+        source not in known and infos[source].kind in ("computed", "parameter")
+        for sink, sources in sources_of(scene).items()
+        if infos[sink].kind == "loss"
+        for source in sources
+    )
+
+
+def judging_models(scene: Scene) -> dict[str, set[str]]:
+    """Returns the models that receive outputs of other models with gradients, and these models.
+
+    An example is a discriminator, which receives the outputs of a generator. A model is identified
+    by its node's name up to the first dot.
+    """
+    found: dict[str, set[str]] = {}
+    for structure in scene.structures.values():
+        for a, b, gradient in structure.edges:
+            source, sink = (structure.keys[i].node.partition(".")[0] for i in (a, b))
+            both_computed = structure.kinds[a] == structure.kinds[b] == "computed"
+            if gradient and both_computed and source != sink:
+                found.setdefault(sink, set()).add(source)
+    return found
+
+
 def single_sources(scene: Scene) -> NDArray[np.int64]:
     """Returns, for each slot, its only source of the same shape; -1 if there is no such source."""
     before: dict[int, set[int]] = {}

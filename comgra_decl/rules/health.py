@@ -2,9 +2,9 @@
 
 The questions follow the usual order of debugging: code, data, initialization, dynamics,
 activations, architecture. Each question lists the rules that answer it, and states which of them
-are decisive. A question is ticked only if all decisive rules could check the run, and there are
-recorded values that do not contradict them. Rules that no question lists (new rules, or the user's
-own) answer the last question of their family.
+are decisive. A question is ticked only if all decisive rules could check the run, no part of it is
+damaged, and there are recorded values that do not contradict them. Rules that no question lists
+(new rules, or the user's own) answer the last question of their family.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Colour = Literal["red", "amber", "green", "partly", "unchecked", "absent"]
   values answer the question with no.
 - green: all decisive rules checked the run without findings, there are values, and no value
   contradicts the rules.
-- partly: only some of the decisive rules could check the run.
+- partly: only some of the decisive rules could check the run, or part of the run is damaged.
 - unchecked: no decisive rule could check the run, or the required values are missing.
 - absent: the question does not apply, because the run has no tensors of this kind.
 """
@@ -75,6 +75,7 @@ class Check:
         numbers: the run's values, such as "loss 2.27 → 3.60"; "" if unknown.
         looked: number of decisive rules that could check the run.
         deciding: number of decisive rules.
+        incomplete: whether all of them checked the run, except for its damaged part.
         findings: the findings that answer the question with no, most important first.
     """
 
@@ -85,13 +86,15 @@ class Check:
     numbers: str = ""
     looked: int = 0
     deciding: int = 0
+    incomplete: bool = False
 
     @property
     def state(self) -> str:
         """Colour in words, such as "partly checked (1 of 3)"."""
+        part = "damaged" if self.incomplete else f"{self.looked} of {self.deciding}"
         words = {
             "unchecked": "not checked",
-            "partly": f"partly checked ({self.looked} of {self.deciding})",
+            "partly": f"partly checked ({part})",
             "absent": "does not apply",
         }
         return words.get(self.colour, self.colour)
@@ -215,15 +218,28 @@ def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> C
         some=bool(decided) and (bool(reading.text) or not question.reading),
         complete=len(decided) == len(deciding),
     )
+    incomplete = colour == "green" and diagnosis.incomplete
+    if incomplete:
+        colour = "partly"
     if evidence is None:
         missing = [rule for rule in deciding if rule not in decided]
         parts = [
             reading.text,
             _nothing(looked, diagnosis) if colour != "unchecked" else "",
+            "part of the run is damaged and was not checked" if incomplete else "",
             *_reasons(missing, diagnosis, by_rule=colour == "partly"),
         ]
         evidence = "; ".join(part for part in parts if part) or "no value was recorded for it"
-    return Check(question, colour, evidence, against, reading.text, len(decided), len(deciding))
+    return Check(
+        question,
+        colour,
+        evidence,
+        against,
+        reading.text,
+        len(decided),
+        len(deciding),
+        incomplete,
+    )
 
 
 def _judged(

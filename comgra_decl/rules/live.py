@@ -39,7 +39,7 @@ _REFRESH = 10.0
 The values change at every step. Without this limit, a new document would be stored every second.
 """
 
-_SHARE = 0.02
+_SHARE = 0.01
 """Maximum share of time for evaluating the findings."""
 
 _MOST_WITHDRAWN = 3

@@ -160,6 +160,19 @@ class SlotTable:
         return self.targets & self.where(lambda info: len(info.shape) == 1)
 
 
+def weights_beside(table: SlotTable) -> dict[str, list[int]]:
+    """Returns the gradients of each module's weights, by node, as used by the optimizer.
+
+    A weight may be computed from a parameter of a submodule (`torch.nn.utils.parametrizations`) or
+    from several parameters (`torch.nn.utils.weight_norm`).
+    """
+    found: dict[str, list[int]] = {}
+    for slot in np.flatnonzero(table.parameter_gradients & table.weight_gradients).tolist():
+        node = table.infos[slot].key.node.partition(".parametrizations.")[0]
+        found.setdefault(node, []).append(slot)
+    return found
+
+
 def is_gradient(pass_: str) -> bool:
     """Returns whether a pass is a gradient."""
     return pass_ == "grad" or pass_.startswith("grad:")

@@ -73,6 +73,8 @@ class Window:
     shape_codes: Floats | None = None
     shapes: Sequence[tuple[int, ...]] = ()
     facts: Sequence[Mapping[str, Any]] = ()
+    _planes: dict[tuple[str, str], Floats] = field(default_factory=dict, repr=False, compare=False)
+    _parts: dict[int, Window | None] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -83,8 +85,12 @@ class Window:
 
     def read(self, statistic: str, at: NDArray[np.int64], over_batch: str = "mean") -> Floats:
         """Returns a statistic of the slots `at`, of shape [k, len(at)]."""
-        rank = AGGREGATES.index(over_batch)
-        return self.aggregates[:, at, self.statistics.index(statistic), rank]
+        plane = self._planes.get((statistic, over_batch))
+        if plane is None:  # many rules read the same statistics, which are far apart in memory
+            rank = AGGREGATES.index(over_batch)
+            plane = self.aggregates[:, :, self.statistics.index(statistic), rank].copy()
+            self._planes[statistic, over_batch] = plane
+        return plane[:, at]
 
     def of_shape(
         self, measure: Callable[[SlotInfo], float], at: NDArray[np.int64]
@@ -156,8 +162,19 @@ class Window:
         """Which slots each record contains, bool [k, n]."""
         return ~np.isnan(self.aggregates[:, :, self.statistics.index("nonfinite"), 0])
 
+    def every(self, interval: int) -> Window | None:
+        """Returns every n-th record of the run; None if there is none in the window."""
+        if interval not in self._parts:  # several rules share an interval
+            number = self.first + np.arange(len(self))
+            rows = np.flatnonzero(number % interval == 0)
+            self._parts[interval] = self.only(rows, int(number[rows[0]])) if len(rows) else None
+        return self._parts[interval]
+
     def only(self, rows: NDArray[np.int64], first: int) -> Window:
         """Returns the given records; `first` is the index of the first one."""
+        whole = np.array_equal(rows, np.arange(len(self)))
+        if whole and first == self.first:
+            return self
         return Window(
             self.table,
             self.statistics,
@@ -165,14 +182,15 @@ class Window:
             self.steps[rows],
             [self.types[row] for row in rows],
             self.train[rows],
-            self.aggregates if len(rows) == len(self) else self.aggregates[rows],
-            self.details if len(rows) == len(self) else _Some(self.details, rows),
+            self.aggregates if whole else self.aggregates[rows],
+            self.details if whole else _Some(self.details, rows),
             [self.structures[row] for row in rows] if self.structures else [],
             self.histograms,
             None if self.skipped is None else self.skipped[rows],
             None if self.shape_codes is None else self.shape_codes[rows],
             self.shapes,
             [self.facts[row] for row in rows] if self.facts else (),
+            self._planes if whole else {},
         )
 
     def without_skipped(self) -> Window:
@@ -181,7 +199,7 @@ class Window:
             return self
         aggregates = self.aggregates.copy()
         aggregates[np.ix_(self.skipped, self.table.backward)] = np.nan
-        return replace(self, aggregates=aggregates)
+        return replace(self, aggregates=aggregates, _planes={}, _parts={})
 
 
 @dataclass(frozen=True)

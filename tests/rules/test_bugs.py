@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.bugs import healthy
 from benchmarks.bugs.collection import cases
 from benchmarks.bugs.play import play
 from comgra_decl.rules.data.repeated import RepeatedBatch
@@ -110,3 +111,21 @@ def test_the_benchmark_of_bugs_in_short(name: str) -> None:
     case = next(case for case in cases() if case.name == name)
     outcome = play(case, "tune")
     assert outcome.right if name in SHORT else not outcome.alarms, outcome.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "generative.hinge_gan",
+        "generative.spline_like_flow",
+        "kinds.large_targets",
+        "reinforcement.actor_critic",
+        "schedules.curriculum_of_lengths",
+        "transfer.new_labels_midway",
+    ],
+)
+def test_healthy_trainings_in_other_styles_raise_no_alarm(name: str) -> None:
+    outcome = healthy.train(f"styles/{name}")
+    assert outcome.learns, outcome
+    assert not outcome.alarms, outcome.alarms

@@ -71,6 +71,16 @@ def test_colours_follow_from_the_worst_finding(
     assert (check.colour, check.evidence) == (colour, FLAT.message)
 
 
+def test_nothing_is_green_if_part_of_the_run_is_damaged() -> None:
+    whole = replace(CLEAN, readings=FALLS)
+    damaged = replace(whole, damage=("rows 3 to 9",), incomplete=True)
+    assert asked(whole, "loss fall").colour == "green"
+    assert "green" not in {check.colour for check in health(damaged)}
+    check = asked(damaged, "loss fall")
+    assert (check.colour, check.state) == ("partly", "partly checked (damaged)")
+    assert "damaged" in check.evidence
+
+
 def test_green_says_who_looked_at_how_much_and_what_the_numbers_are() -> None:
     reading = Reading("loss 2.27 \u2192 1.6 in 100 steps")
     check = asked(replace(CLEAN, readings={"falling": reading}), "loss fall")

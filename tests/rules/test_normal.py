@@ -194,7 +194,7 @@ def test_a_jump_that_is_over_at_the_next_step_is_that_of_a_batch(
 ) -> None:
     """As for a last batch of four samples; a jump of the network persists."""
     values = 0.3 + 0.02 * RNG.normal(size=200)
-    values[120], values[121] = 3.0, following
+    values[120], values[121:] = 3.0, following * np.ones(79)
     tape = Tape()
     tape.losses(values.tolist())
     (found,) = tape.findings(LossSpike(), window=window)

@@ -18,7 +18,8 @@ NODES = {
     "gradients": {"select": "**", "capture": ["parameter_grad"]},
 }
 STEPS = 80
-Made = tuple[torch.optim.Optimizer, Callable[[int], float]]
+Factor = Callable[[int], float]
+Made = tuple[torch.optim.Optimizer, Factor | list[Factor]]
 
 
 def diagnosis(root: Path, make: Callable[[nn.Sequential], Made], *, updates: bool) -> Diagnosis:
@@ -91,7 +92,23 @@ def one_group_frozen(model: nn.Sequential) -> Made:
     return torch.optim.SGD(groups), constant
 
 
-@pytest.mark.parametrize("make", [falls_to_zero, starts_at_zero, one_group_frozen])
+def test_a_group_that_is_never_trained_is_a_hint(tmp_path: Path) -> None:
+    made = diagnosis(tmp_path, one_group_frozen, updates=False)
+    (zero,) = [f for f in made.findings if f.rule == "zero_learning_rate"]
+    assert (zero.severity, zero.first_step) == ("hint", 0)
+    assert zero.message == (
+        "The learning rate of group 0 of SGD is 0 from the start: 2 of 4 parameter tensors are "
+        "not trained."
+    )
+
+
+def one_group_waits(model: nn.Sequential) -> Made:
+    """The schedule keeps one group at 0 for now."""
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
+    return torch.optim.SGD(groups, lr=0.1), [lambda _: 0.0, constant]
+
+
+@pytest.mark.parametrize("make", [falls_to_zero, starts_at_zero, one_group_waits])
 def test_a_rate_that_is_zero_on_purpose_is_not_reported(
     make: Callable[[nn.Sequential], Made], tmp_path: Path
 ) -> None:

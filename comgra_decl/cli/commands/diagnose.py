@@ -67,6 +67,7 @@ def command(
     """Report problems in a run, where they began, and what to do about them.
 
     Exits with code 3 if an error is found or, with `--fail-on warning`, also if a warning is found.
+    A run with damaged records, which cannot be checked, counts as an error.
     """
     from comgra_decl.cli.diagnosis import described, rules_of
     from comgra_decl.query import open_run
@@ -85,5 +86,7 @@ def command(
         from comgra_decl.cli.diagnosis import print_diagnosis
 
         print_diagnosis(opened, diagnosis, together=together, everything=everything)
-    if any(finding.severity in _FAILS[fail_on] for finding in diagnosis.findings):
+    severities = {finding.severity for finding in diagnosis.findings}
+    severities |= {"error"} if diagnosis.incomplete else set()
+    if severities & _FAILS[fail_on]:
         raise typer.Exit(Exit.WANTING)

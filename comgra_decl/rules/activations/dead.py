@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from comgra_decl.rules.api import (
     NO_SLOTS,
     RECTIFIERS,
+    Finding,
     Mask,
     Measured,
     Patient,
@@ -17,7 +20,10 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     single_sources,
+    weights_beside,
 )
+
+_ALIVE = 0.1  # share of units that suffices for training
 
 
 class DeadParameters(Patient):
@@ -40,7 +46,11 @@ class DeadUnits(SlotRule):
         "gradient is exactly zero, and so is the same fraction of its weight gradient, while other "
         "gradients are nonzero. The corresponding units are inactive for all samples in the batch. "
         "The rule also reports a rectifier if a fraction of more than `zeros` of its output is "
-        "zero although its input is not entirely zero."
+        "zero although its input is not entirely zero. The finding is only a hint if at least "
+        f"{_ALIVE:.0%} of the units of each such layer are alive, because the others still learn. "
+        "For example, with few or positive inputs, many units are inactive for all samples from "
+        "the start (as in coupling layers of flows), and later in critics of reinforcement "
+        "learning."
     )
     source = (
         "SageMaker Debugger, which reports layers in which more than half of the units are dead; "
@@ -58,6 +68,7 @@ class DeadUnits(SlotRule):
         "uneven_columns",
     )
     Parameters = DeadParameters
+    hints_explain = False
     of_state = True
     statistics = ("zero_fraction",)
     evidence, of_graph = "share of zeros", True
@@ -74,9 +85,11 @@ class DeadUnits(SlotRule):
             lambda i: i.key.role == "bias" and len(i.shape) == 1 and i.shape[0] > 3
         )
         self._weights = np.full(len(table), -1, np.int64)
+        beside = table.remembered(weights_beside, weights_beside)
         for slot in np.flatnonzero(biases).tolist():
-            weight = table.infos[slot].key._replace(role="weight")
-            self._weights[slot] = table.by_key.get(weight, -1)
+            key = table.infos[slot].key
+            own = table.by_key.get(key._replace(role="weight"), -1)
+            self._weights[slot] = own if own >= 0 else beside.get(key.node, [-1])[0]
         return rectified | (biases & table.where(lambda i: i.dtype != "float16"))
 
     def measure(self, window: Window, at: Slots) -> Measured:
@@ -100,6 +113,13 @@ class DeadUnits(SlotRule):
             nothing = (zeros[:, bias] == 1).all(1)  # nothing is trained; another rule reports it
             hit[np.ix_(nothing, bias)] = False
         return hit, zeros
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding; a hint if enough units of all layers are alive."""
+        found = super().findings(scene)
+        if not found or (self.streak.worst[self.streak.lasting] > 1 - _ALIVE).any():
+            return found
+        return [replace(found[0], severity=self.parameters.severity or "hint")]
 
     def ordered(self, scene: Scene, fired: Slots) -> Slots:
         """Returns rectifiers in the order of execution, then biases, the last layer first."""

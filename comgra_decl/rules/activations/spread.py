@@ -27,6 +27,7 @@ from comgra_decl.rules.api import (
 )
 
 _FIRST = 5  # records whose median is the initial value
+_SMALL = 0.1  # spread up to which an activation counts as small
 
 
 class InitialisationParameters(Patient):
@@ -55,7 +56,8 @@ class PoorInitialisation(SlotRule):
         "the output of a layer with weights is above `ratio` times the median over the model's "
         "layers, or below 1 / `ratio`^2 times that median. (2) The standard deviation is above "
         "`ratio`, and also above a third of `ratio` times the smallest standard deviation among "
-        "the preceding layers. (3) The median is below `small`."
+        "the preceding layers. (3) The median is below `small`. The finding is only a hint if the "
+        "loss has since fallen by half and is still near its minimum."
     )
     source = (
         "SageMaker Debugger, which reports a ratio of more than 10 between the largest and "
@@ -68,7 +70,7 @@ class PoorInitialisation(SlotRule):
     )
     explained_by = ("nonfinite", "input_scale")
     Parameters = InitialisationParameters
-    statistics = ("std",)
+    statistics, harmless = ("std",), True
     evidence = "times too large"
     needs = "outputs of layers with weights, {select: '**', capture: [output]}"
     of_graph = True
@@ -138,7 +140,9 @@ class ActivationDrift(SlotRule):
         f"median over the first {_FIRST} records. The standard deviation is computed over the "
         "elements, or across the batch if that is larger. Tensors that start below the median "
         "over all outputs may grow to `growth` times that median, because some branches start at "
-        "zero. Predictions, their logits and losses are ignored."
+        f"zero, and tensors that start below {_SMALL:g} to `growth` times {_SMALL:g}, because the "
+        "usual scale of activations is 1. Predictions, their logits and losses are ignored. The "
+        "finding is only a hint if the loss has fallen by half and is still near its minimum."
     )
     source = (
         "Planned in comgra's README (report a variance that grows without bound); "
@@ -151,7 +155,7 @@ class ActivationDrift(SlotRule):
     explained_by = ("nonfinite", "growing_weight", "large_update", "loss_diverges", "dead_units")
     explained_by_earlier = ("shrinking_weight",)
     Parameters = DriftParameters
-    of_state = True
+    of_state, harmless = True, True
     statistics = ("std",)
     evidence = "times its initial size"
     needs = "outputs, {select: '**', capture: [output]}"
@@ -169,7 +173,8 @@ class ActivationDrift(SlotRule):
             spread = np.fmax(spread, window.read("mean", at, "std"))
         spread = np.where(np.isfinite(spread) & (spread > 0), spread, np.nan)
         early = np.where(np.isnan(spread), np.nan, self._early.look(at, spread))
-        growth = spread / np.fmax(early, row_quantile(early, 0.5))
+        usual = np.fmax(_SMALL, row_quantile(early, 0.5))
+        growth = spread / np.fmax(early, usual)
         fall = early / spread
         hit = (growth > self.parameters.growth) | (fall > self.parameters.fall)
         return hit, np.fmax(growth, fall)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
     ELEMENTWISE,
@@ -106,6 +107,10 @@ class TargetScale(SlotRule):
         )
 
 
+_LOW, _HIGH = 1e-2, 10.0  # magnitudes of layers that work
+_MANY = 8  # numbers in a batch required to know their deviation
+
+
 class InputParameters(Patient):
     """Options of `input_scale`."""
 
@@ -128,8 +133,12 @@ class InputScale(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` records in a row, a floating-point input has a mean magnitude above "
-        "`largest` or below `smallest`, or the magnitude of its mean exceeds `offset` standard "
-        "deviations."
+        "`largest`, or its mean magnitude where it is not zero is below `smallest`, or the "
+        "magnitude of its mean exceeds `offset` standard deviations (in batches of at least "
+        f"{_MANY} numbers). This must hold in every iteration of the module. The finding is "
+        "only a hint if the input is normalized before or in the first layers: all outputs of "
+        "modules with parameters that the graph connects directly with it have a mean "
+        f"magnitude between {_LOW:g} and {_HIGH:g} in the latest record."
     )
     source = (
         "SageMaker Debugger, which reports |mean| > 0.2 for images. This rule is more tolerant "
@@ -138,6 +147,7 @@ class InputScale(SlotRule):
     advice = "Subtract the mean and divide by the standard deviation of the training data."
     explained_by = ("nonfinite", "uneven_columns", "placeholder_values")
     Parameters = InputParameters
+    hints_explain = False
     statistics = ("abs_mean", "mean", "std")
     evidence = "mean magnitude"
     needs = "inputs of the model, which are recorded if `nodes` selects its root"
@@ -148,6 +158,8 @@ class InputScale(SlotRule):
             lambda i: i.kind == "input" and i.key.pass_ == "forward" and i.batch_dim is not None
         )
 
+    _sizes: NDArray[np.float64] = np.zeros(0)  # of all tensors, in the latest record with a hit
+
     def measure(self, window: Window, at: Slots) -> Measured:
         """Returns where the magnitude or the offset exceeds the limits, and the magnitude."""
         size = window.read("abs_mean", at).astype(np.float64)
@@ -155,8 +167,43 @@ class InputScale(SlotRule):
         # over all elements: variance within samples plus variance between their means
         spread = np.hypot(window.read("std", at), window.read("mean", at, "std"))
         parameters = self.parameters
-        hit = (size > parameters.largest) | ((size < parameters.smallest) & (size > 0))
-        return hit | ((mean > parameters.offset * spread) & (spread > 0)), size
+        filled = size
+        if window.has("zero_fraction"):  # words as zeros and ones are not small
+            filled = size / np.maximum(1 - window.read("zero_fraction", at), 1e-9)
+        hit = (size > parameters.largest) | ((filled < parameters.smallest) & (size > 0))
+        many = window.elements(at) * window.samples(at) >= _MANY
+        hit |= (mean > parameters.offset * spread) & (spread > 0) & many
+        rows = np.flatnonzero(hit.any(1))
+        if len(rows):
+            every = np.arange(len(window.table))
+            self._sizes = window.read("abs_mean", every)[rows[-1]].astype(np.float64)
+        return hit, size
+
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Leaves out inputs that are normalized in other iterations."""
+        return self.in_every_iteration(scene, fired)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding; a hint if the first layers normalize the inputs."""
+        found = super().findings(scene)
+        if not found or not all(self._harmless(scene, s) for s in self.streak.fired.tolist()):
+            return found
+        return [replace(found[0], severity=self.parameters.severity or "hint")]
+
+    def _harmless(self, scene: Scene, slot: int) -> bool:
+        """Returns whether all layers that receive an input have outputs of normal magnitude."""
+        weighted = {node for node, _ in scene.parameters}
+        after = {
+            graph.keys[b]
+            for graph in scene.structures.values()
+            for a, b, _ in graph.edges
+            if graph.keys[a] == scene.table.infos[slot].key
+            and graph.kinds[b] == "computed"
+            and graph.keys[b].node in weighted
+        }
+        slots = [scene.table.by_key.get(key, -1) for key in after]
+        known = [self._sizes[s] for s in slots if 0 <= s < len(self._sizes)]
+        return bool(known) and all(_LOW < size < _HIGH for size in known)
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""

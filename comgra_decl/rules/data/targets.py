@@ -41,7 +41,8 @@ class SingleClass(SlotRule):
     definition = (
         "For `patience` records in a row, all targets in a batch of at least "
         f"{ClassCounts.fewest} samples have the same value. In a hand-written loss, an operand "
-        "counts as a target only if it contains integers."
+        "counts as a target only if it contains integers. Class 0 is ignored if no model "
+        "returned the prediction: in contrastive losses, the first similarity is the right one."
     )
     source = (
         "The labels 0, 0, 0, 0, 0 of the frozen ResNet in the book chapter 'Debugging: Visualizing "
@@ -60,9 +61,13 @@ class SingleClass(SlotRule):
     def measure(self, window: Window, at: Slots) -> Measured:
         """Returns where the standard deviation across samples is zero."""
         deviation = window.read("mean", at, "std")
-        doubtful = {target_of(self.scene, c) for c in self.scene.calls if not _has_targets(c)}
+        calls = {target_of(self.scene, call): call for call in self.scene.calls}
+        doubtful = {slot for slot, call in calls.items() if not _has_targets(call)}
+        pairs = {slot for slot, call in calls.items() if call.prediction_key is not None}
         known = np.array([slot not in doubtful for slot in at.tolist()], np.bool_)
-        return (deviation == 0) & known, np.asarray(deviation)
+        first = np.array([slot in pairs for slot in at.tolist()], np.bool_)
+        zero = window.read("mean", at) == 0
+        return (deviation == 0) & known & ~(zero & first), np.asarray(deviation)
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""

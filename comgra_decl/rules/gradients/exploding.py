@@ -19,6 +19,7 @@ from comgra_decl.rules.api import (
     lower_rate,
     per_run,
     predictions,
+    row_quantile,
 )
 
 _FIRST = 5  # records whose median is the initial value
@@ -46,7 +47,9 @@ class ExplodingGradient(SlotRule):
         "For `patience` records in a row, the l2 norm of a gradient exceeds `ratio` times the "
         "largest norm near the loss (at predictions and in the last quarter of the model). "
         "Alternatively, both this norm and the norm of all gradients together exceed `growth` "
-        f"times their initial values (the medians over the first {_FIRST} records)."
+        f"times their initial values (the medians over the first {_FIRST} records). The finding is "
+        "only a hint if the loss has fallen by half and is still near its minimum: gradients grow "
+        "with the weights that follow, for example towards the scale of large targets."
     )
     source = (
         "TheDeepChecker, which requires gradients to double at each of five checks. AutoTrainer, "
@@ -63,7 +66,7 @@ class ExplodingGradient(SlotRule):
     Parameters = ExplodingParameters
     statistics = ("l2",)
     backwards, evidence = True, "times too large"
-    of_graph = True
+    of_graph, harmless = True, True
     needs = "gradients, such as {select: '**', capture: [output_grad]}"
 
     _early = per_run(Early, _FIRST)
@@ -89,7 +92,8 @@ class ExplodingGradient(SlotRule):
         self._near = wanted & np.isin(table.forward, list(predictions(self.scene)))
         order = table.order[wanted]
         if len(order):
-            self._near |= wanted & (table.order >= np.quantile(order, 0.75))
+            last = row_quantile(order[None].astype(np.float64), 0.75)[0]
+            self._near |= wanted & (table.order >= last)
         return wanted
 
     def measure(self, window: Window, at: Slots) -> Measured:

@@ -20,6 +20,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    judging_models,
     normalises,
     per_run,
     row_quantile,
@@ -245,11 +246,5 @@ def _judged_by_others(scene: Scene, models: set[str]) -> set[str]:
     """Returns the models that pass outputs with gradients to another model, such as a critic."""
     if not scene.structures:
         return models
-    found = set()
-    for structure in scene.structures.values():
-        for a, b, gradient in structure.edges:
-            source, sink = (structure.keys[i].node.partition(".")[0] for i in (a, b))
-            both_computed = structure.kinds[a] == structure.kinds[b] == "computed"
-            if gradient and both_computed and source != sink and sink in models:
-                found.add(source)
-    return found & models
+    judging = judging_models(scene)
+    return {source for sink in judging.keys() & models for source in judging[sink] & models}

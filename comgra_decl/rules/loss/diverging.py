@@ -21,12 +21,9 @@ from comgra_decl.rules.api import (
     Scene,
     Severity,
     Window,
-    computed_from_targets,
+    has_other_terms,
     lower_rate,
     per_run,
-    prediction_of,
-    predictions,
-    sources_of,
     target_of,
 )
 
@@ -64,7 +61,14 @@ class LossDiverges(CurveRule):
         "squared, because a tenth then consists of a single loss. The rule also reports a loss "
         "that is not finite. In addition, it reports a loss that exceeds `explosion` times the "
         f"smallest of the first {_STARTS} losses (or times {_LEAST_START:g}, if that is larger). "
-        "This finding is only a warning if the last loss is no higher than the first one."
+        "This finding is only a warning if the last loss is no higher than the first one. The "
+        "finding is only a hint if a rising loss can be normal: the targets grow (as values do in "
+        f"reinforcement learning) to more than {_GROWN:g} times their first magnitude, inputs or "
+        "targets change after the lowest tenth (as in a curriculum), a step has several losses "
+        "(as in adversarial training), no known loss function compares a prediction with a "
+        "target, or the loss also depends on tensors that no such function compares (as in "
+        "objectives with several terms, whose weights may change), on integers that choose among "
+        "predictions, or on outputs of models without gradients (as in reinforcement learning)."
     )
     source = (
         "TheDeepChecker, which warns at twice the minimum. The comparison with the first tenth "
@@ -121,6 +125,13 @@ class LossDiverges(CurveRule):
     def _targets_grow(self) -> bool:
         """Whether the targets grow, as values do in reinforcement learning."""
         return any(new > _GROWN * first for first, new in self._targets.values())
+
+    def _may_rise(self, scene: Scene, best: int) -> bool:
+        """Returns whether a loss may be higher than at step `best` in a healthy training."""
+        if self._targets_grow or self.several:
+            return True
+        changed = scene.phases.data_changed(best, scene.last_step)
+        return changed or not scene.supervised or has_other_terms(scene)
 
     def _see_explosion(
         self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]
@@ -183,7 +194,7 @@ class LossDiverges(CurveRule):
         return self.finding(
             scene,
             first_step=at,
-            severity="hint" if self._targets_grow else self.severity,
+            severity="hint" if self._may_rise(scene, at) else self.severity,
             message=f"The loss diverges: from a minimum of {means[best]:.4g} to {last:.4g} in the "
             f"last tenth of {curve.count} steps.",
             evidence={"best": float(means[best]), "last": last},
@@ -245,7 +256,7 @@ class NegativeLoss(CurveRule):
             return None  # actions of a policy, whose loss can have either sign
         if not scene.calls or not all(call.function in _NEVER for call in scene.calls):
             return self._endless(scene, type_, count, first)
-        if count < max(3, 0.1 * self._losses[type_]) or _has_other_terms(scene):
+        if count < max(3, 0.1 * self._losses[type_]) or has_other_terms(scene):
             return None
         return self.finding(
             scene,
@@ -270,19 +281,3 @@ class NegativeLoss(CurveRule):
             evidence={"first": start, "last": end},
             severity="warning",
         )
-
-
-def _has_other_terms(scene: Scene) -> bool:
-    """Returns whether a loss also depends on tensors that are neither predictions nor targets.
-
-    These include parameters, such as a learned weight of the loss.
-    """
-    known = predictions(scene) | computed_from_targets(scene)
-    known |= {slot for call in scene.calls if (slot := prediction_of(scene, call)) is not None}
-    infos = scene.table.infos
-    return any(
-        source not in known and infos[source].kind in ("computed", "parameter")
-        for sink, sources in sources_of(scene).items()
-        if infos[sink].kind == "loss"
-        for source in sources
-    )

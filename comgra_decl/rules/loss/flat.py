@@ -15,6 +15,7 @@ from comgra_decl.rules.api import (
     Int,
     RuleParameters,
     Scene,
+    has_other_terms,
 )
 
 
@@ -51,7 +52,10 @@ class LossNotFalling(CurveRule):
         "least `least_of_ended`, the rule requires the loss to have risen. The mean of the last "
         "quarter must then exceed the larger of the mean of the first quarter and the first "
         "loss. The difference must be more than `rise` times that value, and more than three "
-        "standard errors. The finding is then a hint."
+        "standard errors. The finding is then a hint. It is also a hint if no known loss function "
+        "compares a prediction with a target, or if the loss also depends on other tensors, on "
+        "integers that choose among predictions or on outputs of models without gradients. "
+        "Objectives with several terms and those of reinforcement learning do not have to fall."
     )
     source = (
         "SageMaker Debugger, which reports a decrease of less than 0.1% over ten steps; this rule "
@@ -109,6 +113,7 @@ class LossNotFalling(CurveRule):
             message=f"The loss does not fall: {first:.4g} in the first tenth and {last:.4g} in "
             f"the last quarter of {curve.count} steps.",
             evidence={"first": first, "last": last, "losses": curve.count},
+            severity="hint" if not scene.supervised or has_other_terms(scene) else self.severity,
         )
 
     def _rises(self, scene: Scene, curve: Curve) -> Finding | None:

@@ -44,7 +44,8 @@ class InitialLoss(LossRule):
         "are already trained. To allow for programs that scale their loss, the rule multiplies the "
         "largest gradient of the prediction by the batch size N. If this product is above 1, the "
         "loss is divided by it, because the gradient of a mean of cross-entropies cannot exceed 1 "
-        "/ N."
+        "/ N. The finding is only a hint if the loss has since fallen by half and is still near "
+        "its minimum."
     )
     source = (
         "The book chapter 'Debugging: Visualizing Activation Maps & Gradients' expects ln C and "
@@ -102,6 +103,7 @@ class InitialLoss(LossRule):
             message=f"The first loss is {loss:.4g}, but guessing the class would cost {named} = "
             f"{guessing:.3f}.",
             evidence={"loss": loss, "guessing": guessing, "classes": max(several)},
+            severity="hint" if scene.learns else self.severity,
         )
 
     def _scale(self, scene: Scene) -> float:

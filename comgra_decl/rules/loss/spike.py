@@ -22,6 +22,10 @@ from comgra_decl.rules.api import (
 )
 
 _PART = 0.25  # share of the first losses by which a spike must exceed the mean
+_RECOVERED = 1.5  # factor above the level before a spike below which a loss has recovered
+_LEFT = 0.25  # the same as a share of the rise
+_MOST = 63  # maximum number of spikes to remember, not counting the latest
+_AFTER = 32  # steps after a rise of the learning rate in which it may cause a spike
 
 
 class SpikeParameters(RuleParameters):
@@ -37,7 +41,7 @@ class SpikeParameters(RuleParameters):
     """Number of previous losses to compare with; at least half of them are required."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Jump:
     """A loss that jumped, and the limit for the loss after it."""
 
@@ -45,6 +49,12 @@ class _Jump:
     value: float
     limit: float
     counted: bool
+    level: float  # mean of the losses before
+
+    @property
+    def recovered(self) -> float:
+        """Mean loss at which training has recovered."""
+        return max(_RECOVERED * self.level, self.level + _LEFT * (self.value - self.level))
 
 
 class _Past:
@@ -55,7 +65,8 @@ class _Past:
         self.first: list[float] = []
         self.jump: _Jump | None = None  # the previous loss, if it jumped
         self.spikes = 0
-        self.lasting = 0  # number of spikes after which the next loss exceeded the limit
+        self.lasting: list[_Jump] = []  # spikes after which the next loss exceeded the limit
+        self.after = 0  # number of losses since the last of them
         self.first_spike = -1
         self.last_spike = -1
         self.worst = 0.0
@@ -81,9 +92,16 @@ class LossSpike(LossRule):
         "quarter of the median of the first ten losses. If the next loss is less than half as "
         "many standard deviations above the mean, it must also exceed the mean by a quarter of "
         "the first loss. These conditions exclude single unusual batches late in training, when "
-        "losses are very small. The finding is only a hint if every spike is followed by a loss "
-        "that is less than half as many standard deviations above the mean. Such a spike is caused "
-        "by a batch, such as a small last batch, rather than by the model."
+        "losses are very small. The finding is a warning if a spike impairs training, and "
+        "otherwise a hint. A spike does not impair training if the next loss is less than half as "
+        "many standard deviations above the mean (it is caused by a batch, for example a small "
+        "last batch), if training has recovered (the mean of a quarter of `window` losses has "
+        f"since fallen to {_RECOVERED} times the mean before the spike, or by {1 - _LEFT:.0%} of "
+        "the rise), if the magnitude or shape of inputs or targets changes at the spike (as in a "
+        f"curriculum), or if the learning rate has risen in the {_AFTER} steps before it (as in "
+        "warm restarts). Steps with several losses (as in adversarial training) and losses that "
+        "depend on actions or on outputs of models without gradients (as in reinforcement "
+        "learning) are never more than a hint."
     )
     source = (
         "OLMo-core's SkipStepOptimizer (6 standard deviations over 128 steps) and Lightning's "
@@ -110,8 +128,9 @@ class LossSpike(LossRule):
     def _compare(self, past: _Past, step: int, value: float) -> None:
         known = past.values
         jump, past.jump = past.jump, None
+        past.after += 1
         if jump is not None and value > jump.limit:
-            past.lasting += 1
+            past.lasting, past.after = [*past.lasting[-_MOST:], jump], 0
             if not jump.counted:
                 past.count(jump.step, jump.value)
         if len(known) >= self.parameters.window // 2 and value > 1.5 * known[-1]:
@@ -125,10 +144,18 @@ class LossSpike(LossRule):
                 if counted:
                     past.count(step, value)
                 limit = float(mean + 0.5 * self.parameters.sigmas * deviation)
-                past.jump = _Jump(step, value, limit, counted)
+                past.jump = _Jump(step, value, limit, counted, float(mean))
         if len(past.first) < 10:
             past.first.append(value)
         known.append(value)
+        if past.lasting and past.after >= self._last:
+            low = float(np.mean([*known][-self._last :]))
+            past.lasting = [jump for jump in past.lasting if low > jump.recovered]
+
+    @property
+    def _last(self) -> int:
+        """Number of losses whose mean tells whether training has recovered."""
+        return int(self.parameters.window) // 4
 
     @property
     def least(self) -> int:
@@ -152,5 +179,19 @@ class LossSpike(LossRule):
             message=f"The loss jumps at step {past.first_spike}{more}; its maximum is "
             f"{past.worst:.4g} at step {past.worst_step}.",
             evidence={"spikes": past.spikes, "highest": past.worst},
-            severity=self.severity if past.lasting else "hint",
+            severity=self.severity if self._impairs(scene, past) else "hint",
+        )
+
+    def _impairs(self, scene: Scene, past: _Past) -> bool:
+        """Returns whether training has not recovered from a spike that nothing else explains."""
+        waiting = past.after < self._last and not scene.ended
+        return (
+            not self.several
+            and not waiting
+            and any(
+                not scene.phases.data_changed(jump.step - 1, jump.step)
+                and not scene.phases.rate_rose(jump.step - _AFTER, jump.step)
+                for jump in past.lasting
+            )
+            and not scene.bootstraps
         )

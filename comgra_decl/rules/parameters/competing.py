@@ -9,11 +9,13 @@ class CompetingOptimizers(Rule):
     """Two optimizers that both update the parameters of one model."""
 
     name = "competing_optimizers"
+    severity = "hint"
     certainty = 0.8
     definition = (
         "Several optimizers hold all trainable parameters of a model, and one of them also holds "
         "parameters that another one does not hold. An optimizer and its wrapper do not count, "
-        "because they hold the same parameters."
+        "because they hold the same parameters. This is only a hint, because the losses need not "
+        "oppose each other: an adversarial autoencoder trains its encoder for two losses."
     )
     source = (
         "Our own definition. An example is a GAN whose discriminator optimizer also holds the "

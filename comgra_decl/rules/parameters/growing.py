@@ -44,7 +44,9 @@ class GrowingWeight(SlotRule):
         "For `patience` records in a row, the l2 norm of a weight exceeds both `growth` times "
         "its first value and `growth` times the norm that PyTorch's default initialization would "
         "give it. The second limit allows a weight that starts small to grow to a normal size. "
-        f"Weights that start near zero (root mean square below {_TINY:g}) are ignored."
+        f"Weights that start near zero (root mean square below {_TINY:g}) are ignored. The finding "
+        "is only a hint if the loss has fallen by half and is still near its minimum (the means of "
+        "tenths of the run are compared)."
     )
     source = (
         "TheDeepChecker's check for diverging weights, which requires them to double at each of "
@@ -55,7 +57,7 @@ class GrowingWeight(SlotRule):
     )
     explained_by = ("nonfinite", "large_update", "accumulated_gradient")
     Parameters = GrowingParameters
-    of_state = True
+    of_state, harmless = True, True
     statistics = ("l2",)
     evidence = "times its initial or usual size"
     needs = "parameters, {select: '**', capture: [parameter]}"

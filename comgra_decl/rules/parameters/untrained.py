@@ -23,6 +23,7 @@ from comgra_decl.rules.api import (
     is_gradient,
     per_run,
     reaching_loss,
+    weights_beside,
 )
 
 _STATES = {
@@ -242,8 +243,8 @@ class Untrained(SlotRule):
         """Returns whether only a module's bias lacks a gradient, because it cancels out later."""
         if role != "bias":
             return False
-        weight = scene.table.by_key.get(SlotKey(node, "weight", 0, "grad"))
-        return weight is not None and weight not in self.streak.fired
+        weights = scene.table.remembered(weights_beside, weights_beside).get(node, [])
+        return any(weight not in self.streak.fired for weight in weights)
 
     def follows(self, finding: Finding, other: Finding) -> bool:
         """Returns whether another finding explains this one; dead units explain zero gradients."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -30,8 +33,21 @@ class ZeroRateParameters(RuleParameters):
     """Share of all steps so far for which the learning rate must be 0."""
 
 
+class _Group(NamedTuple):
+    """A parameter group of an optimizer; optimizers that look the same are not told apart."""
+
+    optimizer: str
+    sizes: tuple[int, ...]  # number of parameters in each group of the optimizer
+    number: int
+
+    def __str__(self) -> str:
+        return (
+            self.optimizer if len(self.sizes) == 1 else f"group {self.number} of {self.optimizer}"
+        )
+
+
 class ZeroLearningRate(Rule):
-    """A learning rate of 0 for all parameters."""
+    """A learning rate of 0 for all parameters, or for some of them from the start."""
 
     name = "zero_learning_rate"
     severity = "error"
@@ -40,8 +56,10 @@ class ZeroLearningRate(Rule):
         "The learning rate of every parameter group in every optimizer is 0 and has been 0 for at "
         "least `least` steps, which make up a fraction of at least `share` of all steps so far. "
         "During these steps, the norms of all parameters with at least two dimensions have stayed "
-        "the same. The last step of a "
-        "schedule, and groups that are frozen while others are trained, are not reported."
+        "the same. The last step of a schedule is not reported. The finding is only a hint if this "
+        "applies to some parameter groups, whose learning rate has always been 0 although no "
+        "schedule starts there (`initial_lr`, which schedulers store, is missing or 0), while "
+        "others are trained."
     )
     source = "Our own definition; torch.optim accepts a learning rate of 0 without a warning."
     advice = "Set the learning rate (`lr`) of the optimizer, or check its schedule."
@@ -52,6 +70,7 @@ class ZeroLearningRate(Rule):
     _start: int | None = None
     _moved = False
     _before = per_run(Previous)
+    _always: dict[_Group, tuple[int, bool]] = per_run(dict)  # first step, whether it was always 0
 
     def look(self, window: Window) -> None:
         """Checks whether weights change although all learning rates are 0."""
@@ -62,7 +81,11 @@ class ZeroLearningRate(Rule):
             change = np.asarray((np.abs(norm - self._before.look(at, norm)) > 0).any(1))
         for row, (step, facts) in enumerate(zip(window.steps.tolist(), window.facts, strict=False)):
             self._start = step if self._start is None else self._start
-            rates = _rates(facts.get(OPTIMIZERS))
+            rates = []
+            for group, rate, intended in _groups(facts.get(OPTIMIZERS)):
+                rates.append(rate)
+                first, always = self._always.get(group, (step, True))
+                self._always[group] = first, always and not rate and not intended
             if not rates:
                 continue
             if max(rates) > 0:
@@ -75,7 +98,9 @@ class ZeroLearningRate(Rule):
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding if the learning rate has been 0 for long enough."""
         zero = scene.rates.zero
-        if zero is None or self._began < 0 or self._moved or self._start is None:
+        if zero is None:
+            return self._some(scene)
+        if self._began < 0 or self._moved or self._start is None:
             return []
         step, after = zero
         lasting, steps = scene.last_step - step + 1, scene.last_step - self._start + 1
@@ -93,6 +118,30 @@ class ZeroLearningRate(Rule):
             )
         ]
 
+    def _some(self, scene: Scene) -> list[Finding]:
+        """Returns a hint about groups whose learning rate has always been 0."""
+        always = {group: first for group, (first, zero) in self._always.items() if zero}
+        first = min(always.values(), default=scene.last_step)
+        if scene.last_step - first + 1 < self.parameters.least:
+            return []
+        parameters = sum(group.sizes[group.number] for group in always)
+        return [
+            self.finding(
+                scene,
+                first_step=first,
+                severity="hint",
+                message=f"The learning rate of {', '.join(map(str, always))} is 0 from the start: "
+                f"{parameters} of {self._parameters} parameter tensors are not trained.",
+                advice="Set the learning rate (`lr`). To freeze parameters on purpose, set "
+                "`requires_grad_(False)` and leave them out of the optimizer.",
+                evidence={"groups": len(always), "tensors": parameters},
+            )
+        ]
+
+    @property
+    def _parameters(self) -> int:
+        return sum(group.sizes[group.number] for group in self._always)
+
     def missing(self, scene: Scene) -> str | None:
         """Returns the reason why the run could not be checked, or None."""
         if scene.rates.now is None:
@@ -101,8 +150,14 @@ class ZeroLearningRate(Rule):
         return None if scene.last_step + 1 >= least else f"it needs {least} steps"
 
 
-def _rates(optimizers: object) -> list[float]:
-    """Returns the learning rates of all groups."""
-    listed = optimizers if isinstance(optimizers, list) else []
-    groups = [group for optimizer in listed for group in optimizer.get("groups") or ()]
-    return [float(g["lr"]) for g in groups if isinstance(g.get("lr"), (int, float))]
+def _groups(optimizers: Any) -> Iterator[tuple[_Group, float, float]]:
+    """Yields each group, its learning rate, and the one with which it was created, or else 0."""
+    for optimizer in optimizers if isinstance(optimizers, list) else ():
+        groups = optimizer.get("groups") or ()
+        sizes = tuple(int(group.get("parameters") or 0) for group in groups)
+        for index, group in enumerate(groups):
+            rate, intended = group.get("lr"), group.get("initial_lr")
+            if isinstance(rate, (int, float)):
+                intended = intended if isinstance(intended, (int, float)) else 0.0
+                name = _Group(str(optimizer.get("class", "the optimizer")), sizes, index)
+                yield name, float(rate), float(intended)

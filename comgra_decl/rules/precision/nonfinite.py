@@ -17,6 +17,7 @@ from comgra_decl.rules.api import (
     Numbers,
     Patient,
     Scene,
+    Severity,
     SlotRule,
     Slots,
     SlotTable,
@@ -28,6 +29,12 @@ from comgra_decl.rules.api import (
 )
 
 _MOST_STRETCHES = 64  # maximum number of non-finite stretches stored per metric
+
+
+_REPLACED = (
+    "The model or the loss seems to replace these values. Check that it does so on purpose, and "
+    "that it can distinguish them from real ones, for example by an additional input."
+)
 
 
 class NonfiniteParameters(Patient):
@@ -50,7 +57,9 @@ class Nonfinite(SlotRule):
         "become non-finite between two records, the loss and other metrics narrow the interval. "
         "The rule looks for a metric that stays non-finite for the rest of the interval. The "
         "interval then starts after the last finite value of this metric and ends at its first "
-        "non-finite value."
+        "non-finite value. The finding is only a hint if just inputs and targets are not finite "
+        "while all else is, including the losses: the model or the loss then replaces such "
+        "values, as is common for missing values in tables."
     )
     source = (
         "SageMaker Debugger's check for exploding tensors; DebugUnderflowOverflow from "
@@ -64,6 +73,7 @@ class Nonfinite(SlotRule):
     )
     explained_by_earlier = ("negative_loss",)
     Parameters = NonfiniteParameters
+    hints_explain = False
     statistics = ("nonfinite",)
     evidence = "NaN or infinite elements"
     needs = "any tensor"
@@ -152,6 +162,11 @@ class Nonfinite(SlotRule):
         found = super().findings(scene)
         if not found or found[0].place is None:
             return found
+        infos = scene.table.infos
+        data = all(infos[slot].kind in ("input", "target") for slot in self.streak.fired.tolist())
+        if data and not any(known.any for known in self._metrics.values()):
+            severity: Severity = self.parameters.severity or "hint"
+            found = [replace(found[0], severity=severity, advice=_REPLACED)]
         place = found[0].place
         slot = next(s for s in self.streak.fired.tolist() if scene.table.place(s) == place)
         sample = self._samples.get(slot, -1)
@@ -196,6 +211,11 @@ class Stretches:
     def __init__(self) -> None:
         self._all: list[tuple[int | None, int, int | None]] = []  # finite, first, finite again
         self._finite: int | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether any value was not finite."""
+        return bool(self._all)
 
     def add(self, steps: NDArray[np.int64], bad: Bools) -> None:
         """Processes the next values: their steps, and a mask of the non-finite ones."""

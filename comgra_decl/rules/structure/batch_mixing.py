@@ -31,7 +31,8 @@ class BatchMixing(Rule):
         "runs over the batch. This is assumed if the softmax runs over dimension 0, the size of "
         "this dimension equals the batch size of the targets, and the next dimension has a "
         "different size. Second, the only loss of the run is a cross-entropy whose first value "
-        f"is within {_NEAR:.0%} of ln(batch), while ln(classes) differs from ln(batch)."
+        f"is within {_NEAR:.0%} of ln(batch), while ln(classes) differs from ln(batch), unless the "
+        "loss has fallen by half and is still near its minimum."
     )
     source = (
         "Karpathy, A Recipe for Training Neural Networks, which suggests using backprop to find "
@@ -71,7 +72,7 @@ class BatchMixing(Rule):
 
     def _guesses(self, scene: Scene) -> list[Finding]:
         """Compares the first loss with the cost of guessing a sample of the batch."""
-        if self._first is None or self._first[0] > 0 or len(scene.calls) != 1:
+        if self._first is None or self._first[0] > 0 or len(scene.calls) != 1 or scene.learns:
             return []
         (call,) = scene.calls
         loss, classes = self._first[1], call.classes

@@ -14,6 +14,7 @@ from comgra_decl.rules.api import (
     Fraction,
     Mask,
     Measured,
+    Numbers,
     Patient,
     Scene,
     SlotRule,
@@ -22,6 +23,7 @@ from comgra_decl.rules.api import (
     Window,
     computed_from_targets,
     grown,
+    judging_models,
     per_run,
     predictions,
     target_pairs,
@@ -44,7 +46,8 @@ class CollapsingOutput(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` records in a row, the relative variation of a tensor across the batch is "
-        f"below `fall` times its initial value (the median over the first {_FIRST} records). For "
+        f"below `fall` times its initial value (the median over the first {_FIRST} records), in "
+        "every iteration of its module. For "
         "each recorded statistic, the relative variation is the standard deviation across the "
         "samples divided by the largest magnitude; the rule uses the statistic with the largest "
         "relative variation. In addition, the largest of these standard deviations must not "
@@ -55,7 +58,9 @@ class CollapsingOutput(SlotRule):
         "less than `fall` times its initial l2 norm. Such an output no longer distinguishes the "
         "samples. For example, the posterior of an autoencoder may collapse to its prior. The "
         "finding is only a hint if these tensors include neither a prediction nor an output of "
-        "the model."
+        "the model, or only outputs of a model that judges another one (a step has several "
+        "losses, and gradients flow from this model to the other one): they become alike if the "
+        "other model, such as a generator, does well."
     )
     source = (
         "Planned in comgra's README (report a falling variance across the batch); the generator "
@@ -89,6 +94,12 @@ class CollapsingOutput(SlotRule):
     _first_size = per_run(Early, 1)
     _shrunk: Bools = np.zeros(0, np.bool_)
 
+    _several = False  # whether a step has several losses
+
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Notes whether steps have several losses."""
+        self._several = self._several or numbers.name.startswith("loss[")
+
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs with a batch dimension."""
         return table.outputs & table.where(lambda i: i.batch_dim is not None)
@@ -114,6 +125,7 @@ class CollapsingOutput(SlotRule):
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leaves out losses of individual samples, and predictions that may be small."""
+        fired = self.in_every_iteration(scene, fired)
         fired = fired[~np.isin(fired, list(computed_from_targets(scene)))]
         compared = predictions(scene) if any(target_pairs(scene)) else set()
         shrunk = grown(self._shrunk, len(scene.table), fill=False)
@@ -125,11 +137,13 @@ class CollapsingOutput(SlotRule):
         if not found:
             return []
         final = predictions(scene) | set(np.flatnonzero(_codes(scene.table)).tolist())
+        judges = judging_models(scene) if self._several else set()
         roots = {str(m["node"]) for m in scene.documents.get("modules") or [] if not m["path"]}
         outer = [
             slot
             for slot in self.chosen(scene, self.streak.lasting).tolist()
-            if slot in final or scene.table.infos[slot].key.node in roots
+            if (slot in final or scene.table.infos[slot].key.node in roots)
+            and scene.table.infos[slot].key.node.partition(".")[0] not in judges
         ]
         if outer or self.parameters.severity is not None:
             return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -19,6 +21,7 @@ from comgra_decl.rules.api import (
     Window,
     per_run,
     predictions,
+    sources_of,
 )
 
 _VARIED = 0.01  # relative variation over the batch
@@ -41,7 +44,8 @@ class InputIndependence(SlotRule):
         "For `patience` records in a row, every recorded statistic of the samples (mean, std, "
         "min, max, ...) varies across the batch by at most `variation` times its magnitude. The "
         "rule checks the model's predictions, and other tensors that previously varied by more "
-        f"than {_VARIED:g}."
+        f"than {_VARIED:g}. It ignores tensors that the newest graph connects only with "
+        "parameters, as long as others depend on the input (log-determinants of scalings in flows)."
     )
     source = (
         "Planned in comgra's README (report a falling variance across the batch); "
@@ -76,9 +80,32 @@ class InputIndependence(SlotRule):
         varied = self._most.look(at, most) > _VARIED
         return (most < self.parameters.variation) & (varied | self._final[at]), most
 
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Leaves out tensors that are computed from parameters only, unless all of them are."""
+        graph = scene.structure  # the newest, because a first step may set parameters from data
+        sources = {} if graph is None else sources_of(replace(scene, structures={"": graph}))
+        only = [s for s in fired.tolist() if _of_parameters(scene.table, sources, s)]
+        rest = np.flatnonzero(self._final[: len(scene.table)])
+        if not np.setdiff1d(rest, fired).size:
+            return fired
+        return fired[~np.isin(fired, only)]
+
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
             f"{scene.table.place(slot)} is the same for every sample in the batch (relative "
             f"variation {self.streak.worst[slot]:.1e}), so it does not depend on the input."
         )
+
+
+def _of_parameters(table: SlotTable, sources: dict[int, list[int]], slot: int) -> bool:
+    """Returns whether all tensors from which a slot is computed are parameters or buffers."""
+    held = {i.id for i in table.infos if i.kind in ("parameter", "buffer")}  # whoever wrote them
+    waiting, seen = [slot], {slot}
+    for at in waiting:
+        for source in sources.get(at, []) if at not in held else ():
+            if source not in seen:
+                seen.add(source)
+                waiting.append(source)
+    first = [at for at in waiting if at in held or not sources.get(at)]
+    return first != [slot] and held.issuperset(first)

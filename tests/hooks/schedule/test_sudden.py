@@ -119,3 +119,13 @@ def test_a_training_is_recorded_within_fifty_steps_of_its_sudden_loss(
     without, _, same = recorded(tmp_path, bad=bad, sudden="null")
     assert without == [0, 1]
     assert [x for x in losses if x == x] == [x for x in same if x == x]
+
+
+def test_several_ranks_are_told_that_they_record_no_further_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("comgra_decl.hooks.steps._is_one_of_several", lambda: True)
+    steps, notes, _ = recorded(tmp_path, bad=NAN, sudden="5")
+    assert steps == [0, 1]
+    (note,) = [text for text in notes if "schedule.sudden" in text]
+    assert "no effect on several ranks" in note

@@ -13,7 +13,7 @@ from torch import nn
 import comgra_decl as comgra
 from comgra_decl.cli.main import main
 from comgra_decl.query import open_run
-from comgra_decl.rules import diagnose
+from comgra_decl.rules import diagnose, health
 from comgra_decl.store import Reader
 from comgra_decl.store.layout import document_key, graph_key, step_key
 from comgra_decl.viewer.dashboard import Dashboard
@@ -125,10 +125,13 @@ def test_the_rules_check_what_is_not_damaged(
     overwrite(run, step_key(0), b"rubbish")
     found = diagnose(open_run(run))
     assert found.damage
+    assert "green" not in {check.colour for check in health(found)}
     assert not [entry for entry in found.unchecked if "failed" in entry.reason]
     assert "Traceback" not in caplog.text
     capsys.readouterr()
-    assert ended("diagnose", str(run), "--no-together") == 0
+    assert ended("diagnose", str(run), "--no-together", "--fail-on", "never") == 0
+    capsys.readouterr()
+    assert ended("diagnose", str(run), "--no-together") == 3
     told = capsys.readouterr().out
     assert told.index("is damaged") < told.index("records of training steps checked")
     assert "comgra-decl verify" in told
