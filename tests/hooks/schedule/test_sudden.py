@@ -128,4 +128,4 @@ def test_several_ranks_are_told_that_they_record_no_further_steps(
     steps, notes, _ = recorded(tmp_path, bad=NAN, sudden="5")
     assert steps == [0, 1]
     (note,) = [text for text in notes if "schedule.sudden" in text]
-    assert "no effect on several ranks" in note
+    assert "no effect on multiple ranks" in note
