@@ -3,9 +3,9 @@
 zstd checks that a chunk is intact, but not that it is the requested chunk. If a data file is
 replaced by another file of the same run, reads may return chunks of the same length from another
 step. Each commit therefore also stores a CRC-32 of each chunk's name, numbers and content. The
-checksums of all arrays of a kind are stored under `sums/row/<record>`, `sums/blk/<first record>`,
-`sums/raw/<record>` or `sums/records/<first record>`. Readers compare each chunk when it is first
-read. Runs of format version 2 have no such checksums.
+checksums for all arrays of one kind are stored under `sums/row/<record>`, `sums/blk/<first
+record>`, `sums/raw/<record>` or `sums/records/<first record>`. Readers compare each chunk when it
+is first read. Runs of format version 2 have no such checksums.
 """
 
 from __future__ import annotations

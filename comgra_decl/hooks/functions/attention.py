@@ -37,7 +37,7 @@ class FusedCall(NamedTuple):
 
 
 def recomputed_weights(call: FusedCall, *, samples: int, most: int) -> torch.Tensor:
-    """Returns softmax(q k^T scale + mask) of the first samples, without dropout.
+    """Returns softmax(q k^T scale + mask) for the first samples, without dropout.
 
     As in `torch.nn.functional.scaled_dot_product_attention`, the scale defaults to 1 / sqrt(width),
     a boolean mask is true where attention is allowed, and a causal mask allows keys up to the
