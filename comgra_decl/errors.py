@@ -69,6 +69,10 @@ class UnknownNameError(ComgraError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class ProbeError(ComgraError, ValueError):
+    """A probe or a picture cannot be made of this model; the message states the reason."""
+
+
 def shown(value: object) -> str:
     """Returns the repr of a value for a message, shortened; its class name if `repr` fails."""
     try:

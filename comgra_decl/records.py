@@ -269,6 +269,15 @@ class StepBatch:
         return sum(a.nbytes for a in arrays if a is not None) + values + 512 * len(self.steps)
 
 
+AUTOMATIC = "auto:"
+"""Prefix of the stored names of automatic metrics, to keep them apart from the program's own."""
+
+GROWING = "growing/"
+"""Prefix, after `AUTOMATIC`, of the number of tensors per step that a growing container gains."""
+
+STALLED = "stalled"
+"""Automatic metric: the seconds for which a step had not ended when it was reported as stalled."""
+
 GRAD_SCALE = "grad_scale"
 """Name of the metric for the mixed-precision loss scale of recorded and skipped steps."""
 
@@ -307,9 +316,48 @@ the number of different tokens that any query sees, and "tokens_unseen" is the n
 tokens at positions that no query sees.
 """
 
+TELLING = "telling"
+"""Fact of the first records: calls whose arguments can show a mistake, at most 64, once per line.
+
+Each is a dict with "kind" and "where", the function and line of the program. The kinds are:
+
+- "reshape": a view of shape "source" as "target" that neither only splits nor only merges
+  dimensions.
+- "single": a softmax of "shape" over its dimension "dim", which has size 1.
+- "weighs": a matrix product or einsum with the result of a softmax of "shape" over "dim", and the
+  dimensions that it sums over, "summed".
+- "mask": a softmax of "shape" over scores of which a mask has set the share "hidden" to the number
+  "fill", and their share of the "weight". "masked again" is True if the result is masked, too.
+- "stale gradient": an "optimizer" (its class) steps right after a backward pass before which
+  "count" of its parameters, of which some have these "shapes", already had a gradient from before
+  the previous optimizer step. Without "where".
+- "detached prediction": the "function" of a loss whose prediction of "shape" is a detached output,
+  while its target, data plus a multiple of an output, carries a gradient. Without "where".
+- "last step", "final state": the last position of a sequence, or the final state of a recurrent
+  module, is read. "padded" is the share of samples that end with padding.
+"""
+
+OBJECTIVES = "objectives"
+"""Fact of the first records: the structure of each loss that `backward` was called on, a dict of
+counts; see `hooks.tensors.objective`."""
+
 MODES = "modes"
 """Fact stored in a record, by node: whether each model called with gradients was in training mode
 in any of these calls."""
+
+PROBE_PREFIX = "probe:"
+"""Beginning of the type of execution of a probe's records; the name of the probe follows."""
+
+PROBE_MODE = "probe"
+"""Mode of a probe's records, which are neither training nor evaluation."""
+
+PICTURE_PREFIX = "picture:"
+"""Beginning of the pass of a picture; the name of the picture follows."""
+
+PICTURES = "pictures"
+"""Fact of a probe's record: for each picture by name, a dict with "method" and "target" (the class
+that each sample's picture explains, or "loss"), and "gap" (the completeness gap of each sample) of
+integrated gradients. "refused" is the reason why there is no picture."""
 
 OPTIMIZERS = "optimizers"
 """Fact stored in a record: the optimizers that stepped, in order.

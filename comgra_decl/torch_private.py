@@ -30,6 +30,7 @@ graph_task: Callable[[], int]
 tracing_state: Callable[[], object]
 function_modes: Callable[[], int]
 dispatch_modes: Callable[[], int]
+without_dispatch_modes: Callable[[], AbstractContextManager[Any]]
 without_functions: Callable[[], AbstractContextManager[None]]
 is_functorch_wrapped: Callable[[torch.Tensor], bool]
 
@@ -50,6 +51,11 @@ SEEN = {
     "pop_function_mode": ("torch._C._pop_torch_function_stack", SINCE_2_6),
     "push_function_mode": ("torch._C._push_on_torch_function_stack", SINCE_2_6),
     "dispatch_modes": ("torch._C._len_torch_dispatch_stack", SINCE_2_6),
+    "without_dispatch_modes": (
+        "torch.utils._python_dispatch._disable_current_modes",
+        SINCE_2_6,
+    ),
+    "DeviceMode": ("torch.utils._device.DeviceContext", SINCE_2_6),
     "no_own_dispatch": ("torch._C._disabled_torch_dispatch_impl", SINCE_2_6),
     "transforms_active": ("torch._C._are_functorch_transforms_active", SINCE_2_6),
     "functorch": ("torch._C._functorch", SINCE_2_6),
@@ -106,6 +112,7 @@ ATTRIBUTES = {
     "_forward_hooks": "torch.nn.Module",
     "_forward_pre_hooks": "torch.nn.Module",
     "_forward_pre_hooks_with_kwargs": "torch.nn.Module",
+    "_compiled_call_impl": "torch.nn.Module",
     "_version": "torch.Tensor",
     "_base": "torch.Tensor",
     "_backward_hooks": "torch.Tensor",
@@ -129,6 +136,8 @@ ATTRIBUTES = {
     "_callback_from_stance": "torch._dynamo.eval_frame",
     "_next_isolate_recompiles_id": "torch._dynamo.eval_frame, 2.13",
     "_CODE_STATE": "torch._dynamo.pgo",
+    "_raw_saved_self": "autograd's nodes of products and quotients",
+    "_raw_saved_other": "autograd's nodes of products and quotients",
     "_clone_with_backend": "callables that torch._dynamo.convert_frame creates for a backend",
     "_torchdynamo_orig_backend": "the same, 2.13",
     "_FrameAction": "torch._C._dynamo.eval_frame",
@@ -138,6 +147,12 @@ ATTRIBUTES = {
     "_checkpoint_wrapped_module": "the wrapper that torch's checkpoint_wrapper creates",
 }
 """The attributes, with the objects that have them; in 2.6 to 2.13 unless stated otherwise."""
+
+RAW_SAVED = "_raw_saved_"
+"""Prefix of the attributes of autograd nodes that hold saved tensors; 2.6 to 2.13."""
+
+ENGINE_CALL = "_engine_run_backward"
+"""Name of the function in `torch.autograd.graph` that calls the engine; 2.6 to 2.13."""
 
 WITHOUT_A_DEVICE = {"raw_stream": ("torch._C._cuda_getCurrentRawStream", SINCE_2_6)}
 """Names that are missing in a torch built without CUDA."""

@@ -23,10 +23,14 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from comgra_decl.errors import ComgraError, did_you_mean
 from comgra_decl.query import Run
+from comgra_decl.viewer.model.brushing import Brush
+
+if TYPE_CHECKING:
+    from comgra_decl.viewer.linking import Links, Selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,9 @@ class Look:
         gradient: Gradient pass shown next to the forward pass.
         batch: "mean", "std" or "abs_max", or a recorded sample's number ("0", "1", ...).
         statistic: The selected statistic.
+        brush: The brushed samples, steps and runs.
         select: Changes the selection: `look.select(node="head", step=100)`.
+        links: Links views with the page; see `stream` and `link`.
     """
 
     run: Run
@@ -55,7 +61,27 @@ class Look:
     gradient: str
     batch: str
     statistic: str
+    brush: Brush
     select: Callable[..., None]
+    links: Links | None = None
+
+    @property
+    def stream(self) -> Selected:
+        """A HoloViews stream of what the page shows, for `hv.DynamicMap`; the same in all views.
+
+        A view that follows it needs no `update`, and reads nothing: `View(name, build, reads=())`.
+        """
+        assert self.links is not None
+        return self.links.stream
+
+    def link(self, element: Any) -> Any:
+        """Returns a HoloViews element whose selections apply to all linked views and to the page.
+
+        Brushed samples, steps and runs are taken from the dimensions `sample`, `step` and `run` of
+        the element, which need not be its axes.
+        """
+        assert self.links is not None
+        return self.links.link(element)
 
     @property
     def sample(self) -> int | None:
@@ -63,7 +89,7 @@ class Look:
         return int(self.batch) if self.batch.isdecimal() else None
 
 
-READS = frozenset(field.name for field in fields(Look)) - {"select"}
+READS = frozenset(field.name for field in fields(Look)) - {"select", "links"}
 """Values that `View.reads` accepts."""
 
 

@@ -19,9 +19,12 @@ from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.compare import DIFFERENCE
 from comgra_decl.viewer.model.comparison_target import Other, other_of
 from comgra_decl.viewer.model.findings import opening, painted_rule
+from comgra_decl.viewer.model.library import library_of
+from comgra_decl.viewer.model.partings import ended
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.states import head_of, notice_for
+from comgra_decl.viewer.model.unusual import UNUSUAL
 from comgra_decl.viewer.model.verdicts import looks
 from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.prefetching import Ahead
@@ -29,10 +32,11 @@ from comgra_decl.viewer.screen import Screen
 from comgra_decl.viewer.state import SELECTION, ViewState
 
 _LOG = logging.getLogger(__name__)
-_KEPT = ("section", "scale", "expanded", "pass_", "slicing", "order", "window",
-         "other", "other_step", "axis")  # fmt: skip
+_KEPT = ("section", "scale", "measure", "expanded", "graph", "between", "route", "pass_",
+         "slicing", "order", "window", "other", "other_step", "axis", "ticked", "smoothing",
+         "x_axis", "metric", "against", "brush")  # fmt: skip
 _OTHERS = ("run", "colour", "follow", "revision", "looked", "other_revision", "views", "walk",
-           *_KEPT)  # fmt: skip
+           "library", *_KEPT)  # fmt: skip
 
 
 class Dashboard:
@@ -52,6 +56,7 @@ class Dashboard:
     ) -> None:
         self.catalogue = catalogue
         self._views = views
+        self._library = library_of(catalogue)
         self._other: Other | None = None
         self._view: RunView | None = None
         self._roles: dict[str, str] = {}
@@ -62,8 +67,9 @@ class Dashboard:
         self._restoring = False
         self.state = ViewState()
         self.screen = Screen(
-            self.change, state=self.state, runs=lambda: catalogue.entries, views=views
-        )
+            self.change, state=self.state, library=self._library, runs=lambda: catalogue.entries,
+            views=views,
+        )  # fmt: skip
         self._ahead = Ahead()
         self.screen.url.on_message(self._on_url)
         self.screen.graph.on_look(self._look_ahead)
@@ -114,11 +120,11 @@ class Dashboard:
         if "iteration" in wanted:
             self._iteration = at.iteration
         colour = wanted.get("colour", state.colour)
-        painted = ("forward", DIFFERENCE, *view.gradient_passes())
+        painted = ("forward", DIFFERENCE, UNUSUAL, *view.gradient_passes())
         others = {
             "run": run,
             "revision": view.revision,
-            "looked": looks(view),
+            "looked": looks(view) + ended(view),
             "follow": follow,
             "colour": colour
             if colour in painted or painted_rule(view, colour) is not None
@@ -128,6 +134,9 @@ class Dashboard:
         if others["section"] not in self.screen.sections:
             others["section"] = state.param.section.default
         others["walk"] = wanted.get("walk", state.walk if run == state.run else "")
+        if others["section"] == "runs":
+            self._library.refresh()
+            others["library"] = self._library.version
         others["views"] = -1 if self._views is None else self._views.version
         if view is before and at.node != state.node and "expanded" not in wanted:
             others["expanded"] = self.screen.graph.revealed(at.node)
@@ -141,6 +150,15 @@ class Dashboard:
 
     def _wanted_point(self, view: RunView, wanted: dict[str, Any]) -> dict[str, Any]:
         """Returns the requested fields of the selection, and what they imply for others."""
+        brush = wanted.get("brush")
+        if brush is not None and brush.runs:
+            wanted["ticked"] = tuple(
+                name
+                for name in self.catalogue.summaries
+                if name in brush.runs or name.rpartition("/")[2] in brush.runs
+            )
+        if brush is not None and len(brush.samples) == 1:  # one sample can be shown everywhere
+            wanted.setdefault("batch", str(brush.samples[0]))
         point: dict[str, Any] = {"iteration": self._iteration}
         point |= {name: wanted[name] for name in SELECTION if name in wanted}
         for name in ("statistic", "batch"):
@@ -183,6 +201,8 @@ class Dashboard:
             view, state.selection, state.colour, state.scale, state.expanded, state.follow,
             pass_=state.pass_, slicing=state.slicing, order=state.order, window=state.window,
             axis=state.axis, other=self._other, run=state.run, walk=state.walk,
+            overlaid=state.overlaid, brush=state.brush,
+            measure=state.measure, between=state.between, route=state.route,
         )  # fmt: skip
 
     def _give_notice(self, run: str, error: ComgraError | None, wanted: dict[str, Any]) -> None:
@@ -227,9 +247,13 @@ class Dashboard:
             self.screen.show_head(head_of(view, self.state.run))
 
     def _moved(self, view: RunView) -> bool:
-        """Returns whether findings, the other run or custom views have changed since drawing."""
-        if looks(view) != self.state.looked:
+        """Returns whether findings, other runs or custom views have changed since drawing."""
+        if looks(view) + ended(view) != self.state.looked:
             return True
+        if self.state.section == "runs":
+            self._library.refresh()
+            if self._library.version != self.state.library:
+                return True
         if self._views is not None and self._views.look() != self.state.views:
             return True
         other = self._other

@@ -13,7 +13,8 @@ from bokeh.models import PlainText
 
 from comgra_decl.visible import visible
 
-_TEX = ("$$", "\\[", "\\(")
+TEX = ("$$", "\\[", "\\(")
+"""Signs that begin TeX in Bokeh's texts."""
 
 
 def html_text(text: object) -> str:
@@ -29,4 +30,4 @@ def html_token(text: str) -> str:
 def bokeh_text(*lines: str) -> str | PlainText:
     """Returns lines of text that are safe in a Bokeh title, axis label or tick label."""
     shown = "\n".join(map(visible, lines))
-    return PlainText(text=shown) if any(sign in shown for sign in _TEX) else shown
+    return PlainText(text=shown) if any(sign in shown for sign in TEX) else shown

@@ -16,11 +16,12 @@ from bokeh.resources import INLINE
 from panel.io.resources import CDN_DIST, DIST_DIR
 
 from comgra_decl.errors import UnknownNameError, did_you_mean, shown
-from comgra_decl.query import Run
+from comgra_decl.query import Run, RunSummary
 from comgra_decl.records import AGGREGATES
 from comgra_decl.viewer.components.base import Component
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue, RunEntry
+from comgra_decl.viewer.model.library import library_of
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.panel_private import PreparedColumn, extension_is_loaded
 from comgra_decl.viewer.panes.base import Pane
@@ -51,6 +52,13 @@ class OneRun(Catalogue):
     def __init__(self, run: Run) -> None:
         super().__init__(run.path)
         self._only = RunView(run)
+        steps = run.steps
+        self.summaries = {
+            run.name: RunSummary(
+                run.path, run.group, run.name, run.state, len(run.records),
+                int(steps[-1]) if len(steps) else None, run.started, run.error,
+            )
+        }  # fmt: skip
         self.entries = (RunEntry(run.name, "", run.name, run.state, not len(run.records)),)
 
     def poll(self, *, wait: bool = False) -> None:
@@ -146,6 +154,10 @@ def look(
     dashboard = Dashboard(OneRun(run), query=f"?section={section}")
     screen = dashboard.screen
     dashboard.change(**_wanted(run, of, at), follow=False)
+    if section == "runs":  # nothing asks again in a notebook: first for the table, then for lines
+        for _ in range(2):
+            library_of(dashboard.catalogue).wait()
+            dashboard.change()
     what = screen.whole() if pane is None else _part(screen, pane, of)
     page = Look(
         *screen.alone(what),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentError, ArgumentParser
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from comgra_decl.viewer.style import CSS
 
 TITLE = "comgra_decl"
 POLL = 500  # milliseconds between checks for new records
+_DRAWERS = {"plotly": "plotly", "vega": "altair"}
+"""Extensions of Panel, and the packages of which they show figures. Others need none."""
+
 _CHUNKS = 48 << 20
 """Size of the store's cache in bytes. It is small because runs cache what they have shown. A cache
 of 128 MB was no faster, even in a run of 100,000 steps."""
@@ -76,10 +80,17 @@ def _wanted(args: Sequence[str]) -> tuple[Path, Path | None]:
     return known.root, known.views
 
 
+def _load_extensions() -> None:
+    """Loads what the browser needs for figures that custom views may return, if installed."""
+    pn.extension(*(name for name, package in _DRAWERS.items() if find_spec(package) is not None))
+
+
 def _page(catalogue: Catalogue, views: ViewsFile | None) -> Any:
     location = pn.state.location
     query = (location.search or "") if location else ""
     pn.config.design = Plain  # for all components of this session
+    if views is not None:
+        _load_extensions()
     dashboard = Dashboard(catalogue, query=query, views=views)
 
     def begin() -> None:  # changes made while the page loads may be lost

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 import holoviews as hv
 import numpy as np
@@ -19,14 +19,23 @@ import panel as pn
 from numpy.typing import NDArray
 
 from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_mean, shown
-from comgra_decl.query import Group, Run
+from comgra_decl.query import Group, Run, at_steps, clock_of
 from comgra_decl.query.slot import Slot
 from comgra_decl.viewer.model.distribution import cumulative, quantile
+from comgra_decl.viewer.model.drawing import Drawing, draw, limit_of
+from comgra_decl.viewer.model.library import XAxis
+from comgra_decl.viewer.model.series import smoothed
 from comgra_decl.viewer.notebook import Look
-from comgra_decl.viewer.palette import BLUE, LINES, SCALE
+from comgra_decl.viewer.palette import BLUE, LINES, SCALE, signed_faded
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles that `SlotPlots.distribution` shows."""
+
+_DENSITY = ("#a9c3ea", BLUE)
+"""Colours of few and of many points in an image."""
+
+MOST_POINTS = 100_000
+"""Number of points above which `shaded` draws an image."""
 
 _STATIC = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 
@@ -39,9 +48,9 @@ def plotted(recorded: Slot) -> SlotPlots: ...
 def plotted(recorded: Group) -> GroupPlots: ...
 def plotted(recorded: Run | Slot | Group) -> RunPlots | SlotPlots | GroupPlots:
     """Returns the plots of a run, a recorded tensor or a group of runs."""
-    _use("bokeh")
+    use("bokeh")
     if find_spec("matplotlib") is not None:  # an element gets its image style when it is created
-        _use("matplotlib")
+        use("matplotlib")
     if isinstance(recorded, Group):
         return GroupPlots(recorded)
     return SlotPlots(recorded) if isinstance(recorded, Slot) else RunPlots(recorded)
@@ -228,6 +237,29 @@ class SlotPlots:
             found, "Histogram", {"color": BLUE}, bokeh={"line_color": None, "height": 300}
         )
 
+    def preview(
+        self, step: int, *, sample: int | None = None, type: str | None = None
+    ) -> hv.Image | hv.RGB | hv.Curve | hv.Bars:
+        """Returns a picture of the values at a step, or of a preview of them, as in the viewer.
+
+        Feature maps, heads and kernels become tiles, which transparent gaps separate; inputs with
+        three channels become colours; one value per sample becomes bars. The dimensions have the
+        names of the axes.
+
+        Args:
+            step: the step; without values, the newest preview up to this step is drawn.
+            sample: number of a recorded sample; None: all, or the first one where there is room for
+                only one.
+            type: type of execution or tag.
+
+        Raises:
+            UnknownNameError: the step was not recorded, or there are neither values nor previews.
+        """
+        found = self._slot.preview(step, type=type)
+        drawing = draw(found, sample=sample, picture=self._slot.kind == "input")
+        label = f"{_label(self._slot)} at step {found.step}: {drawing.facts}"
+        return _picture(drawing, label)
+
     def distribution(self, *, type: str | None = None) -> hv.Overlay:
         """Returns the values' distribution by step: median, quartiles, and 5 % and 95 % quantiles.
 
@@ -270,7 +302,9 @@ class GroupPlots:
     def __init__(self, group: Group) -> None:
         self._group = group
 
-    def kpi(self, name: str, *, smoothing: float = 0.0, type: str | None = None) -> hv.NdOverlay:
+    def kpi(
+        self, name: str, *, smoothing: float = 0.0, x: XAxis = "step", type: str | None = None
+    ) -> hv.NdOverlay:
         """Returns a metric of each run by step, as an overlay of curves with the key `run`.
 
         Runs without the metric are left out.
@@ -279,20 +313,29 @@ class GroupPlots:
             name: name of the metric.
             smoothing: weight of earlier values in an exponential moving average, from 0 (no
                 smoothing) to less than 1.
+            x: "step", "time" (seconds since the start of the run) or "samples" (samples seen);
+                interpolated between records.
             type: type of execution; by default, all.
 
         Raises:
             UnknownNameError: no run has a metric with this name.
         """
+        if x not in get_args(XAxis):
+            there = ", ".join(map(repr, get_args(XAxis)))
+            raise ValueError(f"x must be one of {there}, got {x!r}")
         tables = {run.name: run.kpis() for run in self._group}
         if type is not None:
             tables = {run: table[table["type"] == type] for run, table in tables.items()}
         _check_metric(name, list(dict.fromkeys(n for t in tables.values() for n in t["name"])))
         mine = {run: table[table["name"] == name] for run, table in tables.items()}
-        return _overlay(
-            {run: _metric(table, name, smoothing) for run, table in mine.items() if len(table)},
-            "run",
-        )
+        clocks = {run.name: clock_of(run) for run in self._group if x != "step"}
+        curves = {}
+        for run, table in mine.items():
+            if len(table):
+                steps = table["step"].to_numpy(np.int64)
+                places = steps if x == "step" else at_steps(clocks[run], steps, x)
+                curves[run] = _metric(table.assign(**{x: places}), name, smoothing, x=x)
+        return _overlay(curves, "run")
 
     def series(
         self,
@@ -370,13 +413,13 @@ def save(element: Any, path: str | Path) -> Path:
     if not target.parent.is_dir():
         raise FileNotFoundError(f"folder {str(target.parent)!r} does not exist")
     if suffix == ".html":
-        _use("bokeh")
+        use("bokeh")
         # unlike the page that HoloViews saves, it loads nothing from the network
         pane = pn.pane.HoloViews(element, backend="bokeh")  # type: ignore[no-untyped-call]
         Look(pane).save(target, title=target.stem)
     elif suffix in _STATIC:
         try:
-            _use("matplotlib")
+            use("matplotlib")
         except ImportError as error:
             raise MissingPackageError(
                 f"saving {target.name!r} needs Matplotlib: pip install 'comgra-decl[plot]'; "
@@ -389,7 +432,42 @@ def save(element: Any, path: str | Path) -> Path:
     return target
 
 
-def _use(backend: str) -> None:
+def shaded(element: Any, *, dynamic: bool = True) -> Any:
+    """Returns an element of more than 100,000 points as an image drawn by Datashader.
+
+    Browsers draw neither as many points in good time, nor show where they are dense. Smaller
+    elements are returned unchanged.
+
+    Args:
+        element: curves or points, or an overlay of them.
+        dynamic: whether to draw anew after zooming, which needs a running kernel or server.
+
+    Raises:
+        MissingPackageError: the element is large, and Datashader is not installed.
+    """
+    parts = element.traverse(lambda part: part, [lambda part: isinstance(part, hv.Element)])
+    if sum(map(len, parts)) <= MOST_POINTS:
+        return element
+    try:
+        import datashader
+        from holoviews.operation.datashader import datashade
+    except ImportError as error:
+        raise MissingPackageError(
+            "drawing this many points needs Datashader: pip install 'comgra-decl[big]'"
+        ) from error
+    colours: dict[str, Any] = {"cmap": list(_DENSITY)}
+    if isinstance(element, hv.NdOverlay):
+        key = str(element.kdims[0])
+        many = -(-len(element) // len(LINES))
+        colours = {
+            "aggregator": datashader.by(key, datashader.count()),
+            "color_key": [*LINES] * many,
+        }
+    image = datashade(element, dynamic=dynamic, **colours)
+    return _styled(image, "RGB", {}, bokeh={"height": 300})
+
+
+def use(backend: str) -> None:
     """Loads a HoloViews backend but keeps the one that the program has chosen, or Bokeh."""
     chosen = hv.Store.current_backend if hv.Store.renderers else "bokeh"
     if backend not in hv.Store.renderers:
@@ -398,14 +476,13 @@ def _use(backend: str) -> None:
         hv.Store.set_current_backend(chosen)
 
 
-def _metric(table: pd.DataFrame, dimension: str, smoothing: Any) -> hv.Curve:
+def _metric(table: pd.DataFrame, dimension: str, smoothing: Any, *, x: str = "step") -> hv.Curve:
     if not isinstance(smoothing, (int, float)) or not 0 <= smoothing < 1:
         raise ValueError(f"smoothing must be at least 0 and less than 1, got {smoothing!r}")
     values = table["value"].astype(float)
-    if smoothing:
-        values = values.ewm(alpha=1 - smoothing, adjust=True).mean()
-    points = pd.DataFrame({"step": table["step"].to_numpy(), dimension: values.to_numpy()})
-    return hv.Curve(points, "step", dimension)
+    smooth = smoothed(np.asarray(values, np.float64), smoothing)
+    points = pd.DataFrame({x: table[x].to_numpy(), dimension: smooth})
+    return hv.Curve(points, x, dimension)
 
 
 def _check_metric(name: str, there: Iterable[str]) -> None:
@@ -415,6 +492,30 @@ def _check_metric(name: str, there: Iterable[str]) -> None:
             f"there is no metric {shown(name)}{did_you_mean(name, known) or '.'} "
             f"The metrics are: {', '.join(map(repr, known)) or 'none'}."
         )
+
+
+def _picture(drawing: Drawing, label: str) -> Any:
+    """Returns a drawing of the viewer as an element."""
+    across, down = drawing.across or "column", drawing.down or "row"
+    if drawing.form in ("bars", "line"):
+        values = drawing.image[0]
+        kind = hv.Bars if drawing.form == "bars" else hv.Curve
+        made = kind((np.arange(len(values)), values), across, "value", label=label)
+        return _styled(made, kind.__name__, {"color": BLUE}, bokeh={"height": 300})
+    rows, columns = drawing.image.shape
+    look = {"invert_yaxis": True, "title": label}
+    down = f"{down} (down)" if down == across else down  # dimensions need different names
+    place = {"bounds": (0, 0, columns, rows), "kdims": [across, down]}
+    if drawing.rgba is not None:
+        channels = drawing.rgba.view(np.uint8).reshape(rows, columns, 4)[::-1]
+        return _styled(hv.RGB(channels, label=label, **place), "RGB", look, bokeh={"height": 360})
+    image = hv.Image(drawing.image[::-1], vdims=["value"], label=label, **place)
+    limit = limit_of(drawing.image)
+    colours = {"cmap": signed_faded(), "clim": (-limit, limit), "colorbar": True}
+    return _styled(
+        image, "Image", look | colours, bokeh={"height": 360, "tools": ["hover"]},
+        matplotlib={"aspect": None},
+    )  # fmt: skip
 
 
 def _overlay(curves: Mapping[Any, hv.Curve], dimension: str) -> hv.NdOverlay:

@@ -11,20 +11,30 @@ from comgra_decl.viewer.components.urlsync import UrlSync
 from comgra_decl.viewer.custom import ViewsFile
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.files import Files
+from comgra_decl.viewer.model.attention import layers
 from comgra_decl.viewer.model.catalogue import RunEntry
 from comgra_decl.viewer.model.choices import run_choice
 from comgra_decl.viewer.model.headline import tab_counts
+from comgra_decl.viewer.model.library import Library
 from comgra_decl.viewer.model.states import BRAND, Notice, damage_of, head_of
 from comgra_decl.viewer.panes.base import Act, Pane, Shown, html_view, problem_card
+from comgra_decl.viewer.panes.between import BetweenPane
 from comgra_decl.viewer.panes.graph import GraphPane
 from comgra_decl.viewer.panes.selectors import SelectorsPane
 from comgra_decl.viewer.panes.steps import StepsPane
 from comgra_decl.viewer.panes.strip import StripPane
 from comgra_decl.viewer.sections import sections
-from comgra_decl.viewer.state import SECTIONS, ViewState
+from comgra_decl.viewer.state import HIDDEN, SECTIONS, ViewState
 from comgra_decl.viewer.style import PRINTED
 
 _FILL = {"flex": "1 1 0", "min-height": "0", "overflow": "hidden"}
+_HEIGHTS = {False: "clamp(206px, 34vh - 30px, 460px)", True: "clamp(328px, 34vh - 30px, 560px)"}
+_CLOSED = "42px"
+"""Heights of the graph: for most networks, for long ones, and for its tools only."""
+
+_WITHOUT_GRAPH = frozenset({"runs", "kpis", "modules", "notes", "run", "views"})
+"""Sections about the whole run, in which the graph is closed until the user opens it."""
+
 _KEYS = """
 <div class="keys"><kbd>,</kbd> <kbd>.</kbd> previous, next step
 &middot; <kbd>Shift</kbd> ten steps<br>
@@ -41,6 +51,7 @@ class Screen:
     Args:
         act: Changes the selection; see `Dashboard.change`.
         state: State of the session.
+        library: Facts and metrics of all runs.
         runs: Returns the available runs.
         views: Custom views; None without a views file.
     """
@@ -50,6 +61,7 @@ class Screen:
         act: Act,
         *,
         state: ViewState,
+        library: Library,
         runs: Callable[[], tuple[RunEntry, ...]],
         views: ViewsFile | None = None,
     ) -> None:
@@ -57,9 +69,11 @@ class Screen:
         self.ready = False
         self.strip = StripPane(act)
         self.graph = GraphPane(self._select)
+        self.graph.on_fit(self._size_graph)
+        self.between = BetweenPane(act)
         self.steps = StepsPane(act)
         self.selectors = SelectorsPane(act, lambda: run_choice(runs(), state.run))
-        self.sections = sections(act, runs=runs, views=views)
+        self.sections = sections(act, library=library, runs=runs, views=views)
         self.files = Files(lambda: _panes(self), lambda: state.selection)
         self.url = UrlSync(width=0, height=0, margin=0)
         self.head = html_view(sizing_mode=None)
@@ -72,10 +86,10 @@ class Screen:
         self._arrange()
 
     def _arrange(self) -> None:
-        self.graph.panel.styles = {"flex": "0 0 auto", "height": "max(206px, 34vh - 30px)"}
         self.graph.panel.margin, self.steps.panel.margin = (10, 14, 4, 14), (0, 14)
         self.workspace = pn.Column(
-            self.damage, self.strip.panel, self.graph.panel, self.steps.panel, self.tabs,
+            self.damage, self.strip.panel, self.graph.panel, self.between.panel,
+            self.steps.panel, self.tabs,
             *(section.holder for section in self.sections.values()),
             sizing_mode="stretch_both", margin=0, visible=False, styles=_FILL,
             stylesheets=[PRINTED],
@@ -99,7 +113,8 @@ class Screen:
         """Accepts messages from the browser; call it once the page has loaded."""
         self.ready = True
         own = [self.url, self.head, self.tabs, self.files.view]
-        _make_ready([self.strip, self.graph, self.steps, self.selectors, *_panes(self)], own)
+        fixed = [self.strip, self.graph, self.between, self.steps, self.selectors]
+        _make_ready([*fixed, *_panes(self)], own)
 
     def whole(self) -> pn.Row:
         """Returns selectors, graph, steps and sections for embedding in another page."""
@@ -127,13 +142,16 @@ class Screen:
         if "section" in names:
             self._show_section()
         if names & {"section", "run", "revision", "looked"}:
-            counts = tab_counts(shown.view)
-            self.tabs.put(html=_tabs_html(self._state.section, self.tabs.tokens, counts))
+            counts, section = tab_counts(shown.view), self._state.section
+            hidden = {"attention"} - {section} if not layers(shown.view) else set()
+            offered = [key for key in self.tabs.tokens if key not in hidden]
+            self.tabs.put(html=_tabs_html(section, offered, counts))
         if names & {"run", "revision"}:
             self.show_head(head_of(shown.view, shown.run))
-        for pane in (self.strip, self.graph, self.steps, self.selectors):
+        for pane in (self.strip, self.graph, self.between, self.steps, self.selectors):
             if pane.reads & names:
                 pane.refresh(shown)
+        self._size_graph()
         for section in self.sections.values():
             section.refresh(names, shown)
         if names & {"run", "revision", "section"}:
@@ -146,6 +164,17 @@ class Screen:
             made = section.show(key == chosen)
             if self.ready:
                 _make_ready(made, [])
+
+    def _size_graph(self) -> None:
+        """Gives the graph the height that the user chose, or that the section needs."""
+        state = self._state
+        needed = state.walk or state.section not in _WITHOUT_GRAPH
+        visible = state.graph != HIDDEN and bool(state.graph or needed)
+        height = f"{state.graph}px" if state.graph.isdecimal() else _HEIGHTS[self.graph.tall]
+        self.graph.view.put(shown=visible)
+        styles = {"flex": "0 0 auto", "height": height if visible else _CLOSED}
+        if self.graph.panel.styles != styles:
+            self.graph.panel.styles = styles
 
     def show_head(self, content: str) -> None:
         """Shows the run's name and state above the page."""

@@ -9,9 +9,10 @@ import panel as pn
 
 from comgra_decl.viewer.custom import ViewsFile
 from comgra_decl.viewer.model.catalogue import RunEntry
+from comgra_decl.viewer.model.library import Library
+from comgra_decl.viewer.panes.attention import AttentionPane
 from comgra_decl.viewer.panes.base import Act, Pane, Shown
 from comgra_decl.viewer.panes.compare import ComparePane
-from comgra_decl.viewer.panes.custom import CustomPane
 from comgra_decl.viewer.panes.distribution import DistributionPane
 from comgra_decl.viewer.panes.figures import unit_range
 from comgra_decl.viewer.panes.findings import FindingsPane
@@ -19,7 +20,9 @@ from comgra_decl.viewer.panes.kpis import KpisPane
 from comgra_decl.viewer.panes.modules import ModulesPane
 from comgra_decl.viewer.panes.notes import NotesPane
 from comgra_decl.viewer.panes.overview import OverviewPane
+from comgra_decl.viewer.panes.pictures import PicturesPane
 from comgra_decl.viewer.panes.run import FactsPane, RunPane
+from comgra_decl.viewer.panes.runs import RunsPane
 from comgra_decl.viewer.panes.series import SeriesPane
 from comgra_decl.viewer.panes.sheet import SheetPane
 from comgra_decl.viewer.panes.statistics import StatisticsPane
@@ -133,12 +136,17 @@ class Section:
 
 
 def sections(
-    act: Act, *, runs: Callable[[], tuple[RunEntry, ...]] = tuple, views: ViewsFile | None = None
+    act: Act,
+    *,
+    library: Library,
+    runs: Callable[[], tuple[RunEntry, ...]] = tuple,
+    views: ViewsFile | None = None,
 ) -> dict[str, Section]:
     """Returns all sections by their key in the URL.
 
     Args:
         act: Changes the selection.
+        library: Facts and metrics of all runs.
         runs: Returns the runs to compare with.
         views: Custom views. If there are none, their section is left out.
     """
@@ -146,7 +154,10 @@ def sections(
         "overview": Section(lambda: _overview(act)),
         "inspect": Section(lambda: _inspect(act)),
         "values": Section(lambda: _alone(SheetPane(act), _FILLED)),
+        "attention": Section(lambda: _alone(AttentionPane(act), "")),
+        "pictures": Section(lambda: _alone(PicturesPane(act), _PADDED)),
         "compare": Section(lambda: _alone(ComparePane(act, runs), _FILLED)),
+        "runs": Section(lambda: _alone(RunsPane(act, library), _FILLED)),
         "kpis": Section(lambda: _alone(KpisPane(act), _PADDED)),
         "modules": Section(lambda: _alone(ModulesPane(act), _PADDED)),
         "findings": Section(lambda: _alone(FindingsPane(act), _PADDED)),
@@ -154,8 +165,14 @@ def sections(
         "run": Section(lambda: _alone(RunPane(act), "")),
     }
     if views is not None:
-        made["views"] = Section(lambda: _alone(CustomPane(act, views), _PADDED))
+        made["views"] = Section(lambda: _views(act, views))
     return made
+
+
+def _views(act: Act, views: ViewsFile) -> tuple[list[Pane], Any]:
+    from comgra_decl.viewer.panes.custom import CustomPane  # loads HoloViews
+
+    return _alone(CustomPane(act, views), _PADDED)
 
 
 def _overview(act: Act) -> tuple[list[Pane], Any]:

@@ -7,13 +7,18 @@ from typing import Any
 
 import param
 
+from comgra_decl.viewer.model.brushing import NOTHING, Brush
+from comgra_decl.viewer.model.runs import SMOOTHINGS, X_AXES, Overlaid
 from comgra_decl.viewer.model.selection import Selection
 
 SECTIONS = {
     "overview": "Overview",
     "inspect": "Inspect",
     "values": "Values",
+    "attention": "Attention",
+    "pictures": "Pictures",
     "compare": "Compare",
+    "runs": "Runs",
     "kpis": "KPIs",
     "modules": "Modules",
     "findings": "Findings",
@@ -25,6 +30,10 @@ SECTIONS = {
 
 ORDERS = ("", "high", "low", "largest", "smallest")
 """Sort orders for raw values: by position, value or magnitude."""
+
+HIDDEN, SHOWN = "hidden", "shown"
+LEAST, MOST = 150, 3000
+"""What the user wants to see of the graph; least and largest height in pixels."""
 
 SELECTION = tuple(field.name for field in fields(Selection))
 """Names of the parameters that make up a `Selection`."""
@@ -40,9 +49,13 @@ class ViewState(param.Parameterized):
         section: Key of `SECTIONS`.
         scale: How series are drawn: "linear" or "log".
         expanded: Expanded groups of the graph; None until the user expands or collapses one.
+        measure: Whether values are drawn as recorded or relative to their batch.
+        graph: `HIDDEN`, `SHOWN` or the height of the graph in pixels; "" leaves it to the section.
+        between: Second node, compared with the selected one; "" if there is none.
+        route: Number of the path between the two nodes that the graph shows.
         follow: Whether to show the newest step as it arrives.
         revision: Revision of the displayed run.
-        looked: Number of times a run was reopened.
+        looked: Number of checks and searches of the run that have ended.
         pass_: Pass that the Values and Compare sections show.
         slicing: Dims of raw values used as rows and columns; see `model.slicing`.
         order: One of `ORDERS`.
@@ -55,6 +68,9 @@ class ViewState(param.Parameterized):
         views: Displayed version of the custom views file.
         walk: Finding and stop of the walk through the evidence, "" outside a walk; see
             `model.walk`.
+        ticked, smoothing, x_axis, metric, against: See `model.runs.Overlaid`.
+        brush: Samples, steps and runs that a custom view has brushed.
+        library: Number of facts about other runs that were read in the background.
         type, step, node, role, iteration, gradient, batch, statistic, auto_batch, auto_statistic:
             See `Selection`; "" as batch or statistic stands for the one that fits the tensor.
     """
@@ -74,6 +90,10 @@ class ViewState(param.Parameterized):
     scale: Any = param.Selector(default="linear", objects=["linear", "log"])
     section: Any = param.Selector(default="overview", objects=list(SECTIONS))
     expanded = param.ClassSelector(default=None, class_=frozenset, allow_None=True)
+    measure: Any = param.Selector(default="raw", objects=["raw", "relative"])
+    graph = param.String(default="")
+    between = param.String(default="")
+    route = param.Integer(default=0)
     follow = param.Boolean(default=False)
     revision = param.Integer(default=-1)
     looked = param.Integer(default=0)
@@ -87,9 +107,21 @@ class ViewState(param.Parameterized):
     other_revision = param.Integer(default=-1)
     views = param.Integer(default=-1)
     walk = param.String(default="")
+    ticked = param.ClassSelector(default=None, class_=tuple, allow_None=True)
+    smoothing: Any = param.Selector(default="0", objects=list(SMOOTHINGS))
+    x_axis: Any = param.Selector(default="step", objects=list(X_AXES))
+    metric = param.String(default="")
+    against = param.String(default="")
+    brush = param.ClassSelector(default=NOTHING, class_=Brush)
+    library = param.Integer(default=-1)
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)  # type: ignore[no-untyped-call]
+
+    @property
+    def overlaid(self) -> Overlaid:
+        """What the section *Runs* shows."""
+        return Overlaid(**{f.name: getattr(self, f.name) for f in fields(Overlaid)})
 
     @property
     def selection(self) -> Selection:

@@ -10,7 +10,8 @@ from collections.abc import Collection
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from comgra_decl.viewer.state import ORDERS, SECTIONS, ViewState
+from comgra_decl.viewer.model.runs import SMOOTHINGS, X_AXES
+from comgra_decl.viewer.state import HIDDEN, LEAST, MOST, ORDERS, SECTIONS, SHOWN, ViewState
 
 _TEXTS = {
     "run": "run",
@@ -25,6 +26,9 @@ _TEXTS = {
     "slice": "slicing",
     "window": "window",
     "other": "other",
+    "metric": "metric",
+    "against": "against",
+    "between": "between",
 }
 _NUMBERS = {"step": "step", "iteration": "iteration", "other_step": "other_step"}
 _CHOICES: dict[str, Collection[str]] = {
@@ -32,9 +36,14 @@ _CHOICES: dict[str, Collection[str]] = {
     "scale": ("linear", "log"),
     "order": ORDERS,
     "axis": ("recorded", "relative"),
+    "smoothing": SMOOTHINGS,
+    "x_axis": X_AXES,
+    "measure": ("raw", "relative"),
+    "graph": (HIDDEN, SHOWN, *map(str, range(LEAST, MOST + 1))),
 }
 _LONGEST = 500
-_MOST_OPEN = 500
+_MOST = {"open": 500, "tick": 100}
+"""Maximum numbers of expanded groups and of ticked runs."""
 
 _OF_A_NODE = "inspect"
 """Section that is shown if a URL names a node but no section."""
@@ -46,7 +55,7 @@ PUSHED = frozenset({"run", "type", "node", "role", "section", "other"})
 def parse(query: str) -> dict[str, Any]:
     """Returns the well-formed fields of a query (with or without "?") by parameter name."""
     found: dict[str, Any] = {}
-    opened: list[str] = []
+    lists: dict[str, list[str]] = {key: [] for key in _MOST}
     for key, value in parse_qsl(query.lstrip("?"), keep_blank_values=True, max_num_fields=None):
         if len(value) > _LONGEST:
             continue
@@ -56,10 +65,12 @@ def parse(query: str) -> dict[str, Any]:
             found[_NUMBERS[key]] = int(value)
         elif key in _CHOICES and value in _CHOICES[key]:
             found[key] = value
-        elif key == "open" and len(opened) < _MOST_OPEN:
-            opened.append(value)
-    if opened:
-        found["expanded"] = frozenset(opened) - {""}
+        elif key in lists and len(lists[key]) < _MOST[key]:
+            lists[key].append(value)
+    if lists["open"]:
+        found["expanded"] = frozenset(lists["open"]) - {""}
+    if lists["tick"]:
+        found["ticked"] = tuple(name for name in lists["tick"] if name)
     if "node" in found:
         found.setdefault("section", _OF_A_NODE)
     return found
@@ -77,4 +88,6 @@ def format_query(state: ViewState) -> str:
         pairs = [pair for pair in pairs if pair[0] != "step"]
     if state.expanded is not None:
         pairs += [("open", scope) for scope in sorted(state.expanded) or [""]]
+    if state.ticked is not None:
+        pairs += [("tick", name) for name in state.ticked[: _MOST["tick"]] or [""]]
     return f"?{urlencode(pairs)}" if pairs else ""

@@ -35,6 +35,7 @@ def describe_run(run: Run) -> dict[str, Any]:
         "state": run.state,
         "started": run.started,
         "error": run.error,
+        "ending": describe_ending(run),
         "records": len(run.records),
         "steps": {
             "count": len(steps),
@@ -58,6 +59,18 @@ def describe_run(run: Run) -> dict[str, Any]:
         "spec": run.spec.model_dump(mode="json"),
         "config": _plain(run.config),
         "facts": _plain(run.facts),
+    }
+
+
+def describe_ending(run: Run) -> dict[str, Any] | None:
+    """Return how the program ended, if it did not end by itself; with the whole post-mortem."""
+    ending = run.ending
+    if ending is None:
+        return None
+    return {
+        "headline": ending.headline,
+        "parts": [{"title": title, "lines": lines} for title, lines in ending.parts],
+        "post_mortem": _plain(ending.content) or None,
     }
 
 

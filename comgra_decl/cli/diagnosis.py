@@ -11,12 +11,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from comgra_decl.cli.describe import describe_ending
 from comgra_decl.errors import SpecError
 from comgra_decl.query.report import verify_command
 from comgra_decl.terminal import console
 
 if TYPE_CHECKING:
-    from comgra_decl.query import Run
+    from comgra_decl.query import Ending, Run
     from comgra_decl.rules import Check, Correlation, Diagnosis, Finding
     from comgra_decl.spec.rules import Rules
 
@@ -59,6 +60,7 @@ def described(
     return {
         "run": str(run.path),
         "state": run.state,
+        "ending": describe_ending(run),
         "records": diagnosis.records,
         "health": [_answered(check) for check in health(diagnosis)],
         "unseen": unseen(diagnosis),
@@ -107,6 +109,8 @@ def print_diagnosis(
     first = roots_of(diagnosis.findings)
     if diagnosis.damage:
         out.print(_damage(run, diagnosis), "", sep="\n")
+    if (ending := run.ending) is not None:
+        out.print(_ended(ending), "", sep="\n")
     out.print(_title(run, diagnosis, len(first), len(diagnosis.findings) - len(first)))
     out.print("", _health(diagnosis), sep="\n")
     for number, finding in enumerate(first, 1):
@@ -126,6 +130,15 @@ def print_diagnosis(
             out.print(Padding(Text(f"- {correlation.sentence}"), (0, 0, 0, 3)))
     if diagnosis.unchecked:
         out.print("", _unchecked(diagnosis), sep="\n")
+
+
+def _ended(ending: Ending) -> Group:
+    """Return why the program ended."""
+    lines: list[Text | Padding] = [Text(ending.headline, style="bold red")]
+    for title, part in ending.parts:
+        lines.append(Text(title, style="bold"))
+        lines += [Padding(Text(line), (0, 0, 0, 3)) for line in part]
+    return Group(*lines)
 
 
 def _damage(run: Run, diagnosis: Diagnosis) -> Group:

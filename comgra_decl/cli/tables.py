@@ -102,6 +102,7 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
     yield "state", state_text(run["state"])
     if run["error"]:
         yield "error", Text(run["error"], style="red")
+    yield from _ending(run["ending"])
     yield "started", time_text(run["started"])
     yield "command", " ".join(facts.get("command") or ["-"])
     yield "git", _git_text(facts.get("git"))
@@ -126,6 +127,16 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
         yield "lost", Text(str(loss), style="red")
     for remark in remarks(run["report"]):
         yield "warning", Text(remark, style="yellow")
+
+
+def _ending(ending: dict[str, Any] | None) -> Iterator[tuple[str, str | Text]]:
+    """If the program did not end by itself, yield why, and where in its code."""
+    if ending is None:
+        return
+    yield "ending", Text(ending["headline"], style="red")
+    for part in ending["parts"]:
+        if part["title"] == "Where":
+            yield from (("", line) for line in part["lines"][:2])
 
 
 def _writers(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:

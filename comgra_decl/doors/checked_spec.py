@@ -171,6 +171,16 @@ def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         name = "when" if key == "keep" else "by"
         if isinstance(inner, Mapping):
             yield from _each(f"{key}.{name}", inner.get(name))
+    probes = content.get("probes")
+    for name, probe in probes.items() if isinstance(probes, Mapping) else ():
+        if isinstance(probe, Mapping):
+            yield f"probes.{name}.batch", probe.get("batch")
+            samples = probe.get("samples")
+            yield f"probes.{name}.samples.by", _get(samples, "by")
+
+
+def _get(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, Mapping) else None
 
 
 def _each(where: str, value: Any) -> Iterator[tuple[str, Any]]:

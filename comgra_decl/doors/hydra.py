@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.utils import JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -64,12 +65,14 @@ class TraceCallback(Callback):
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """Finish the run. If a job ends without this call, its session finishes by itself."""
-        self._finish()
+        failed = getattr(job_return, "status", None) is JobStatus.FAILED
+        returned = getattr(job_return, "_return_value", None) if failed else None
+        self._finish(returned if isinstance(returned, BaseException) else None)
 
-    def _finish(self) -> None:
+    def _finish(self, error: BaseException | None = None) -> None:
         session, self._session = self._session, None
         if session is not None:
-            finish_session(session)
+            finish_session(session, error)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_session": None}  # a session belongs to its process

@@ -144,8 +144,10 @@ def run(call: Call, *, start: Callable[[Spec, RunContext], Session] = start_sess
         sys.stderr.write(f"comgra: recording to {session.path}\n")
     try:
         _execute(call)
-    finally:
-        finish_session(session)
+    except BaseException as error:
+        finish_session(session, error)
+        raise
+    finish_session(session)
 
 
 def _wrong(error: SpecError) -> NoReturn:

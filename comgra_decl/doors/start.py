@@ -44,13 +44,20 @@ def _rehearsal(spec: Spec, context: RunContext) -> Session:
     return Rehearsal(spec, context=context)
 
 
-def finish_session(session: Session) -> None:
-    """Finish a session; an internal error is logged and never hides an error in training."""
+def finish_session(session: Session, error: BaseException | None = None) -> None:
+    """Finish a session; an internal error is logged and never hides an error in training.
+
+    Args:
+        session: the session.
+        error: the error that ended the program, if any; the run then includes its post-mortem.
+    """
     environment.recorded(session, False)
     try:
+        if error is not None:
+            session.failed(error)
         session.finish()
-    except Exception as error:  # noqa: BLE001  (must not hide the training's own error)
-        _log.error("the run in %s could not be finished", session.path, exc_info=error)
+    except Exception as own:  # noqa: BLE001  (must not hide the training's own error)
+        _log.error("the run in %s could not be finished", session.path, exc_info=own)
 
 
 def wrong_spec(error: SpecError) -> str:

@@ -49,5 +49,7 @@ def trace(
     session = start_session(resolved, RunContext.of_script(script))
     try:
         yield session
-    finally:
-        finish_session(session)
+    except BaseException as error:
+        finish_session(session, error)
+        raise
+    finish_session(session)

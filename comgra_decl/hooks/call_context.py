@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from comgra_decl.hooks.probing.seclusion import SECLUDED, is_secluded
 from comgra_decl.torch_private import graph_task, module_call, tracing_state
 
 
@@ -36,8 +37,11 @@ def is_no_step() -> bool:
 
     While autograd is running, the call is a recomputation for checkpointing. Under
     `torch.jit.trace`, any computation made by comgra_decl would become part of the traced program.
+    A probe calls a copy of the model.
     """
-    return graph_task() != -1 or tracing_state() is not None
+    if graph_task() != -1 or tracing_state() is not None:
+        return True
+    return bool(SECLUDED) and is_secluded()
 
 
 def is_traced() -> bool:

@@ -14,6 +14,7 @@ from comgra_decl.hooks import modes
 from comgra_decl.hooks.call_context import is_in_optimizer
 from comgra_decl.hooks.limits import CUDA_GRAPH
 from comgra_decl.hooks.module_tree import in_training
+from comgra_decl.hooks.probing.seclusion import SECLUDED, is_secluded
 from comgra_decl.hooks.step_state import MOST_ASIDE, Call, Room, RootCall
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ class CallRouter:
         roots = self._roots
         settled = training and not (roots.evaluating or roots.maybe)
         if settled or self._ending.over or torch.compiler.is_compiling():
+            return
+        if SECLUDED and is_secluded():  # the copy of a probe switches parts of itself
             return
         with self._together:
             if self._hooks.is_of_another_thread() and not self._turns.turn_here():

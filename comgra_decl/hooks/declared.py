@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from comgra_decl.hooks.compiled.steps import CompiledSteps
 from comgra_decl.hooks.functions.beside import Beside
 from comgra_decl.hooks.graph.structures import Structures
+from comgra_decl.hooks.probing.probing import probing
 from comgra_decl.hooks.schedule.agenda import Agenda
 from comgra_decl.hooks.schedule.budget import Budget
 from comgra_decl.hooks.schedule.types import Labeller
@@ -137,6 +138,14 @@ class Declared:
             warn=self._reporter.warn,
             on_fault=on_fault,
         )
+        if training.probing is None:  # a changed spec declares the same probes
+            training.probing = probing(
+                spec,
+                input_slot=lambda role, iteration: self.tracer.input_slot(role, iteration),
+                scheduled=lambda: not self.keeps or self.agenda.due,
+                warn=self._reporter.warn,
+                say=self._say,
+            )
         for capture in (training, evaluation.capture):
             capture.max_iterations = spec.schedule.max_iterations
         self.structures = Structures(

@@ -10,6 +10,7 @@ import torch
 
 from comgra_decl.annotations import hub
 from comgra_decl.hooks.guarded import guarded
+from comgra_decl.hooks.probing.seclusion import SECLUDED, is_secluded
 from comgra_decl.hooks.scalars.numbers import read_number
 from comgra_decl.torch_private import without_functions
 
@@ -90,7 +91,12 @@ class Listener:
     @guarded
     def node(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
         """Record a tensor, or a nested structure of tensors, under a name."""
-        if _is_compiling() or self._ending.over or self._hooks.is_elsewhere():
+        if (
+            _is_compiling()
+            or (SECLUDED and is_secluded())
+            or self._ending.over
+            or self._hooks.is_elsewhere()
+        ):
             return
         if self._declared.beside.annotate(value, name, role, kind):
             # computations between it and the model are part of the graph
@@ -99,7 +105,12 @@ class Listener:
     @guarded
     def connect(self, source: Any, sink: Any) -> None:
         """Add an edge from `source` to `sink` that tracing cannot detect."""
-        if _is_compiling() or self._ending.over or self._hooks.is_elsewhere():
+        if (
+            _is_compiling()
+            or (SECLUDED and is_secluded())
+            or self._ending.over
+            or self._hooks.is_elsewhere()
+        ):
             return
         with without_functions():
             self._declared.structures.connect(source, sink)
@@ -107,7 +118,7 @@ class Listener:
     @guarded
     def tag(self, *names: str) -> None:
         """Add labels to the step or evaluation in progress."""
-        if _is_compiling():
+        if _is_compiling() or (SECLUDED and is_secluded()):
             return
         with self._together:
             lane = self._turns.elsewhere()
@@ -122,7 +133,7 @@ class Listener:
     @guarded
     def note(self, text: str) -> None:
         """Add a note to the step in progress."""
-        if _is_compiling():
+        if _is_compiling() or (SECLUDED and is_secluded()):
             return
         self._idle.end()
         with self._together:
@@ -132,7 +143,7 @@ class Listener:
     @guarded
     def kpi(self, name: str, value: Any) -> None:
         """Log a value for the step in progress."""
-        if _is_compiling():
+        if _is_compiling() or (SECLUDED and is_secluded()):
             return
         self._idle.end()
         with self._together:
@@ -146,5 +157,5 @@ class Listener:
     @guarded
     def step(self) -> None:
         """End the step in progress."""
-        if not _is_compiling():
+        if not (_is_compiling() or (SECLUDED and is_secluded())):
             self._steps.by_program()

@@ -27,9 +27,11 @@ from comgra_decl.hooks.module_tree import Owners
 from comgra_decl.hooks.objects import watch_freezing
 from comgra_decl.hooks.optimizers import CalledModels, Optimizers
 from comgra_decl.hooks.patches import run_natively, watch_mode
+from comgra_decl.hooks.place import ProgramPlace
 from comgra_decl.hooks.record_hooks import RecordHooks
 from comgra_decl.hooks.report import Reporter
 from comgra_decl.hooks.root_calls import RootCalls
+from comgra_decl.hooks.scalars.automatic import AutomaticMetrics
 from comgra_decl.hooks.scalars.losses import LossWatch
 from comgra_decl.hooks.scalars.scalars import Saying, Scalars
 from comgra_decl.hooks.schedule.budget import Meter
@@ -37,6 +39,7 @@ from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
 from comgra_decl.hooks.schedule.idle import IdleSteps
 from comgra_decl.hooks.schedule.skipped import watch_skips
 from comgra_decl.hooks.schedule.unended import UNENDED, UnendedSteps
+from comgra_decl.hooks.stalls import StallWatch
 from comgra_decl.hooks.step_clock import StepClock
 from comgra_decl.hooks.step_records import StepRecords
 from comgra_decl.hooks.step_state import StepState
@@ -44,7 +47,7 @@ from comgra_decl.hooks.steps import Steps
 from comgra_decl.hooks.tensors.capture import new_capture
 from comgra_decl.hooks.tensors.slots import SlotTable
 from comgra_decl.hooks.training_threads import Lane, Lanes, Turns
-from comgra_decl.records import RawStep, ScalarBatch, SlotInfo
+from comgra_decl.records import AUTOMATIC, STALLED, RawStep, ScalarBatch, SlotInfo
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -130,6 +133,13 @@ class HookManager:
             together=together,
             on_fault=fault,
         )
+        self._automatic = AutomaticMetrics(
+            wanted=spec.kpis.automatic and scalars is not None,
+            scalars=self._scalars,
+            optimizers=self._optimizers,
+            losses=self._losses,
+            on_fault=fault,
+        )
         self._hooks = RecordHooks(
             declared,
             state,
@@ -186,6 +196,7 @@ class HookManager:
             graphs=self._graphs,
             losses=self._losses,
             scalars=self._scalars,
+            automatic=self._automatic,
             idle=idle,
             reporter=reporter,
             ending=ending,
@@ -251,6 +262,8 @@ class HookManager:
             untouched_control_flow(),
             *self._graphs.patches,
         )
+        self._stalls = StallWatch(self._report_stall)
+        self._watches_stalls = spec.kpis.automatic and scalars is not None
         self._handles: list[RemovableHandle | Placed] = []
 
     # -- callbacks between components ------------------------------------------------------------
@@ -378,6 +391,9 @@ class HookManager:
         if self._ending.over:
             return
         number, before = self._state.number, self._unended.found
+        if self._watches_stalls:
+            evaluating = self._evaluation.open or self._roots.evaluating
+            self._stalls.look(number, evaluating=evaluating)
         parameters = (p for model in self._models() for p in model.parameters())
         found = self._unended.look(number, parameters, signs=self._steps.signs)
         if found and before is None:
@@ -387,6 +403,29 @@ class HookManager:
                 self._scalars.remark(sentence)
             self._turns.hand.unseen()
             self._steps.announce()
+
+    def _report_stall(self, seconds: float, stacks: str) -> None:
+        """Store that the step in progress does not end; called from another thread."""
+        number = self._state.number
+        text = (
+            f"step {number} has not ended for {seconds:.0f} s. The threads are running:\n{stacks}"
+        )
+        self._scalars.told(f"{AUTOMATIC}{STALLED}", seconds)
+        self._scalars.remark(text)
+        self._reporter.warn(f"step {number} has not ended for {seconds:.0f} s; see its note")
+
+    def place(self) -> ProgramPlace:
+        """Return where the program is; call it before `detach`."""
+        state = self._state
+        return ProgramPlace(state.number, state.armed, self._node_of, self._models)
+
+    def _node_of(self, module: nn.Module) -> tuple[str, nn.Module] | None:
+        for plan in [*self._declared.tracer.tops.values()]:
+            top = plan.top.module()
+            for part in plan.parts if top is not None else ():
+                if part.module() is module and top is not None:
+                    return plan.top.node(part.path), top
+        return None
 
     # -- stopping --------------------------------------------------------------------------------
 

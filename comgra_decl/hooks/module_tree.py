@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from comgra_decl.hooks.objects import instances_of
+from comgra_decl.hooks.probing.seclusion import SECLUDED, is_secluded
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.tensors.shards import class_of
 
@@ -87,7 +88,9 @@ class Owners:
 
     def note(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """Store the parent of a newly assigned module; called by torch's registration hook."""
-        if _is_compiling():  # otherwise this function would become part of the compiled code
+        if _is_compiling() or (
+            SECLUDED and is_secluded()
+        ):  # otherwise this function would become part of the compiled code
             return
         try:
             self.version += 1
@@ -101,7 +104,7 @@ class Owners:
 
     def note_parameter(self, module: nn.Module, _name: str, _parameter: object) -> None:
         """Count a new parameter of a module; called by torch's registration hook."""
-        if _is_compiling():
+        if _is_compiling() or (SECLUDED and is_secluded()):
             return
         try:
             self.version += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.objects import instances_of
 from comgra_decl.hooks.recursion import EveryCall
+from comgra_decl.hooks.scalars.numbers import read_number
 from comgra_decl.hooks.step_clock import Seen
 
 _WATCHED = 4
@@ -68,6 +70,20 @@ class Optimizers:
                 groups = getattr(optimizer, "param_groups", ())
                 sizes.append((number, sum([len(group["params"]) for group in groups])))
         return tuple(sizes)
+
+    def rates(self) -> list[float]:
+        """Return the learning rate of each parameter group; NaN for one that is on a device."""
+        rates: dict[int, float] = {}  # wrappers of optimizers share the groups
+        for reference in [*self._known.values()]:
+            optimizer = reference()
+            for group in getattr(optimizer, "param_groups", ()):
+                rate = group.get("lr")
+                if isinstance(rate, torch.Tensor):
+                    number = read_number(rate) if rate.is_cpu else None
+                    rate = number if isinstance(number, float) else math.nan
+                if isinstance(rate, (int, float)):
+                    rates[id(group)] = float(rate)
+        return list(rates.values())
 
     def held_in(self, model: nn.Module) -> set[int]:
         """Search for the optimizers of a model, then return the ids as `held` does."""

@@ -14,8 +14,10 @@ from comgra_decl.records import (
     BATCH_SOFTMAXES,
     LOSS_CALLS,
     MODES,
+    OBJECTIVES,
     OPTIMIZERS,
     SKIPPED_STEP,
+    TELLING,
     RawStep,
     StepInfo,
 )
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from comgra_decl.hooks.declared import Declared
     from comgra_decl.hooks.optimizers import CalledModels
+    from comgra_decl.hooks.probing.probing import Probing
     from comgra_decl.hooks.record_hooks import RecordHooks
     from comgra_decl.hooks.report import Reporter
     from comgra_decl.hooks.root_calls import RootCalls
@@ -160,6 +163,8 @@ class StepRecords:
                 info.extra[SKIPPED_STEP] = True
             self._emit(train, info, scheduled=due)
             cost = info.cost
+            if train.probing is not None:
+                self._probe(train.probing, info, due=due)
         else:
             self.drop()
             self._hooks.stop_graph()
@@ -321,6 +326,8 @@ class StepRecords:
             MODES: capture.modes,
             BATCH_SOFTMAXES: capture.batch_softmaxes,
             ATTENTIONS: capture.attentions,
+            TELLING: capture.telling,
+            OBJECTIVES: capture.objectives,
             OPTIMIZERS: capture.optimizers,
         }
         info.extra |= {name: known for name, known in facts.items() if known}
@@ -340,6 +347,12 @@ class StepRecords:
             self._reporter.warn(COMPILED_GRAPH)
         raw.documents = self._reporter.documents(tracer.called_tops, capture, info)
         self._sink(raw)
+
+    def _probe(self, probing: Probing, info: StepInfo, *, due: bool) -> None:
+        """Run the probes after a scheduled step; a step that may yet be dropped has none."""
+        if due:
+            probing.ended(info, self._table, self._sink)
+        probing.drop()
 
     def _warn_of(self, capture: StepCapture) -> None:
         if capture.cut:

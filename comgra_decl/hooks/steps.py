@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.record_hooks import RecordHooks
     from comgra_decl.hooks.report import Reporter
     from comgra_decl.hooks.root_calls import RootCalls
+    from comgra_decl.hooks.scalars.automatic import AutomaticMetrics
     from comgra_decl.hooks.scalars.losses import LossWatch
     from comgra_decl.hooks.scalars.scalars import Scalars
     from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
@@ -70,6 +71,7 @@ class Steps:
         graphs: detects the capture of CUDA graphs.
         losses: observes `backward`.
         scalars: receives the metrics of all steps.
+        automatic: takes the metrics that need no code in the program.
         idle: counts the steps that need no other work.
         reporter: receives choices and warnings.
         ending: whether tracing continues, and how it ends.
@@ -99,6 +101,7 @@ class Steps:
         graphs: Captures,
         losses: LossWatch,
         scalars: Scalars,
+        automatic: AutomaticMetrics,
         idle: IdleSteps,
         reporter: Reporter,
         ending: Ending,
@@ -120,6 +123,7 @@ class Steps:
         self._graphs = graphs
         self._losses = losses
         self._scalars = scalars
+        self._automatic = automatic
         self._idle = idle
         self._reporter = reporter
         self._ending = ending
@@ -158,6 +162,7 @@ class Steps:
     def stop(self) -> None:
         """Stop watching for model calls."""
         self._watch.remove()
+        self._automatic.stop()
 
     @property
     def is_too_late(self) -> bool:
@@ -349,6 +354,8 @@ class Steps:
         if self.resumption is not None:
             self._settle_resumption(self.resumption)
         number = state.number
+        plain = None if state.armed else self._declared.budget.last_plain
+        self._automatic.end_step(recorded=state.armed, plain=plain)
         scalars.end_step(number, agenda.labels)
         if self._ending.requested:
             self._ending.when_safe()
@@ -499,6 +506,9 @@ class Steps:
             or lanes.several
             or self._nested
         )
+        plain = not (state.armed or self._evaluation.open or self._watch.waiting or lanes.several)
+        self._automatic.begin_step(plain=plain)
+        busy = busy or self._automatic.timing
         step = state.count_from_here()
         lane = lanes.followed
         self._losses.follow(lane.helper or lane.thread)

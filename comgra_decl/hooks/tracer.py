@@ -492,6 +492,8 @@ class ModuleTracer:
                 )
         if capture is not None and capture.categories is not None:
             capture.categories.leave(output)
+        if capture is not None and capture.probing is not None:
+            capture.probing.leave(output)
         if capture is not None and capture.aside and self._batch_before is not None:
             capture.batch_size = self._batch_before  # the step keeps the size of its training batch
         self._calls.left()
@@ -520,14 +522,37 @@ class ModuleTracer:
         self._model_called = self._model_called or self._in_model
         self._batch_before = capture.batch_size
         capture.batch_size = first_batch_size(args, kwargs) or capture.batch_size
-        if capture.categories is not None:
-            capture.categories.enter(module, args, kwargs, capture.batch_size)
+        if capture.categories is not None or capture.probing is not None:
+            self._look_at_samples(capture, module, plan, args, kwargs)
         if self.observers is not None:
             self.observers.place(plan.modules)
         if plan.top.parametric and capture.count(plan) == 0:
             self.parameters.read(plan, capture)
         if self._in_model:
             self._ends.read_inputs(capture, args, kwargs, self._graph)
+
+    def _look_at_samples(
+        self,
+        capture: StepCapture,
+        module: nn.Module,
+        plan: TopPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Let the probes copy a model that is trained, and look for the classes of its samples."""
+        if capture.categories is not None:
+            capture.categories.enter(module, args, kwargs, capture.batch_size)
+        if capture.probing is None:
+            return
+        if plan.top.parametric and not capture.aside:
+            iteration = capture.upcoming("input")
+            capture.probing.enter(module, plan, args, kwargs, iteration=iteration)
+        else:
+            capture.probing.called(module, args, kwargs, capture.batch_size)
+
+    def input_slot(self, role: str, iteration: int) -> Slot:
+        """Return the slot of an input of a model; `iteration` counts the models of a step."""
+        return self._ends.input_slot(role, iteration)
 
     def _prepares(self, plan: TopPlan, args: Any, kwargs: Any) -> bool:
         """Return whether a part without parameters receives the inputs of its model.
@@ -694,10 +719,10 @@ class ModuleTracer:
         self, capture: StepCapture, optimizer: torch.optim.Optimizer, *, closure: bool
     ) -> None:
         """Read the gradients before an optimizer step, whose arithmetic contains no targets."""
-        self._ends.targets.rest()
         if self.functions is not None:
             self.functions.ends(sys._getframe(1))
         with without_functions():
+            self._ends.before_optimizer(capture, optimizer, closure=closure)
             self.parameters.before_step(optimizer, capture, closure=closure)
 
     def after_optimizer(self, capture: StepCapture, optimizer: torch.optim.Optimizer) -> None:

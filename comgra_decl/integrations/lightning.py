@@ -87,7 +87,7 @@ class TraceCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Finish the run, because `teardown` will not be called."""
-        self._recording.end()
+        self._recording.end(exception)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tag the evaluation as a sanity check or a validation."""

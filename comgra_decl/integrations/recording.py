@@ -66,11 +66,11 @@ class Recording:
         self._session = start_session(self._spec, context)
         self.path = self._session.path
 
-    def end(self) -> None:
-        """Finish the current run, if any."""
+    def end(self, error: BaseException | None = None) -> None:
+        """Finish the current run, if any; after an error, it includes the post-mortem."""
         session, self._session = self._session, None
         if session is not None:
-            finish_session(session)
+            finish_session(session, error)
 
     @property
     def open(self) -> bool:

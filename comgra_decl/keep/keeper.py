@@ -117,6 +117,7 @@ class Keeper:
         self._fired = [{"fired": 0, "first": None, "last": None} for _ in self._triggers]
         self._taken = self._stored = self._kept = self._given_up = 0
         self._exhausted_at: int | None = None
+        self._last_reason: str | None = None  # why the ring is kept at the end
         self._ranges: list[list[int]] = []  # (first, last) of each range of kept steps
         self._unseen: list[list[int]] = []  # the same for steps that rules have not checked
 
@@ -132,11 +133,17 @@ class Keeper:
             stored += self._compacted(self._second.ring)
         return self._batches(stored)
 
+    def keep_ring(self, reason: str) -> None:
+        """Makes `close` keep all steps that are still held; may be called from any thread."""
+        self._last_reason = reason
+
     def close(self) -> list[StepBatch]:
         """Returns the last batches to store: the scheduled steps still waiting.
 
         No steps may follow.
         """
+        if self._last_reason is not None:
+            self._ring.keep_held(f"before the end: {self._last_reason}")
         for trigger in self._triggers:
             if trigger.trouble is not None:
                 _log.warning("comgra.keep: %s never fired: %s", trigger.name, trigger.trouble)

@@ -125,6 +125,11 @@ class Ring(Generic[T]):
         """Returns the entries that no trigger can reach once the next step arrives, in order."""
         return self._leaving(self._newest + 1 - self._before)
 
+    def keep_held(self, reason: str) -> None:
+        """Keeps all held entries."""
+        for entry in self.pending:
+            self._keep(entry, [reason])
+
     def flush(self) -> list[Entry[T]]:
         """Returns the held entries; no step may follow."""
         return self._leaving(None)

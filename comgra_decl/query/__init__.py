@@ -16,26 +16,43 @@ from .compare import compare, differences
 from .group import Group, open_group
 from .listing import RunSummary, list_runs
 from .opening import open_run, require_folder
+from .overview import Clock, RunRow, at_steps, clock_of, metrics_of, overview, row_of
+from .parting import Difference, Parting, part, sentences
+from .pictures import Picture
+from .post_mortem import Ending
 from .preview import Preview
 from .run import Run
 from .slot import Slot
 
 __all__ = [
+    "Clock",
+    "Difference",
+    "Ending",
     "Group",
     "Location",
     "NotedCheck",
     "NotedChecks",
+    "Parting",
+    "Picture",
     "Preview",
     "Remote",
     "Run",
+    "RunRow",
     "RunSummary",
     "Slot",
+    "at_steps",
+    "clock_of",
     "compare",
     "differences",
     "limit_cache",
     "list_runs",
     "location",
+    "metrics_of",
     "open_group",
     "open_run",
+    "overview",
+    "part",
     "require_folder",
+    "row_of",
+    "sentences",
 ]

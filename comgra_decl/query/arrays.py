@@ -17,7 +17,7 @@ from comgra_decl.errors import (
 )
 from comgra_decl.records import AGGREGATES, SlotInfo
 
-from . import derived
+from . import derived, unusual
 from .snapshot import Snapshot, aggregate
 
 if TYPE_CHECKING:
@@ -80,6 +80,34 @@ class Arrays:
     ) -> Heat:
         """Returns a statistic for all slots in a pass, at every step."""
         return heat(self._snapshot, statistic, of, over_batch, type)
+
+    def aggregates(
+        self, records: NDArray[np.int64], ids: NDArray[np.int64], names: Sequence[str]
+    ) -> NDArray[np.float64]:
+        """Returns statistics of several slots in several records.
+
+        Args:
+            records: numbers of the records, ascending [r].
+            ids: ids of the slots [s].
+            names: names of the statistics [n].
+
+        Returns:
+            float64 [r, s, n, 3]: mean, std and largest magnitude over the batch; NaN where not
+            recorded.
+        """
+        first, last = int(records.min()), int(records.max()) + 1
+        table = self._snapshot.view.rows("agg", first, last)[records - first]
+        columns = [[self._snapshot.column(name, over) for over in AGGREGATES] for name in names]
+        found = np.full((len(records), len(ids), len(names), len(AGGREGATES)), np.nan)
+        there = ids < table.shape[1]
+        found[:, there] = table[:, ids[there]][..., np.array(columns, np.int64)]
+        return found
+
+    def unusual(
+        self, step: int, statistic: str = "std", *, type: str | None = None
+    ) -> NDArray[np.float64]:
+        """Returns the distance of each sample from the rest of its batch, [slots, samples]."""
+        return unusual.distances(self._snapshot, step, statistic, type)
 
     def shapes(self, step: int, *, type: str | None = None) -> dict[int, Shape]:
         """Returns the shapes of the slots recorded at a step; None where damaged."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import DamagedRunError
-from comgra_decl.records import AGGREGATES, SlotInfo, Structure
+from comgra_decl.records import AGGREGATES, PROBE_MODE, SlotInfo, Structure
 from comgra_decl.store.layout import RecordColumn
 from comgra_decl.store.salvage import TooLargeError
 
@@ -106,8 +106,8 @@ class Chunk:
         return _rows(self.snapshot.view, "smp", self.records)
 
 
-def chunks(snapshot: Snapshot) -> Iterator[Chunk]:
-    """Yields all records in order, in chunks of limited size."""
+def chunks(snapshot: Snapshot, *, probes: bool = True) -> Iterator[Chunk]:
+    """Yields all records in order, in chunks of limited size; `probes`: also those of probes."""
     view = snapshot.view
     names = len(view.meta.statistics)
     width = max(1, len(view.slots)) * len(view.meta.columns) * 4
@@ -115,7 +115,7 @@ def chunks(snapshot: Snapshot) -> Iterator[Chunk]:
     modes = decoded(view.records[:, RecordColumn.MODE], view.names("mode"))
     types = decoded(view.records[:, RecordColumn.TYPE], view.names("type"))
     graphs = decoded(view.records[:, RecordColumn.STRUCTURE], view.names("structure"))
-    counting = np.flatnonzero(snapshot.counts)
+    counting = np.flatnonzero(snapshot.counts & (probes | (modes != PROBE_MODE)))
     for start in range(0, len(counting), size):
         records = counting[start : start + size]
         table = _rows(view, "agg", records)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -52,7 +52,7 @@ def compare(
     columns: dict[str, pd.Series[float]] = {}
     missing: UnknownNameError | None = None
     found = False
-    for name, run in _named(list(runs)):
+    for name, run in named(list(runs)):
         try:
             slot = run.slot(node, role=role, of=of, iteration=iteration)
             series = slot.series(statistic, over_batch=over_batch, type=type)
@@ -76,24 +76,20 @@ def differences(runs: Iterable[Run]) -> pd.DataFrame:
         spec.schedule.every         10       20
         config.optimizer.lr      0.001     0.01
 
-    `spec.*` are settings of the spec, `config.*` those of the program's own configuration; <NA>
-    where a run lacks the setting. The location of a run does not count as a difference.
+    `spec.*` are settings of the spec, `config.*` those of the program's own configuration. If the
+    program has no configuration that comgra_decl knows, `argument.*` are the options on its command
+    line (`--lr 0.1` or `lr=0.1`). <NA> where a run lacks the setting. The location of a run does
+    not count as a difference.
     """
-    named = _named(list(runs))
-    settings = {name: dict(_settings(run)) for name, run in named}
-    keys = list(dict.fromkeys(key for one in settings.values() for key in one))
-    lines = {
-        key: [one.get(key, pd.NA) for one in settings.values()]
-        for key in keys
-        if len({repr(one.get(key, pd.NA)) for one in settings.values()}) > 1
-    }
-    names = [name for name, _ in named]
+    settings = {name: settings_of(run) for name, run in named(list(runs))}
+    lines = {key: [one.get(key, pd.NA) for one in settings.values()] for key in differing(settings)}
+    names = list(settings)
     table = pd.DataFrame.from_dict(lines, orient="index", columns=names, dtype=object)
     table.index.name, table.columns.name = "setting", "run"
     return table
 
 
-def _named(runs: list[Run]) -> list[tuple[str, Run]]:
+def named(runs: list[Run]) -> list[tuple[str, Run]]:
     """Returns the runs under the shortest names that are unique."""
     for name_of in (_name, _long_name, _path):
         names = [name_of(run) for run in runs]
@@ -114,11 +110,49 @@ def _path(run: Run) -> str:
     return str(run.path)
 
 
-def _settings(run: Run) -> Iterator[tuple[str, Any]]:
+def settings_of(run: Run) -> dict[str, Any]:
+    """Returns all settings of a run by name; see `differences`."""
     spec = run.spec.model_dump(mode="json")
     spec.pop("run", None)
-    yield from _flat("spec", spec)
-    yield from _flat("config", run.config or {})
+    settings = dict(_flat("spec", spec))
+    if run.config is None:
+        return settings | arguments_of(run.facts.get("command") or ())
+    return settings | dict(_flat("config", run.config))
+
+
+def differing(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns the names of the settings that are not the same in all runs."""
+    keys = dict.fromkeys(key for one in settings.values() for key in one)
+    return [
+        key for key in keys if len({repr(one.get(key, pd.NA)) for one in settings.values()}) > 1
+    ]
+
+
+def arguments_of(command: Sequence[Any]) -> dict[str, Any]:
+    """Returns the options behind the script on a command line, with numbers as numbers."""
+    words = [str(word) for word in command]
+    script = next((i for i, word in enumerate(words) if word.endswith(".py")), -1)
+    words = words[script + 1 :]
+    found: dict[str, Any] = {}
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        option = name.lstrip("-+~")
+        after = "".join(words[place + 1 : place + 2])
+        if not option or not (equals or word.startswith("--")):
+            continue
+        if not equals:
+            value = "true" if not after or after.startswith("--") else after
+        found[f"argument.{option}"] = _parsed(value)
+    return found
+
+
+def _parsed(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:

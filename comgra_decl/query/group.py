@@ -13,6 +13,7 @@ from comgra_decl.store.location import Location, Remote, Where, location
 from .compare import compare, differences
 from .display import from_viewer
 from .listing import RunSummary, list_runs
+from .overview import overview
 from .run import Run
 from .tables import table_html
 
@@ -121,6 +122,17 @@ class Group:
         <NA> where a run lacks the setting; see `comgra_decl.query.differences`.
         """
         return differences(self)
+
+    def overview(self) -> pd.DataFrame:
+        """Returns a table of the runs: a row per run, with facts, metrics and changed settings.
+
+                         state  steps  last.loss  best.loss  errors  ...  config.optimizer.lr
+            run
+            lr_1e-3   finished    200     0.3121     0.3067       0  ...                0.001
+
+        See `comgra_decl.query.overview`.
+        """
+        return overview(self)
 
     @property
     def plot(self) -> Any:

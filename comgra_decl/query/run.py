@@ -11,14 +11,18 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.errors import is_one_of
-from comgra_decl.records import Structure
+from comgra_decl.pictures.cloud import Basis
+from comgra_decl.records import AUTOMATIC, Structure
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
 
-from . import arrays, derived, graphs, statistics
+from . import arrays, between, derived, graphs, statistics
 from .arrays import Arrays
+from .between import Between
 from .chunks import Chunk, chunks
 from .display import from_viewer
+from .pictures import Picture, Pictures
+from .post_mortem import Ending, ending_of
 from .run_facts import RunFacts
 from .slot import Slot
 from .tables import findings_table, table_html
@@ -111,7 +115,7 @@ class Run(RunFacts):
         """Number of bins of a histogram; None if the run has no histograms."""
         return self._reader.meta.bins
 
-    def kpis(self) -> pd.DataFrame:
+    def kpis(self, *, automatic: bool = False) -> pd.DataFrame:
         """Returns the metrics of all steps, recorded or not, one row per value.
 
                step   type  name     value
@@ -119,7 +123,22 @@ class Run(RunFacts):
             1     1  train  loss  2.287411
 
         These are the losses ("loss", "loss[1]", ...) and everything logged with `comgra.kpi`.
+
+        Args:
+            automatic: whether to add the metrics that need no code in the program: "lr",
+                "grad_norm", "time/step", "memory/host", ... (see `docs/around.md`). If the program
+                logs a metric of the same name, that one is returned.
         """
+        table = self._snapshot.kpis_table
+        own = ~table["name"].str.startswith(AUTOMATIC).to_numpy(bool)
+        if not automatic:
+            return table[own].reset_index(drop=True)
+        names = table["name"].str.removeprefix(AUTOMATIC)
+        kept = own | ~names.isin(set(table["name"][own])).to_numpy(bool)
+        return table.assign(name=names)[kept].reset_index(drop=True)
+
+    def metrics_as_stored(self) -> pd.DataFrame:
+        """Returns all metrics as `kpis` does, the automatic ones with the prefix "auto:"."""
         return self._snapshot.kpis_table.copy()
 
     def notes(self) -> pd.DataFrame:
@@ -160,19 +179,32 @@ class Run(RunFacts):
         """
         return list(self.noted().verdicts)
 
+    @property
+    def ending(self) -> Ending | None:
+        """How the program ended, if it raised an error or was killed; None otherwise.
+
+        Its `headline` is a sentence, and `parts` are titles with lines of text. `content` is the
+        post-mortem as plain data; see `docs/around.md`.
+        """
+        return ending_of(self)
+
     def document(self, name: str) -> Any:
         """Returns the newest document with a name, as it was stored; None if there is none.
 
-        Documents are "modules", "report" and "findings", which `comgra_decl.rules.stored` reads.
+        Documents are "modules", "report", "post_mortem" and "findings", which
+        `comgra_decl.rules.stored` reads.
         """
         return self._snapshot.view.document(name) if is_one_of(name, [name]) else None
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self, *, probes: bool = True) -> Iterator[Chunk]:
         """Yields all records in stored order, in chunks.
 
         Use this method to process an entire run with little memory, as the rules do.
+
+        Args:
+            probes: whether to include the records of probes.
         """
-        return chunks(self._snapshot)
+        return chunks(self._snapshot, probes=probes)
 
     # -- graph
 
@@ -191,6 +223,36 @@ class Run(RunFacts):
         earlier step is used again, it is a separate node, such as "cell (earlier step)".
         """
         return graphs.edges(self._snapshot, step, type)
+
+    def between(
+        self,
+        source: str | Slot,
+        sink: str | Slot,
+        *,
+        step: int | None = None,
+        type: str | None = None,
+    ) -> Between:
+        """Returns what happens between two tensors: gains, dead values, paths of the gradient.
+
+        `run.between("embed", "head").signal` is the root mean square of the values of a sample at
+        "head", averaged over the batch, divided by that at "embed". `gradient` is the same ratio of
+        the gradients, backwards. `dead` is the largest share of zeros on the way. `paths` are the
+        ways through the graph, ranked by the share of the gradient that they carry. Where a tensor
+        has several readers, its gradient is the sum of what each passes on. These parts are not
+        recorded, so each reader's part is estimated to be proportional to the l2 norm of the
+        reader's own gradient.
+
+        Args:
+            source: the tensor at the beginning: a node, whose output is meant, or a slot.
+            sink: the tensor at the end.
+            step: a recorded step; None: the last one.
+            type: type of execution; None: training.
+
+        Raises:
+            UnknownNameError: there is no such tensor or step.
+        """
+        ends = [self.slot(end).key if isinstance(end, str) else end.key for end in (source, sink)]
+        return between.between(self._snapshot, ends[0], ends[1], step, type)
 
     # -- statistics
 
@@ -302,6 +364,27 @@ class Run(RunFacts):
         index = pd.RangeIndex(len(places), name="sample")
         return pd.DataFrame({"place": places, "label": pd.Series(labels, index, object)}, index)
 
+    def unusual(
+        self, step: int, statistic: str = "std", *, type: str | None = None
+    ) -> pd.DataFrame:
+        """Returns how far each recorded sample is from the rest of its batch, at each tensor.
+
+            sample                                      0         1
+            node  role   iteration pass
+            embed output 0         forward         -0.412     0.297
+            head  output 0         forward         -0.371    11.806
+
+        The unit is the standard deviation of the statistic over the other samples of the batch, and
+        0 is their mean. The sample itself is left out, because an outlier in a small batch would
+        hide itself in the deviation. In the example, sample 1 becomes an outlier between "embed"
+        and "head". NaN for tensors without a batch dimension and in batches of fewer than three
+        samples.
+
+        Raises:
+            UnknownNameError: the step or the statistic does not exist.
+        """
+        return statistics.unusual(self._snapshot, step, statistic, type)
+
     def heat(
         self,
         statistic: str,
@@ -347,6 +430,98 @@ class Run(RunFacts):
         """
         wanted = names or self._reader.meta.statistics
         return arrays.dataset(self._snapshot, wanted, of, over_batch, type)
+
+    # -- pictures
+
+    @property
+    def pictures(self) -> list[str]:
+        """Names of the pictures: those that probes recorded, then those computed from records."""
+        return Pictures(self, self._snapshot, None).names
+
+    def picture(
+        self,
+        name: str,
+        step: int | None = None,
+        node: str | None = None,
+        *,
+        type: str | None = None,
+    ) -> Picture:
+        """Returns a picture, which converts to a numpy array.
+
+            >>> run.picture("cam", 400, "conv2")
+            <Picture 'cam' of 'conv2' at step 400: sample 8, height 6, width 6>
+
+        Besides the pictures that the spec declares, these are computed from the records:
+
+        - `likeness`: CKA of all pairs of nodes at a step (unbiased; NaN below four samples)
+        - `likeness_over_steps`: CKA of a node between all pairs of steps
+        - `confusion`: counts of each class and predicted class, at each step or at one
+        - `reliability`: confidence, accuracy and samples in ten bins of confidence, at a step
+        - `linear_probe`: accuracy on held-out samples of a ridge classifier of each node's output
+        - `dead_units`: whether each unit of a node is at or below 0 everywhere, by step
+        - `spectrum`: singular values of a node's weight by step
+        - `flow`: the gradient norm of each node at a step, in the order of the nodes
+        - `loss_cam`: Grad-CAM of the loss at a training step, from an output and its gradient
+
+        Args:
+            name: one of `pictures`.
+            step: the step; None: all steps if the picture can show several, otherwise the last.
+            node: the node, if the picture shows one of several.
+            type: type of execution; None: the first probe, or training if there is no probe.
+
+        Raises:
+            UnknownNameError: there is no such picture, or the records lack what it needs; the
+                message says what to declare.
+        """
+        return Pictures(self, self._snapshot, type).named(name, step, node)
+
+    def picture_facts(self, step: int, *, type: str | None = None) -> dict[str, dict[str, Any]]:
+        """Returns the facts of the pictures that a probe made at a step, by name.
+
+        Each has "method", and "target", "gap" or "layer" where they apply. "refused" is the reason
+        why a picture could not be made.
+
+        Args:
+            step: the step.
+            type: type of execution; None: the first probe.
+        """
+        return Pictures(self, self._snapshot, type).facts(step)
+
+    def embedding(
+        self, node: str, basis: str | Basis = "all", *, type: str | None = None
+    ) -> Picture:
+        """Returns the principal components of a node's values, [steps, samples, 2].
+
+        All steps share one basis, so that points move only as the values do. `embedding(...).basis`
+        keeps that basis for records that arrive later.
+
+        Args:
+            node: the node.
+            basis: the steps that the basis is fitted to, "all" or "last", or a basis to keep.
+            type: type of execution; None: the first probe, or training if there is no probe.
+
+        Raises:
+            UnknownNameError: no values of this node were recorded, or too few.
+        """
+        return Pictures(self, self._snapshot, type).embedding(node, basis)
+
+    def similarity(
+        self, node_a: str, node_b: str, step: int | None = None, *, type: str | None = None
+    ) -> float:
+        """Returns how alike two nodes represent the recorded samples at a step, at most 1.
+
+        The linear CKA of Kornblith et al. (2019), unbiased; NaN for fewer than four samples.
+
+        Args:
+            node_a: a node.
+            node_b: another node.
+            step: the step; None: the last.
+            type: type of execution; None: the first probe, or training if there is no probe.
+
+        Raises:
+            UnknownNameError: no values of these nodes were recorded at this step.
+        """
+        return Pictures(self, self._snapshot, type).similarity(node_a, node_b, step)
 
     # -- tensors by slot id
 

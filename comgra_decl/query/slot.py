@@ -39,6 +39,11 @@ class Slot:
     # -- identity
 
     @property
+    def key(self) -> SlotKey:
+        """Node, role, iteration and pass."""
+        return self._key
+
+    @property
     def node(self) -> str:
         """Name of the node: a module path or an annotated name."""
         return self._key.node
@@ -241,7 +246,7 @@ class Slot:
     def plot(self) -> Any:
         """Plots of this tensor as HoloViews elements, which compose with `+` and `*`.
 
-        Its methods are `series`, `samples`, `histogram` and `distribution`.
+        Its methods are `series`, `samples`, `histogram`, `distribution` and `preview`.
 
         Raises:
             MissingPackageError: no viewer is installed.

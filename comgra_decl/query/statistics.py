@@ -14,6 +14,7 @@ from comgra_decl.records import SlotInfo
 
 from . import arrays, derived
 from .snapshot import Snapshot, aggregate, named
+from .unusual import distances
 
 LEVELS = ("node", "role", "iteration", "pass")
 """Index levels that identify a slot in every table of slots."""
@@ -129,6 +130,14 @@ def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None)
     labels = [] if slot.batch_dim is None else view.extra(record).get("labels", [])
     frame.attrs["labels"] = [labels[i] for i in frame.index if i < len(labels)]
     return frame
+
+
+def unusual(snapshot: Snapshot, step: int, statistic: str, type_: str | None) -> pd.DataFrame:
+    """Returns the distance of each sample from its batch: a row per slot, a column per sample."""
+    found = distances(snapshot, step, statistic, type_)
+    there = np.flatnonzero(~np.isnan(found).all(axis=1))
+    columns = pd.RangeIndex(found.shape[1], name="sample")
+    return pd.DataFrame(found[there], named_index(snapshot, there.tolist()), columns)
 
 
 def heat(

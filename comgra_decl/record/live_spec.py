@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from comgra_decl.errors import SpecError
 from comgra_decl.record.placement import SPEC_FILE as SPEC_FILE
+from comgra_decl.store.last_seen import write_last_seen
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.schedule.budget import Meter
@@ -30,6 +31,9 @@ _HEADER = """\
 # The spec of this run. During training, changes to nodes, exclude, schedule, types and graph take
 # effect at the next step. Invalid changes are ignored and reported in the log.
 """
+
+_SHARE, _LONGEST_GAP = 0.005, 10.0
+"""Between two reports of the latest step: a share of the run's age, at most so many seconds."""
 
 _INTERVAL = 1.0
 """Seconds between two checks."""
@@ -104,6 +108,7 @@ class Attendant:
         writer: the thread whose CPU time is measured.
         run: the folder of the whole run, if `folder` belongs to one of its ranks.
         look: called at each check to inspect the program.
+        seen: returns what to leave in the run's folder in case the process is killed.
         change: called with a new spec (None if an edit was invalid) and a note for the run.
     """
 
@@ -117,8 +122,11 @@ class Attendant:
         change: Callable[[Spec | None, str], None],
         look: Callable[[], None] = lambda: None,
         run: Location | None = None,
+        seen: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self._folder = folder
+        self._seen = seen
+        self._began = self._reported = time.monotonic()
         self._file = SpecFile(run or folder, spec, leads=run in (None, folder))
         self._meter = meter
         self._writer = writer
@@ -141,12 +149,18 @@ class Attendant:
         """Stop monitoring."""
         self._end.set()
 
+    def wait(self, seconds: float = 2.0) -> None:
+        """Wait after `stop` until a check that is running has ended."""
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
     def look(self) -> None:
         """Run all checks once; never raises."""
         try:
             self._also()
             self._read_spec()
             self._measure()
+            self._report()
         except Exception as error:  # noqa: BLE001 - the training must never notice
             _log.debug("comgra: %s could not be checked: %s", self._folder, error)
 
@@ -166,6 +180,15 @@ class Attendant:
             spec, keys = changed
             self._measures = spec.schedule.limits_disk
             self._change(spec, f"{SPEC_FILE} was changed: {keys}")
+
+    def _report(self) -> None:
+        """Leave the latest step and memory in the run's folder, less often in a long run."""
+        now = time.monotonic()
+        gap = min(_LONGEST_GAP, _SHARE * (now - self._began))
+        if self._seen is None or not isinstance(self._folder, Path) or now - self._reported < gap:
+            return
+        self._reported = now
+        write_last_seen(self._folder, self._seen())
 
     def _measure(self) -> None:
         if self._writer is not None:

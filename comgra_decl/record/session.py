@@ -6,8 +6,10 @@ import atexit
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ import numpy as np
 
 from comgra_decl.errors import NoMemoryError, RunGoneError
 from comgra_decl.record.memory_guard import LEFT, Room, demand
-from comgra_decl.records import Note, RawStep, ScalarBatch, StepBatch
+from comgra_decl.records import AUTOMATIC, Note, RawStep, ScalarBatch, StepBatch
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from comgra_decl.rules.actions import Actions
     from comgra_decl.rules.live import LiveRules
     from comgra_decl.spec import Spec
+    from comgra_decl.stats.gradient_norm import GradientNorm
     from comgra_decl.store import RunMeta, RunWriter, WriterThread
     from comgra_decl.store.appending import Past
     from comgra_decl.store.location import Location
@@ -71,8 +74,10 @@ class Session:
         self._settled = False  # whether the rank of this process is final
         self._fault: BaseException | None = None  # the error that ended tracing
         self._past: Past | None = None  # the content of the resumed run
+        self._gradient: GradientNorm | None = None  # if all gradients are recorded
         self._late_facts: dict[str, Any] | None = None  # of a rank, stored with the next record
         self._late_documents: dict[str, Any] = {}  # known only after the last record
+        self._post_mortem: dict[str, Any] | None = None  # of the error that ended the program
         self.path: Location | None = None
 
     def start(self) -> None:
@@ -103,7 +108,7 @@ class Session:
         if self._past is not None:
             self._go_on(self._hooks, self._past)
         self._hooks.attach()
-        atexit.register(self.finish)
+        atexit.register(self._finish_at_exit)
         _log.info("recording to %s", self.path)
 
     def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -121,6 +126,33 @@ class Session:
         """
         return None if self._hooks is None else self._hooks.enter_direct(module, args, kwargs)
 
+    def failed(self, error: BaseException) -> None:
+        """Examine the error that ended the program, before `finish` stores what was found.
+
+        The error and its traceback remain unchanged. A program that exits, or that a finding has
+        ended, has not failed.
+        """
+        if self._hooks is None or isinstance(error, (SystemExit, GeneratorExit)):
+            return
+        if os.getpid() != self._pid:
+            return
+        try:
+            from comgra_decl.record.crash.post_mortem import post_mortem
+
+            self._post_mortem = post_mortem(error, self._hooks.place())
+            if self._keeper is not None:
+                self._keeper.keep_ring("the program failed")
+        except Exception as own:  # noqa: BLE001  (must not hide the program's error)
+            _log.error("the error that ended the program could not be examined", exc_info=own)
+
+    def _finish_at_exit(self) -> None:
+        """Finish when Python exits, possibly because of an error that nobody has handled."""
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        asked = hasattr(sys, "ps1") or sys.flags.interactive or "ipykernel" in sys.modules
+        if isinstance(error, BaseException) and not asked:  # else an error of an earlier command
+            self.failed(error)
+        self.finish()
+
     def finish(self) -> None:
         """Detach from the program and wait until all records are stored. Idempotent."""
         if os.getpid() != self._pid:  # a forked child inherits neither the thread nor the run
@@ -131,16 +163,29 @@ class Session:
         if hooks is not None:
             hooks.detach()
             self._late_documents = hooks.late_documents
+            if self._post_mortem is not None:
+                self._late_documents |= {"post_mortem": self._post_mortem}
         writer, self._writer = self._writer, None
         if self._ending is not None:
             self._ending.remove()
         if writer is not None:
             writer.close(_CLOSE_TIMEOUT)
+        self._forget_last_seen()
         if self._breakpoint is not None:  # no call follows at which it could stop
             self._breakpoint.remove()
         if self._room is not None:
             self._room.give_back()
-        atexit.unregister(self.finish)
+        atexit.unregister(self._finish_at_exit)
+
+    def _forget_last_seen(self) -> None:
+        """Remove the file that a killed process would leave behind."""
+        if self._place is None or not isinstance(self._place.path, Path):
+            return
+        from comgra_decl.store.last_seen import remove_last_seen
+
+        if self._attendant is not None:
+            self._attendant.wait()
+        remove_last_seen(self._place.path)
 
     # -- location and writer -------------------------------------------------------------------
 
@@ -171,6 +216,10 @@ class Session:
         from comgra_decl.store import WriterThread
 
         assert self._place is not None
+        if _reads_all_gradients(self._spec):
+            from comgra_decl.stats.gradient_norm import GradientNorm
+
+            self._gradient = GradientNorm()
         meta = self._meta()
         self.path, self._uuid = self._place.run, meta.uuid
         self._writer = WriterThread(
@@ -214,6 +263,8 @@ class Session:
 
         if self._rules is not None:
             self._rules.resume(past.slots, self._stored)
+        if self._gradient is not None:
+            self._gradient.add(past.slots)
         hooks.resume(past.slots, Resumption(self._spec.run.resume_step, past.step))
 
     def _stored(self) -> Run:
@@ -239,6 +290,7 @@ class Session:
             change=self._hooks.replace,
             look=self._hooks.look,
             run=self._place.run,
+            seen=partial(_seen, self._hooks),
         )
         self._attendant.start()
 
@@ -386,8 +438,20 @@ class Session:
             step.kpis.update({name: step.only(i) for name, i in step.kpi_tensors.items()})
             if self._spec.samples.by is not None:
                 choose_samples(step, self._spec.samples.count)
+            if self._gradient is not None:
+                self._tell_norm(step, self._gradient.of(step))
         batches = self._reduce(steps) if self._keeper is None else self._keeper(steps)
         return self._with_findings(batches)
+
+    def _tell_norm(self, step: RawStep, norm: float | None) -> None:
+        """Store the norm of the gradient of a training step; runs on the writer thread."""
+        if norm is None or step.info.mode != "train":
+            return
+        name, type_ = f"{AUTOMATIC}grad_norm", step.info.type
+        told = ScalarBatch(np.array([step.info.step]), np.array([norm]), [name], [type_])
+        if self._rules is not None:
+            self._rules.look_at_numbers(told)
+        self._say(told)
 
     def _with_findings(self, batches: list[StepBatch]) -> list[StepBatch]:
         """Return the batches to store now, including new findings."""
@@ -439,6 +503,26 @@ class Session:
         if isinstance(database, Path) and not (database / MANIFEST).exists():
             return f"there is no run in {self.path}"
         return f"everything {what} so far is kept in {self.path}"
+
+
+def _reads_all_gradients(spec: Spec) -> bool:
+    """Return whether the gradients of all parameters are recorded, so that their norm is known."""
+    from comgra_decl.spec.nodes import Selector
+
+    everything = Selector.model_validate({"path": ["**"]})
+    whole = any(
+        everything in entry.select and "parameter_grad" in entry.capture and not entry.exclude
+        for entry in spec.nodes.values()
+    )
+    return spec.kpis.automatic and whole and not spec.exclude
+
+
+def _seen(hooks: HookManager) -> dict[str, Any]:
+    """Return the step and the memory that a killed process leaves behind."""
+    from comgra_decl.hooks.memory_use import device_bytes, memory_limit
+
+    facts = {"time": time.time(), "step": hooks.place().step, "device": device_bytes()}
+    return {**facts, **memory_limit()}
 
 
 def _report(text: str, error: BaseException | None = None) -> None:

@@ -12,11 +12,14 @@ from comgra_decl.rules.api import Factor, Mask, Measured, Patient, Scene, SlotRu
 from pydantic import Field
 
 from comgra_decl.records import (
+    AUTOMATIC,
     EARLIER_STEP,
     GRAD_SCALE,
+    GROWING,
     MODES,
     OPTIMIZERS,
     SKIPPED_STEP,
+    STALLED,
     SlotInfo,
     SlotKey,
     Structure,
@@ -117,6 +120,7 @@ from comgra_decl.rules.window import VARYING, Numbers, Window
 from comgra_decl.spec.base import Int, Number
 
 __all__ = [
+    "AUTOMATIC",
     "BINARY_LOGITS",
     "CLASSIFICATION",
     "DECOUPLED",
@@ -124,6 +128,7 @@ __all__ = [
     "ELEMENTWISE",
     "EVALUATION_TYPES",
     "GRAD_SCALE",
+    "GROWING",
     "LOGITS_OF_CLASSES",
     "MODES",
     "MOST_OTHERS",
@@ -132,6 +137,7 @@ __all__ = [
     "PROBABILITIES",
     "RECTIFIERS",
     "SKIPPED_STEP",
+    "STALLED",
     "VARYING",
     "Bools",
     "ClassCounts",

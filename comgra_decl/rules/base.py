@@ -121,6 +121,10 @@ class Scene:
         batch_softmaxes: shapes [batch, ...] of the tensors to which a softmax over the batch was
             applied.
         attentions: the attention calls of the first records (see `records.ATTENTIONS`).
+        telling: calls of the first records whose arguments can show a mistake (see
+            `records.TELLING`).
+        objectives: for each of the first records, the structure of its losses (see
+            `records.OBJECTIVES`).
         curves: the metric `loss` over the whole run, by type of execution.
         classes: the classes among the targets; see `count_classes`.
         records: number of training records so far.
@@ -143,6 +147,8 @@ class Scene:
     phases: Phases = field(default_factory=Phases)
     batch_softmaxes: list[tuple[int, ...]] = field(default_factory=list)
     attentions: list[dict[str, Any]] = field(default_factory=list)
+    telling: list[dict[str, Any]] = field(default_factory=list)
+    objectives: list[list[dict[str, Any]]] = field(default_factory=list)
     curves: dict[str, Curve] = field(default_factory=dict)
     classes: ClassCounts = field(default_factory=ClassCounts)
     records: int = 0

@@ -29,6 +29,7 @@ FAMILIES = (
     "loss",
     "data",
     "structure",
+    "resources",
 )
 """The folders of the built-in rules, in their order in the documentation."""
 

@@ -169,11 +169,11 @@ def feed(engine: Engine, run: Run, *, until: int | None = None) -> None:
             omitted, because they are recorded again. None includes all steps.
     """
     known: set[str] = set()
-    unseen, kpis = _unseen(run), run.kpis()
+    unseen, kpis = _unseen(run), run.metrics_as_stored()
     if until is not None:
         kpis = kpis[kpis["step"] < until]
     skipped = np.unique(kpis["step"][kpis["name"] == SKIPPED_STEP].to_numpy(np.int64))
-    for chunk in run.chunks():
+    for chunk in run.chunks(probes=False):
         engine.add_slots(chunk.slots[len(engine.scene.table) :])
         for digest in {digest for digest in chunk.structures if digest} - known:
             known.add(digest)

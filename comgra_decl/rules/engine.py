@@ -13,7 +13,9 @@ import numpy as np
 from comgra_decl.records import (
     ATTENTIONS,
     BATCH_SOFTMAXES,
+    OBJECTIVES,
     OPTIMIZERS,
+    TELLING,
     SlotInfo,
     Structure,
 )
@@ -153,6 +155,10 @@ class Engine:
             self.scene.rates.add(step, facts.get(OPTIMIZERS) or ())
             if len(self.scene.attentions) < _MOST_CALLS:
                 self.scene.attentions += facts.get(ATTENTIONS) or ()
+            if len(self.scene.telling) < _MOST_CALLS:
+                self.scene.telling += facts.get(TELLING) or ()
+            if len(self.scene.objectives) < _MOST_CALLS and OBJECTIVES in facts:
+                self.scene.objectives.append(facts[OBJECTIVES])
             softmaxes = {tuple(shape) for shape in facts.get(BATCH_SOFTMAXES) or ()}
             self.scene.batch_softmaxes += softmaxes - {*self.scene.batch_softmaxes}
 

@@ -46,6 +46,7 @@ class Question:
         reading: the name of the run's values for the question.
         experiment: the experiment with the training script that answers the question, if no rule
             can answer it.
+        only_found: whether the question is only asked if a rule answers it with no.
     """
 
     part: str
@@ -55,6 +56,7 @@ class Question:
     families: tuple[str, ...] = ()
     reading: str = ""
     experiment: str = ""
+    only_found: bool = False
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -109,7 +111,8 @@ CHECKLIST = (
              reading="shapes"),
     Question("code", "Are the right parameters trained?", ("untrained_parameter", "detached"),
              ("frozen_parameter_moves", "zero_learning_rate"), reading="trained"),
-    Question("code", "Are gradients cleared?", ("accumulated_gradient",), reading="cleared"),
+    Question("code", "Are gradients cleared?", ("accumulated_gradient",),
+             ("stale_gradient",), reading="cleared"),
     Question("code", "Is half precision sufficient?", ("half_overflow", "half_underflow"),
              ("gradient_scale",), ("precision",), reading="half"),
     Question("code", "Can the model fit one batch?", experiment="overfit_one_batch"),
@@ -150,6 +153,8 @@ CHECKLIST = (
              reading="branches"),
     Question("architecture", "Is attention spread out?", ("attention_collapse",),
              ("attention_sink", "attention_diagonal"), ("attention",), reading="attention"),
+    Question("code", "Does the program run without leaks and waiting?", families=("resources",),
+             only_found=True),
     Question("architecture", "Do your own rules pass?", families=("",)),
 )  # fmt: skip
 """All questions, in their order."""
@@ -164,14 +169,16 @@ _UNSEEN = (
 def health(diagnosis: Diagnosis) -> list[Check]:
     """Returns the answered checklist, in the order of `CHECKLIST`.
 
-    Leaves out the question about the user's own rules if there are none.
+    Leaves out the question about the user's own rules if there are none, and questions that are
+    only asked if the answer is no.
     """
     asked = _assigned([*diagnosis.checked, *(entry.rule for entry in diagnosis.unchecked)])
-    return [
+    answered = [
         _answer(question, asked.get(question, ()), diagnosis)
         for question in CHECKLIST
         if question in asked or question.named or question.experiment
     ]
+    return [check for check in answered if check.findings or not check.question.only_found]
 
 
 def unseen(diagnosis: Diagnosis) -> list[str]:

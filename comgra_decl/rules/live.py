@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.records import RESUMED, SKIPPED_STEP, ScalarBatch, SlotInfo, StepBatch
+from comgra_decl.records import (
+    PROBE_MODE,
+    RESUMED,
+    SKIPPED_STEP,
+    ScalarBatch,
+    SlotInfo,
+    StepBatch,
+)
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.diagnosis import feed
 from comgra_decl.rules.engine import Engine
@@ -145,6 +152,10 @@ class LiveRules:
 
         said.settle = settled
 
+    def look_at_numbers(self, said: ScalarBatch) -> None:
+        """Passes final metrics to the rules, on the writer thread."""
+        self._safely(lambda: self._take_numbers(said))
+
     def close(self) -> list[StepBatch]:
         """Returns a batch that contains only the last findings, if they are new."""
         last: list[StepBatch] = []
@@ -201,7 +212,7 @@ class LiveRules:
         for name in ("modules", "report"):
             if name in batch.documents:
                 engine.add_document(name, batch.documents[name])
-        if batch.steps:
+        if any(info.mode != PROBE_MODE for info in batch.steps):  # a batch is all of one mode
             engine.look(window_of(batch, engine, first=self._records))
             self._records += len(batch.steps)
             if self._takes_metrics:

@@ -7,10 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
+from comgra_decl.errors import did_you_mean
 from comgra_decl.spec.base import Bool, SpecModel
 from comgra_decl.spec.keep import KeepSpec
 from comgra_decl.spec.nodes import NodeSpec, Selectors
+from comgra_decl.spec.pictures import PictureSpec
 from comgra_decl.spec.preview import Previewing, PreviewSpec
+from comgra_decl.spec.probes import ProbeName, ProbeSpec
 from comgra_decl.spec.rules import FindingSpec, Rules
 from comgra_decl.spec.run import (
     HistogramSpec,
@@ -72,6 +75,14 @@ class Spec(SpecModel):
     keep: KeepSpec | None = None
     """Steps to keep based on their results; null for none."""
 
+    probes: Annotated[dict[ProbeName, ProbeSpec], BeforeValidator(_without_switched_off)] = {}
+    """The same samples at every record, put through a copy of the model; by names of your choice.
+    """
+
+    pictures: Annotated[dict[ProbeName, PictureSpec], BeforeValidator(_without_switched_off)] = {}
+    """Pictures of the samples of probes, such as {method: grad_cam, of: eyes, select: {class:
+    Conv2d}}; by names of your choice. See `docs/pictures.md`."""
+
     rules: Rules = "default"
     """Rules that watch the run: `default` for all rules with their defaults, `off` for no rules, or
     a mapping. A mapping changes individual rules, as in {dead_units: {share: 0.3}, loss_spike:
@@ -131,6 +142,28 @@ class Spec(SpecModel):
                 "as "
                 "nonfinite, or set `on_finding: {keep: error}`"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _pictures_have_probes(self) -> Spec:
+        for name, picture in self.pictures.items():
+            if picture.of not in self.probes:
+                known = ", ".join(self.probes) or "none is declared"
+                raise ValueError(
+                    f"pictures.{name}.of: there is no probe {picture.of!r} ({known})"
+                    f"{did_you_mean(picture.of, self.probes)}"
+                )
+        for name, probe in self.probes.items():
+            if not 1 <= probe.samples.count <= self.samples.count:
+                raise ValueError(
+                    f"probes.{name}.samples.count: must be between 1 and samples.count, which is "
+                    f"{self.samples.count}, got {probe.samples.count}"
+                )
+            if probe.labels is not None and probe.batch is None:
+                raise ValueError(
+                    f"probes.{name}.labels: needs a batch; without one, the samples and their "
+                    "classes come from the first training batch"
+                )
         return self
 
     @property

@@ -111,6 +111,11 @@ class KpisSpec(SpecModel):
     losses are the tensors on which `backward()` is called; they are named "loss", "loss[1]",
     ...."""
 
+    automatic: Bool = True
+    """Whether to store learning rates, the norm of the gradient, the times of data, forward pass,
+    backward pass and optimizer, and the memory, without any code in the program. They are taken in
+    recorded steps and in a step every two seconds; see `docs/around.md`."""
+
 
 class StoreSpec(SpecModel):
     """How records are written to disk."""

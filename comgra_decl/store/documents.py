@@ -38,6 +38,70 @@ _PARAMETER: Form = {
 _ENTRY: Form = {"matched?": int, "fired?": int, "written?": int, "never_called?": [str]}
 _TIMES: Form = {"host": _NUMBER | None, "device": _NUMBER | None}
 
+_LINE: Form = {"file": str, "line": int, "function": str, "text": str}
+_TENSOR: Form = {
+    "name": str,
+    "shape": [int],
+    "dtype": str,
+    "device": str,
+    "requires_grad": bool,
+    "has_grad?": bool,
+    "nonfinite?": int,
+    "min?": _NUMBER,
+    "max?": _NUMBER,
+    "mean?": _NUMBER,
+    "std?": _NUMBER,
+    "read?": int,
+}
+_ERROR: Form = {"type": str, "message": str}
+_POST_MORTEM: Form = {
+    "error": _ERROR,
+    "because": [_ERROR],
+    "time": _NUMBER,
+    "step": int,
+    "recorded": bool,
+    "phase": str,
+    "module": str | None,
+    "calls": [
+        {
+            "node": str,
+            "class": str,
+            "method": str,
+            "training": bool,
+            "inputs": [_TENSOR],
+            "variables": [_TENSOR],
+        }
+    ],
+    "place": (None, _LINE),
+    "variables": [_TENSOR],
+    "batch": [_TENSOR],
+    "parameters": [_TENSOR],
+    "needs": [
+        {
+            "operation": str,
+            "value": str,
+            "module": str | None,
+            "parameters": [str],
+            "after": str | None,
+            "traceback": str,
+        }
+    ],
+    "unused": [str],
+    "stack": [_LINE],
+    "memory": {str: _NUMBER | None},
+    "lesson": (
+        None,
+        {
+            "name": str,
+            "title": str,
+            "meaning": str,
+            "causes": [str],
+            "look": [str],
+            "decides": [str],
+        },
+    ),
+}
+
 _FORMS: Mapping[str, Form] = {
     "findings": {
         "findings": [_FINDING],
@@ -57,6 +121,7 @@ _FORMS: Mapping[str, Form] = {
         "choices?": dict,
         "price?": {"records": int, "plain": _TIMES, "added": _TIMES, "once?": float},
     },
+    "post_mortem": _POST_MORTEM,
     "ranks": {"rank": int, "world_size?": int, "recorded": [int], "run?": str},
     "keep": {"steps?": [list], "unseen?": [list]},
 }

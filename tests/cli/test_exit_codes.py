@@ -22,6 +22,7 @@ SCRIPTS = ("run", "plan", "overfit-one-batch", "batch-mixing", "thermometer")
 RUNS = {
     "show": (),
     "diagnose": (),
+    "explain": (),
     "verify": (),
     "compact": (),
     "cp": ("target",),

@@ -32,6 +32,9 @@ class FakeSession:
         if self.spec.enabled:
             self.path = create_run_folder(self.spec.run, self.context)
 
+    def failed(self, error: BaseException) -> None:
+        self.calls.append(f"failed {type(error).__name__}")
+
     def finish(self) -> None:
         self.calls.append("finish")
 

@@ -23,6 +23,9 @@ NAMED: dict[str, Any] = {
     "types": {"by": {"_target_": "math.pi"}},
     "samples": {"by": {"_target_": "math.squrt"}},
     "keep": {"when": ["nonfinite", {"_target_": "nope.at_all"}]},
+    "probes": {
+        "eyes": {"batch": {"_target_": "nope.batch"}, "samples": {"by": {"_target_": "nope.by"}}}
+    },
 }
 
 
@@ -52,6 +55,8 @@ def test_a_block_does_not_begin_with_functions_that_are_not_there() -> None:
         "comgra.types.by._target_",
         "comgra.samples.by._target_",
         "comgra.keep.when[1]._target_",
+        "comgra.probes.eyes.batch._target_",
+        "comgra.probes.eyes.samples.by._target_",
         "comgra.run.name",
     } <= places(raised.value)
     text = str(raised.value)

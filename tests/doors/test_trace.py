@@ -60,7 +60,7 @@ def test_a_function_can_be_traced_at_every_call(sessions: list[FakeSession]) -> 
 def test_an_error_of_the_training_passes_through(sessions: list[FakeSession]) -> None:
     with pytest.raises(ZeroDivisionError), comgra.trace():
         _ = 1 / 0
-    assert sessions[0].calls == ["start", "finish"]
+    assert sessions[0].calls == ["start", "failed ZeroDivisionError", "finish"]
 
 
 def test_a_spec_that_is_wrong_is_said_before_anything_starts(sessions: list[FakeSession]) -> None:

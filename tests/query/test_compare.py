@@ -11,6 +11,7 @@ import pytest
 
 from comgra_decl.errors import MissingPackageError, UnknownNameError
 from comgra_decl.query import Group, Run, compare, differences, open_group, open_run
+from comgra_decl.query.compare import arguments_of
 from tests.support.fake_model import spec_of
 from tests.support.fake_run import FakeRun
 
@@ -124,3 +125,16 @@ def test_runs_and_groups_escape_what_they_show(tmp_path: Path) -> None:
         assert "<img" not in html
         assert "<b>" not in html
         assert "&lt;script&gt;" in html or "&lt;img" in html
+
+
+def test_options_on_the_command_line_are_settings_without_a_config() -> None:
+    command = ["python", "-m", "comgra_decl", "--spec", "debug", "train.py", "--lr", "0.1"]
+    command += ["--fast", "--name=wide", "depth=3", "data.csv", "--shift", "-2"]
+    assert arguments_of(command) == {
+        "argument.lr": 0.1,
+        "argument.fast": "true",
+        "argument.name": "wide",
+        "argument.depth": 3,
+        "argument.shift": -2,
+    }
+    assert arguments_of([]) == {}

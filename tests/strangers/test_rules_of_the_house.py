@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "rules/own.py": "a rule of the spec; of a stored one only where it is trusted",
     "torch_private.py": "parts of torch, by a list of its own",
     "hooks/patches.py": "compiles a stand-in with the parameters of what it stands for",
+    "hooks/probing/samples.py": "a function that the spec of a program names, while it trains",
     "hooks/tensors/categories.py": "a function that the spec of a program names, while it trains",
     "hooks/tensors/opt_in_statistics.py": "a function that the spec of a program names",
     "hooks/schedule/types.py": "a function that the spec of a program names, while it trains",

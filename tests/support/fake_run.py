@@ -47,6 +47,7 @@ class FakeRun:
         seed: int = 0,
         nonfinite_from: int | None = None,
         start: float | None = None,
+        config: dict[str, Any] | None = None,
     ) -> None:
         """Create the run.
 
@@ -60,6 +61,7 @@ class FakeRun:
             seed: seed of all tensors.
             nonfinite_from: step from which one module's output contains a NaN.
             start: Unix time of the first record; None for a minute ago.
+            config: further settings of the program.
         """
         self.path = Path(path)
         self.values = values
@@ -73,7 +75,8 @@ class FakeRun:
             sample_count=samples,
             bins=bins,
             spec=spec_of(samples, bins),
-            config={"model": {"layers": layers, "dim": DIM}, "optimizer": {"lr": 3e-4}},
+            config={"model": {"layers": layers, "dim": DIM}, "optimizer": {"lr": 3e-4}}
+            | (config or {}),
             facts=facts_of(),
             started=time.time() - 60 if start is None else start,
         )

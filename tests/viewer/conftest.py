@@ -42,8 +42,11 @@ PATIENCE = 30_000  # milliseconds for anything to happen, on a busy machine
 VIEWPORT = {"width": 1400, "height": 840}
 LOCAL = re.compile(r"^(https?|wss?)://(127\.0\.0\.1|localhost)(:\d+)?(/|$)|^(data|blob|about):")
 
-#: What a software renderer says about itself, and what a page closed in mid-push leaves behind.
-HARMLESS = re.compile(r"GL Driver Message|StreamClosedError|WebSocketClosedError")
+#: What a software renderer says about itself, what a page closed in mid-push leaves behind, and
+#: what Panel's Vega says of charts by an Altair of another minor version.
+HARMLESS = re.compile(
+    r"GL Driver Message|StreamClosedError|WebSocketClosedError|The input spec uses Vega-Lite"
+)
 
 
 def browser_path() -> str | None:

@@ -119,6 +119,28 @@ export function render({ model }) {
     };
   }
 
+  // A slider over the options. Sends the option at which the user lets go.
+  function slider(holder, field) {
+    const row = htmlElement(holder, "div", "slider");
+    const input = htmlElement(row, "input");
+    const output = htmlElement(row, "output");
+    Object.assign(input, { type: "range", min: 0, max: field.options.length - 1 });
+    input.setAttribute("aria-label", field.label);
+    const say = () => {
+      output.textContent = field.options[input.value].label;
+      input.setAttribute("aria-valuetext", output.textContent);
+    };
+    input.addEventListener("input", say);
+    input.addEventListener("change", () => {
+      outbox.post({ [field.name]: field.options[input.value].value });
+    });
+    return (now) => {
+      if (input.matches(":active")) return;
+      input.value = now.options.findIndex((option) => option.value === now.value);
+      say();
+    };
+  }
+
   // Buttons that trigger an action. No button remains selected.
   function actions(holder, field) {
     const row = htmlElement(holder, "div", "buttons actions");
@@ -131,7 +153,7 @@ export function render({ model }) {
     return () => {};
   }
 
-  const STYLES = { menu, buttons, number, actions };
+  const STYLES = { menu, buttons, number, actions, slider };
 
   function build() {
     root.replaceChildren();
@@ -152,7 +174,7 @@ export function render({ model }) {
 
   function rebuildField(field, old) {
     const typing = old.holder.querySelector(".finder:focus");
-    for (const part of old.holder.querySelectorAll("select, input, .buttons")) part.remove();
+    for (const part of old.holder.querySelectorAll("select, input, .buttons, .slider")) part.remove();
     old.show = STYLES[field.style](old.holder, field);
     old.signature = signature(field);
     const input = old.holder.querySelector(".finder");

@@ -16,10 +16,10 @@ class Chooser(Component):
     Attributes:
         layout: Selectors as JSON: `[{"title": str, "fields": [field, ...]}, ...]` from top to
             bottom; each field is `{"name": str, "label": str, "value": str, "help": str,
-            "style": "menu" | "buttons" | "actions" | "number", "options": [{"value": str, "label":
-            str, "group": str}, ...], "low": int, "high": int}`. A menu with fewer than two options
-            is disabled. A number lies between `low` and `high`. The layout is JSON text because
-            param and Bokeh compare nested lists slowly.
+            "style": "menu" | "buttons" | "actions" | "number" | "slider", "options": [{"value":
+            str, "label": str, "group": str}, ...], "low": int, "high": int}`. A menu with fewer
+            than two options is disabled. A number lies between `low` and `high`. The layout is JSON
+            text because param and Bokeh compare nested lists slowly.
     """
 
     layout = param.String(default="[]")

@@ -16,6 +16,7 @@ class Graph {
     this.boxes = new Boxes(this.layers.nodes);
     this.highlight = new Highlight(this.root, this.layers, this.boxes);
     this.bands = new Bands(this.bandLayer, (id) => this.#fold(id));
+    this.groups = new Groups(this.groupLayer);
     this.minimap = new Minimap(this.minimapFrame, this.camera);
     this.#listen();
     new ResizeObserver(() => this.#resize()).observe(this.stage);
@@ -37,7 +38,7 @@ class Graph {
       choose: (item) => this.#choose(item),
       search: (text) => this.#seek(text),
     });
-    const buttons = htmlElement(tools, "div", "buttons");
+    const buttons = htmlElement(tools, "div", "buttons looks");
     this.#button(buttons, "Fit", "Show the whole graph (f)", () => this.camera.fit(true));
     this.#button(buttons, "Centre", "Centre the selected node (c)", () => this.#centre());
     this.edgesButton = this.#button(buttons, "Edges", "", () => this.#toggleEdges());
@@ -47,26 +48,44 @@ class Graph {
       ["CSV of nodes and values", () => this.outbox.post({ save: "csv" }), true],
     ], () => this.model.ready));
     this.legend = htmlElement(tools, "div", "legend");
+    this.hide = this.#button(htmlElement(tools, "div", "buttons"), "Hide", "", () =>
+      this.outbox.post({ shown: !this.model.shown }));
     this.stage = htmlElement(this.root, "div", "stage");
     this.svg = svgElement(this.stage, "svg", { class: "canvas", role: "group",
       "aria-label": "Dependency graph. Arrow keys follow edges, Enter expands a group." });
     this.#defs();
     this.world = svgElement(this.svg, "g", { class: "world" });
     this.layers = {};
-    for (const name of ["all", "hover", "near", "nodes"]) {
+    for (const name of ["all", "hover", "near", "path", "nodes"]) {
       this.layers[name] = svgElement(this.world, "g", { class: `layer ${name}` });
     }
     this.shield = htmlElement(this.stage, "div", "shield");
+    this.groupLayer = htmlElement(this.stage, "div", "groups");
     this.bandLayer = htmlElement(this.stage, "div", "bands");
-    this.info = htmlElement(this.stage, "div", "info");
     this.empty = htmlElement(this.stage, "div", "empty", "No graph recorded yet.");
-    const corner = htmlElement(this.stage, "div", "corner");
-    this.minimapFrame = htmlElement(corner, "div", "minimap");
-    const zoom = htmlElement(corner, "div", "buttons zoom");
+    const foot = htmlElement(this.root, "div", "foot");
+    this.info = htmlElement(foot, "div", "info");
+    this.minimapFrame = htmlElement(foot, "div", "minimap");
+    const zoom = htmlElement(foot, "div", "buttons zoom");
     this.#button(zoom, "\u2212", "Zoom out", () => this.camera.zoom(1 / 1.3));
     this.percent = this.#button(zoom, "100%", "Zoom to 100 %", () =>
       this.camera.zoom(1 / this.camera.k));
     this.#button(zoom, "+", "Zoom in", () => this.camera.zoom(1.3));
+    this.grip = htmlElement(this.root, "div", "grip");
+    for (const [name, value] of Object.entries({ role: "separator", tabindex: 0,
+      "aria-orientation": "horizontal", "aria-label": "Height of the graph",
+      title: "Drag to change the height of the graph" })) this.grip.setAttribute(name, value);
+    this.#showHidden();
+  }
+
+  // Hides the drawing below the tools, or shows it.
+  #showHidden() {
+    const { shown } = this.model;
+    this.root.classList.toggle("closed", !shown);
+    this.hide.textContent = shown ? "Hide" : "Show graph";
+    this.hide.title = shown ? "Hide the graph" : "Show the graph";
+    this.hide.setAttribute("aria-label", this.hide.title);
+    this.hide.setAttribute("aria-expanded", String(shown));
   }
 
   #button(parent, text, title, act) {
@@ -100,10 +119,13 @@ class Graph {
     this.camera.scene = { width: Math.max(1, scene.width), height: Math.max(1, scene.height) };
     this.empty.hidden = this.index.boxes.size > 0;
     this.boxes.draw(this.index);
-    this.camera.inset.top = 14 + this.bands.draw(this.index.bands);
+    this.camera.inset.top = this.bands.draw(this.index);
+    this.camera.inset.top += this.index.rows.length > 1 ? 2 : 8;
+    this.groups.draw(this.index);
     this.#recolour();
     this.#drawAllEdges();
     this.highlight.reset(this.index, this.model.selected);
+    this.highlight.trace(this.model.path);
     this.#showInfo();
     this.#settle(old);
   }
@@ -140,9 +162,19 @@ class Graph {
     const { clientWidth: width, clientHeight: height } = this.stage;
     if (!width || !height) return; // not visible
     this.camera.size = { width, height };
+    this.#tellRoom();
     if (!this.index) this.#setScene();
     else if (this.camera.auto) this.#start();
     else this.#place();
+  }
+
+  // Tells Python how large the drawing may be; small changes do not matter.
+  #tellRoom() {
+    const { width, height } = this.camera.inner;
+    const room = [Math.floor(width / 20) * 20, Math.floor(height / 8) * 8];
+    if (`${room}` === `${this.room}`) return;
+    this.room = room;
+    this.outbox.post({ room });
   }
 
   // Paint and legend change together but arrive in separate events.
@@ -181,6 +213,7 @@ class Graph {
     if (zoomed && this.index.boxes.size > LABELS_QUICK) this.#hideLabels();
     this.world.setAttribute("transform", `translate(${x} ${y}) scale(${k})`);
     this.svg.classList.toggle("far", k < FAR);
+    this.groups.place(this.camera, k < FAR);
     this.percent.textContent = `${Math.round(100 * k)}%`;
     this.bands.place(this.camera);
     this.minimap.place();
@@ -229,10 +262,17 @@ class Graph {
     const ins = this.index.dependencies(box.id).length;
     const outs = this.index.dependents(box.id).length;
     const fold = box.repeat > 1 ? `${box.repeat} identical blocks, ${box.count} nodes`
+      : box.plain ? `with ${this.#partsOf(box).join(", ")}`
       : box.folded ? `${box.count} nodes` : "";
     const value = this.model.heat?.[box.id]?.text;
     return [box.kind, box.title, fold, value, `${ins} in, ${outs} out`].filter(Boolean)
       .join(" \u00b7 ");
+  }
+
+  // Returns what is drawn as part of a module, without its own name where it has one.
+  #partsOf({ id, members }) {
+    return members.slice(1).map((name) =>
+      name.startsWith(`${id}.`) ? name.slice(id.length + 1) : name.slice(name.lastIndexOf(".") + 1));
   }
 
   // ---- user actions
@@ -245,6 +285,10 @@ class Graph {
     if (reported) this.outbox.post({ select: id }); // first: Python then works while this is drawn
     this.highlight.select(id, further);
     this.#showInfo();
+  }
+
+  #compare(id) {
+    this.outbox.post({ between: id });
   }
 
   #hover(id) {
@@ -268,14 +312,14 @@ class Graph {
   }
 
   #names() {
-    return [...(this.index?.boxes.values() ?? [])].flatMap((box) => box.members.map((name, i) => {
-      const hidden = box.folded && i > 0;
+    return this.model.scene.boxes.flatMap((box) => box.members.map((name, i) => {
+      const hidden = i > 0;
       return { name, box: box.id, kind: hidden ? "hidden" : box.kind, inside: hidden ? box.id : "" };
     }));
   }
 
   #choose({ name, box, inside }) {
-    if (inside) return this.#seek(name);
+    if (inside || !this.index) return this.#seek(name); // not drawn while the graph is hidden
     this.#select(box);
     this.#visit(this.index.boxes.get(box));
   }
@@ -314,14 +358,18 @@ class Graph {
     model.on("msg:custom", handOver);
     model.on("scene", () => this.#setScene());
     for (const name of ["selected", "ack"]) model.on(name, () => this.#adopt());
+    model.on("path", () => this.highlight.trace(model.path));
     model.on("loose", () => this.highlight.loosen(model.loose));
     model.on("info", () => this.#showInfo());
     for (const name of ["heat", "legend"]) model.on(name, () => this.#recolourSoon());
+    model.on("shown", () => this.#showHidden());
     const idAt = (event) => event.target.closest?.(".node")?.dataset.id;
     svg.addEventListener("click", (event) => {
       const id = idAt(event);
-      if (!id) return;
-      this.#select(id, { further: event.shiftKey });
+      const mark = event.target.closest?.(".mark")?.dataset.mark;
+      if (mark) return this.#seek(mark);
+      if (id && event.shiftKey && this.selected && id !== this.selected) this.#compare(id);
+      else if (id) this.#select(id, { further: event.shiftKey });
     });
     svg.addEventListener("dblclick", (event) => this.#open(idAt(event)));
     svg.addEventListener("pointerover", (event) => this.#hover(idAt(event) ?? null));
@@ -329,6 +377,7 @@ class Graph {
     svg.addEventListener("keydown", (event) => this.#key(event));
     svg.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
     this.#listenDrag();
+    this.#listenGrip();
     onPageKey(this.root, (event) => {
       const act = { "/": () => this.find.focus(), f: () => this.camera.fit(true),
         c: () => this.#centre() }[event.key];
@@ -365,6 +414,24 @@ class Graph {
     }
   }
 
+  #listenGrip() {
+    const set = (height) => this.outbox.post({ height: Math.round(height) });
+    this.grip.addEventListener("pointerdown", (event) => {
+      event.preventDefault();
+      this.grip.setPointerCapture(event.pointerId);
+    });
+    this.grip.addEventListener("pointermove", (event) => {
+      if (event.buttons) set(event.clientY - this.root.getBoundingClientRect().top + 3);
+    });
+    this.grip.addEventListener("keydown", (event) => {
+      const step = { ArrowUp: -20, ArrowDown: 20 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      event.stopPropagation();
+      set(this.root.offsetHeight + step);
+    });
+  }
+
   #wheel(event) {
     event.preventDefault();
     if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) return this.camera.pan(-event.deltaX, 0);
@@ -378,6 +445,7 @@ class Graph {
     const id = event.target.closest?.(".node")?.dataset.id;
     if (!id || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key.startsWith("Arrow")) this.#walk(this.index.step(id, event.key));
+    else if (event.key === "Enter" && event.shiftKey && id !== this.selected) this.#compare(id);
     else if (event.key === "Enter") this.#open(id);
     else if (event.key === "Backspace") this.#fold(this.index.scopeOf(id));
     else if (event.key === " ") this.#select(id);

@@ -9,14 +9,18 @@ import param
 from comgra_decl.viewer.components.base import Component, Message, source
 
 _SEARCH_LENGTH = 300
+_LONGEST = 20_000  # pixels
 
 
 class GraphView(Component):
     """Draws a `Scene` and reports clicks.
 
-    Messages: `{"select": box id}`, `{"look": box id}` (the pointer rests there), `{"expand": box
-    id}`, `{"collapse": scope or box id}`, `{"save": "csv"}` and `{"search": text}`. The text
-    is user input or the full name of a node inside a folded group.
+    Messages: `{"select": box id}`, `{"look": box id}` (the pointer rests there), `{"between": box
+    id}` (compare the selected box with this one), `{"expand": box id}`, `{"collapse": scope or box
+    id}`, `{"save": "csv"}` and `{"search": text}`. The text is user input or the full name of a
+    node inside a folded group. `{"room": [width, height]}` is the size of the drawing area in
+    pixels, `{"height": pixels}` the height that the user wants for the whole component, and
+    `{"shown": bool}` whether the user wants to see it.
 
     Attributes:
         scene: `Scene.as_json()`.
@@ -29,6 +33,8 @@ class GraphView(Component):
         info: One line about the selected node, shown below the graph.
         loose: `{"of": box id, "boxes": [box ids]}`, the boxes connected only to other roles of the
             selected node. They are drawn with thinner lines.
+        path: Ids of the boxes on a path to mark, in order.
+        shown: Whether the drawing is visible below the tools.
     """
 
     scene = param.Dict(default={"boxes": [], "edges": [], "width": 0, "height": 0, "bands": []})
@@ -37,6 +43,8 @@ class GraphView(Component):
     legend = param.Dict(default=None, allow_None=True)
     info = param.String(default="")
     loose = param.Dict(default={"of": "", "boxes": []})
+    path = param.List(default=[], item_type=str)
+    shown = param.Boolean(default=True)
 
     _esm = source(
         "shared.js",
@@ -48,6 +56,7 @@ class GraphView(Component):
         "graph_highlight.js",
         "graph_find.js",
         "graph_frame.js",
+        "graph_groups.js",
         "graph_export.js",
         "graph.js",
     )
@@ -56,6 +65,12 @@ class GraphView(Component):
     def check(self, message: Message) -> bool:
         """Returns whether the message names a visible element, or is a short search text."""
         ((action, value),) = message.items()
+        if action == "room":
+            return isinstance(value, list) and len(value) == 2 and all(map(_is_length, value))
+        if action == "height":
+            return _is_length(value)
+        if action == "shown":
+            return isinstance(value, bool)
         if not isinstance(value, str):
             return False
         if action == "search":
@@ -72,10 +87,15 @@ class GraphView(Component):
     def _known(self, action: str) -> set[str]:
         """Returns the ids that are valid for an action."""
         boxes: list[dict[str, Any]] = self.scene["boxes"]
-        if action in ("select", "look"):
+        if action in ("select", "look", "between"):
             return {box["id"] for box in boxes}
         if action == "expand":
             return {box["id"] for box in boxes if box["folded"]}
         if action == "collapse":
             return {band["id"] for band in self.scene.get("bands", ())}
         return set()
+
+
+def _is_length(value: object) -> bool:
+    """Returns whether a value is a number of pixels that a page may have."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LONGEST

@@ -31,7 +31,7 @@ class Boxes {
     const ins = index.dependencies(box.id).length;
     const outs = index.dependents(box.id).length;
     const key = JSON.stringify([box.label, box.kind, box.w, box.h, box.folded, box.count,
-      box.repeat, box.no_in, box.no_out, box.title, ins, outs]);
+      box.repeat, box.no_in, box.no_out, box.title, box.plain, box.marks, ins, outs]);
     let item = this.drawn.get(box.id);
     if (item?.key !== key) {
       const group = this.#group(box, ins, outs);
@@ -51,7 +51,7 @@ class Boxes {
     });
     const { w, h } = box;
     const round = Math.min(8, h / 4);
-    if (box.folded) {
+    if (box.folded && !box.plain) {
       for (const off of box.repeat > 1 ? [6, 3] : [3]) {
         svgElement(group, "rect", { class: "stack", x: off, y: -off, width: w - off * 0.6,
           height: h, rx: round });
@@ -60,7 +60,8 @@ class Boxes {
     svgElement(group, "rect", { class: "shape", width: w, height: h, rx: round });
     if (box.no_in) this.#open(group, 0, h, round);
     if (box.no_out) this.#open(group, w, h, round);
-    const badge = box.repeat > 1 ? `\u00d7${box.repeat}` : box.folded ? `${box.count}` : "";
+    const badge = box.repeat > 1 ? `\u00d7${box.repeat}`
+      : box.folded && !box.plain ? `${box.count}` : "";
     const room = w - 18 - (badge ? 7 + badge.length * 7 : 0);
     const middle = badge ? 9 + room / 2 : w / 2;
     const label = svgElement(group, "text", { class: "label", x: middle, y: h / 2 });
@@ -69,7 +70,17 @@ class Boxes {
       svgElement(group, "text", { class: box.repeat > 1 ? "badge times" : "badge", x: w - 9,
         y: h / 2 }).textContent = badge;
     }
+    this.#marks(group, box);
     return group;
+  }
+
+  // Draws a dot for each parameter of a module; a click on it shows the parameter.
+  #marks(group, { w, h, marks }) {
+    (marks || []).slice(0, Math.floor((w - 8) / 9)).forEach((name, i) => {
+      const mark = svgElement(group, "circle", { class: "mark", cx: 10 + 9 * i, cy: h, r: 3.2,
+        "data-mark": name });
+      svgElement(mark, "title", {}).textContent = visible(name);
+    });
   }
 
   // Draws the dotted edge of a box without inputs or consumers.
@@ -156,7 +167,7 @@ function parts(group) {
 function spoken(box, ins, outs) {
   const fold = box.repeat > 1
     ? `${box.repeat} identical blocks folded, ${box.count} nodes`
-    : box.folded ? `${box.count} nodes folded` : "";
+    : box.folded ? `${box.plain ? "" : `${box.count} nodes folded`}` : "";
   return [box.id, box.kind, fold, `${ins} in`, `${outs} out`].filter(Boolean).map(visible).join(", ");
 }
 

@@ -3,7 +3,7 @@
 const ZOOM_MAX = 2.5;
 const FIT_MAX = 1.15; // limit for small graphs
 const READABLE = 0.6; // minimum zoom of the first view, where possible
-const FAR = 0.45; // hide labels below this zoom
+const FAR = 0.58; // below this zoom, groups have labels instead of boxes
 const START = 0.9; // zoom of the first view if it shows only a part
 
 class Camera {
@@ -14,7 +14,7 @@ class Camera {
     this.x = 0;
     this.y = 0;
     this.size = { width: 0, height: 0 };
-    this.inset = { top: 12, right: 16, bottom: 34, left: 16 }; // space for bands and texts
+    this.inset = { top: 12, right: 16, bottom: 8, left: 16 }; // space for bands
     this.scene = { width: 1, height: 1 };
     this.auto = true; // not moved by the user yet
     this.frame = null;

@@ -39,6 +39,7 @@ function drawScale(element, index, heat, legend) {
 }
 
 // Draws expanded scopes as brackets above their columns. A click on a bracket collapses its scope.
+// In a drawing with one row they stay at the upper edge; otherwise each row has its own.
 class Bands {
   constructor(element, close) {
     this.element = element;
@@ -46,33 +47,46 @@ class Bands {
     this.items = [];
   }
 
-  draw(bands) {
+  // Returns the height that the drawing must leave free at the top.
+  draw(index) {
     this.element.replaceChildren();
-    const shown = bands.filter((band) => band.level < BAND_ROWS);
-    const rows = 1 + Math.max(-1, ...shown.map((band) => band.level));
-    this.element.style.height = `${rows * BAND_HEIGHT}px`;
+    const shown = index.bands.filter((band) => band.level < BAND_ROWS);
+    this.rows = index.rows;
+    this.lines = this.rows.map((_, row) =>
+      1 + Math.max(-1, ...shown.filter((band) => band.row === row).map((band) => band.level)));
     this.items = shown.map((band) => {
       const button = htmlElement(this.element, "button", "band");
       button.type = "button";
       button.dataset.scope = band.id;
       button.title = `Fold ${visible(band.id)}`;
       button.setAttribute("aria-label", `Fold ${visible(band.id)}`);
-      button.style.top = `${band.level * BAND_HEIGHT}px`;
       const label = htmlElement(button, "span", "text", band.label);
       button.addEventListener("click", () => this.close(band.id));
       return { band, button, label };
     });
-    return rows * BAND_HEIGHT;
+    return this.rows.length > 1 ? 0 : (this.lines[0] ?? 0) * BAND_HEIGHT;
+  }
+
+  // Returns the upper end of a band in pixels; null: there is no room for it.
+  #top(band, camera) {
+    if (this.rows.length < 2) return 6 + band.level * BAND_HEIGHT;
+    const [top] = this.rows[band.row];
+    const above = band.row ? this.rows[band.row - 1][1] : 0;
+    const lines = Math.min(this.lines[band.row], Math.floor(((top - above) * camera.k) / BAND_HEIGHT));
+    if (band.level >= lines) return null;
+    return camera.y + (top - 6) * camera.k - 4 - (lines - band.level) * BAND_HEIGHT;
   }
 
   place(camera) {
     for (const { band, button, label } of this.items) {
+      const top = this.#top(band, camera);
       const left = camera.x + band.x * camera.k;
       const right = left + band.w * camera.k;
-      const hidden = right < 4 || left > camera.size.width - 4 || right - left < 7;
+      const hidden = right < 4 || left > camera.size.width - 4 || right - left < 7 || top === null;
       button.style.display = hidden ? "none" : "";
       if (hidden) continue;
       const start = Math.max(left, 2); // keep the name visible while its scope is
+      button.style.top = `${top}px`;
       button.style.left = `${start}px`;
       button.style.width = `${Math.min(right, camera.size.width - 2) - start}px`;
       button.classList.toggle("cut-left", start > left);
@@ -82,7 +96,10 @@ class Bands {
   }
 }
 
-// The minimap shows the whole drawing and marks the visible part. Hidden if all is visible.
+const MAP = { width: 150, height: 26 }; // of the minimap, in pixels
+
+// The minimap shows the whole drawing and marks the visible part. Hidden if all is visible. It is
+// below the drawing, so that it covers nothing.
 class Minimap {
   constructor(element, camera) {
     this.element = element;
@@ -105,12 +122,11 @@ class Minimap {
   }
 
   draw(index, heat) {
-    const width = 176;
-    const height = 56;
+    const { width, height } = MAP;
     const pixels = devicePixelRatio || 1;
     Object.assign(this.canvas, { width: width * pixels, height: height * pixels });
     const { scene } = this.camera;
-    this.scale = Math.min((width - 8) / scene.width, (height - 8) / scene.height);
+    this.scale = Math.min((width - 4) / scene.width, (height - 4) / scene.height);
     this.left = (width - scene.width * this.scale) / 2;
     this.top = (height - scene.height * this.scale) / 2;
     const style = getComputedStyle(this.element);
@@ -130,10 +146,10 @@ class Minimap {
     const { camera } = this;
     this.element.classList.toggle("hidden", camera.fits);
     const clamp = (value, most) => Math.min(most, Math.max(0, value));
-    const x1 = clamp(this.left - (camera.x / camera.k) * this.scale, 176);
-    const y1 = clamp(this.top - (camera.y / camera.k) * this.scale, 56);
-    const x2 = clamp(this.left + ((camera.size.width - camera.x) / camera.k) * this.scale, 176);
-    const y2 = clamp(this.top + ((camera.size.height - camera.y) / camera.k) * this.scale, 56);
+    const x1 = clamp(this.left - (camera.x / camera.k) * this.scale, MAP.width);
+    const y1 = clamp(this.top - (camera.y / camera.k) * this.scale, MAP.height);
+    const x2 = clamp(this.left + ((camera.size.width - camera.x) / camera.k) * this.scale, MAP.width);
+    const y2 = clamp(this.top + ((camera.size.height - camera.y) / camera.k) * this.scale, MAP.height);
     Object.assign(this.view.style, { left: `${x1}px`, top: `${y1}px`,
       width: `${Math.max(3, x2 - x1)}px`, height: `${Math.max(3, y2 - y1)}px` });
   }

@@ -11,6 +11,7 @@ class Highlight {
     this.hovered = null;
     this.hops = 1;
     this.marked = [];
+    this.traced = [];
     this.loose = {};
   }
 
@@ -53,6 +54,17 @@ class Highlight {
     for (const group of this.marked) {
       group.classList.toggle("loose", ids.includes(group.dataset.id));
     }
+  }
+
+  // Marks a path: the boxes on it and the edges between them.
+  trace(path) {
+    for (const group of this.traced) group.classList.remove("traced");
+    this.layers.path.replaceChildren();
+    const boxes = path.filter((id) => this.index?.boxes.has(id));
+    this.traced = boxes.map((id) => this.boxes.get(id));
+    for (const group of this.traced) group.classList.add("traced");
+    boxes.slice(1).forEach((id, i) => svgElement(this.layers.path, "path", {
+      d: this.index.route(boxes[i], id), class: "edge traced", "data-from": boxes[i], "data-to": id }));
   }
 
   #draw() {

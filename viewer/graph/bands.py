@@ -12,28 +12,39 @@ Span = tuple[float, float]
 
 
 def bands(scopes: Iterable[Opened], boxes: Sequence[Box]) -> tuple[Band, ...]:
-    """Returns the bracket of each scope, in the first free row below its parent's bracket.
+    """Returns the brackets of each scope, one for each row of the drawing in which it has boxes."""
+    scopes = list(scopes)
+    rows: dict[int, list[Box]] = {}
+    for box in boxes:
+        rows.setdefault(box.row, []).append(box)
+    return tuple(band for row in sorted(rows) for band in _bands_of_row(scopes, rows[row], row))
+
+
+def _bands_of_row(scopes: Sequence[Opened], boxes: Sequence[Box], row: int) -> list[Band]:
+    """Returns the bracket of each scope, in the first free line below its parent's bracket.
 
     A bracket spans the boxes that its scope computes. It also covers the scope's parameters, which
     are one column to the left of their consumer, unless that column belongs to a neighbour.
     """
-    scopes = list(scopes)
     wanted = {inner.id for scope in scopes for inner in scope.scopes}
     full = _spans(wanted, boxes)
     core = _spans(wanted, [box for box in boxes if box.kind not in CONSTANT_KINDS])
-    rows: list[list[Span]] = []  # occupied spans per row
+    rows: list[list[Span]] = []  # occupied spans per line
     levels: dict[str, int] = {}
     found: list[Band] = []
     for scope in scopes:
-        whole = _union(full[inner.id] for inner in scope.scopes)
-        heart = _union(core.get(inner.id, full[inner.id]) for inner in scope.scopes)
+        here = [inner.id for inner in scope.scopes if inner.id in full]
+        if not here:
+            continue
+        whole = _union(full[name] for name in here)
+        heart = _union(core.get(name, full[name]) for name in here)
         level = _free_row(rows, heart, levels.get(scope.parent, -1) + 1)
         left = max([whole[0], *(b for _, b in rows[level] if b <= heart[0])])
         right = min([whole[1], *(a for a, _ in rows[level] if a >= heart[1])])
         rows[level].append((left, right))
         levels[scope.id] = level
-        found.append(Band(scope.id, scope.label, level, left, right - left))
-    return tuple(found)
+        found.append(Band(scope.id, scope.label, level, left, right - left, row))
+    return found
 
 
 def _free_row(rows: list[list[Span]], span: Span, level: int) -> int:

@@ -2,24 +2,32 @@
 
 A scope is a proper dotted prefix of a node's name. A collapsed scope is one box. The node of a
 module (`blocks.0`) and the scope of the same name share that box; once the scope is expanded, the
-node gets its own box next to its children.
+node gets its own box next to its children. Quiet modules belong to the scope of their neighbour,
+see `quiet`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from comgra_decl.viewer.graph.model import GraphNode
+from comgra_decl.viewer.graph.quiet import Edges, hosts, owned
 
 #: Minimum number of identical blocks that may share a box.
 SHORTEST_ROW = 3
 
+#: Number of boxes from which a drawing shows enough of a network.
+_ENOUGH = 12
+
 
 @dataclass(eq=False)
 class Scope:
-    """A name in the module tree: its own node, if any, and the names below it."""
+    """A name in the module tree: its own node, if any, and the names below it.
+
+    `small` is True for a quiet module and for a parameter that only its own module reads.
+    """
 
     id: str
     name: str
@@ -29,6 +37,12 @@ class Scope:
     size: int = 0
     shape: int = 0  # equal for scopes with the same structure
     ranked: list[Scope] = field(default_factory=list)  # children by first execution
+    small: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether the scope is a single module with nothing but small parts."""
+        return self.own is not None and all(child.small for child in self.ranked)
 
     def nodes(self) -> Iterator[GraphNode]:
         """Yields the scope's own node first, then those below in execution order."""
@@ -53,18 +67,26 @@ class Visible:
         return self.scopes[0].order
 
 
-def scope_tree(nodes: Iterable[GraphNode]) -> Scope:
+def scope_tree(nodes: Sequence[GraphNode], edges: Edges = ()) -> Scope:
     """Returns the root of the module tree; if names are equal, the first node is used."""
     root = Scope("", "")
+    found: dict[str, tuple[Scope, Scope]] = {}  # each scope and its parent
     for node in nodes:
         scope, path = root, ""
         for part in node.name.split("."):
             path = f"{path}.{part}" if scope is not root else part
-            child = scope.children.get(part)
-            if child is None:
-                child = scope.children[part] = Scope(path, part)
-            scope = child
+            if part not in scope.children:
+                scope.children[part] = Scope(path, part)
+                found[path] = scope.children[part], scope
+            scope = scope.children[part]
         scope.own = scope.own or node
+    for name in owned(nodes, edges):
+        found[name][0].small = not found[name][0].children
+    for name, host in hosts(nodes, edges).items():
+        quiet, parent = found[name]
+        del parent.children[quiet.name]
+        quiet.small = True
+        found[host][0].children[f".{name}"] = quiet  # no part of a name contains a dot
     _measure(root, {})
     return root
 
@@ -198,28 +220,53 @@ def row_id(row: Sequence[Scope]) -> str:
     return f"{row[0].id}..{row[-1].name}"
 
 
-def default_expansion(nodes: Iterable[GraphNode], *, limit: int = 60) -> frozenset[str]:
-    """Returns the scopes to expand at first, so that at most about `limit` boxes are visible.
+@dataclass(frozen=True)
+class Folding:
+    """What a drawing shows: the expanded scopes, and the number of boxes above which rows merge."""
 
-    Expands the tree level by level. Scopes with the same structure are expanded together or not at
-    all, so that a drawing never shows one of two identical blocks expanded and the other collapsed.
+    expanded: frozenset[str]
+    limit: int
+
+
+def first_folding(root: Scope, limit: int, fits: Callable[[Folding], bool]) -> Folding:
+    """Returns the folding of the first view: whole levels are expanded while they can be read.
+
+    A level is expanded if the drawing shows little without it. Below that, only stacks of identical
+    blocks are expanded, to show the blocks; if there are too many of them, they share a box.
+    Parameters stay with their module.
 
     Args:
-        nodes: The nodes of the graph.
-        limit: Maximum number of boxes, if the top level allows it.
+        root: The module tree.
+        limit: See `visible_boxes`.
+        fits: Returns whether a drawing can be read.
     """
-    root, expanded = scope_tree(nodes), frozenset[str]()
-    rows: set[str] = set()
+    best = Folding(frozenset(), limit)
+    rows = _shared(visible_boxes(root, best.expanded, limit))
     level = _closed_below([root])
     while level:
-        for twins in level:
-            opened = expanded | {scope.id for scope in twins}
-            boxes = visible_boxes(root, opened, limit)
-            shared = {box.id for box in boxes if len(box.scopes) > 1}
-            if len(boxes) <= limit and _all_below(shared - rows, twins):
-                expanded, rows = opened, shared
-        level = _closed_below([s for twins in level for s in twins if s.id in expanded])
-    return expanded
+        few = len(visible_boxes(root, best.expanded, best.limit)) < _ENOUGH
+        wanted = level if few else [scope for scope in level if _is_stack(scope)]
+        opened = best.expanded | {scope.id for scope in wanted}
+        count = len(visible_boxes(root, opened, best.limit))
+        for most in (best.limit, count - 1):
+            shared = _shared(visible_boxes(root, opened, most))
+            tried = Folding(opened, most)
+            if wanted and _all_below(shared - rows, wanted) and fits(tried):
+                break
+        else:
+            break
+        best, rows, level = tried, shared, _closed_below(wanted)
+    return best
+
+
+def _shared(boxes: Iterable[Visible]) -> set[str]:
+    """Returns the boxes that several blocks share."""
+    return {box.id for box in boxes if len(box.scopes) > 1}
+
+
+def _is_stack(scope: Scope) -> bool:
+    """Returns whether a scope consists of blocks, of which many are identical."""
+    return any(len(row) >= SHORTEST_ROW for row in _rows(scope, frozenset()))
 
 
 def _all_below(rows: Iterable[str], scopes: Sequence[Scope]) -> bool:
@@ -227,13 +274,10 @@ def _all_below(rows: Iterable[str], scopes: Sequence[Scope]) -> bool:
     return all(any(row.startswith(f"{scope.id}.") for scope in scopes) for row in rows)
 
 
-def _closed_below(scopes: Iterable[Scope]) -> list[list[Scope]]:
-    """Returns the scopes directly below `scopes`, grouped by shape."""
-    twins: dict[int, list[Scope]] = {}
-    for child in (_innermost(child) for scope in scopes for child in scope.ranked):
-        if child.children:
-            twins.setdefault(child.shape, []).append(child)
-    return list(twins.values())
+def _closed_below(scopes: Iterable[Scope]) -> list[Scope]:
+    """Returns the scopes directly below `scopes` that hide more than parameters."""
+    below = (_innermost(child) for scope in scopes for child in scope.ranked)
+    return [child for child in below if child.children and not child.plain]
 
 
 def expansion_for(name: str, expanded: frozenset[str]) -> frozenset[str]:

@@ -7,36 +7,125 @@ scene.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from comgra_decl.viewer.graph.bands import bands
 from comgra_decl.viewer.graph.folding import (
+    Folding,
+    Opened,
     Scope,
     Visible,
     closed,
-    default_expansion,
     expansion_for,
+    first_folding,
     opened_scopes,
     scope_tree,
     visible_boxes,
 )
 from comgra_decl.viewer.graph.layering import acyclic, columns, sorted_columns
-from comgra_decl.viewer.graph.model import CONSTANT_KINDS, SOURCE_KINDS, Band, Box, GraphNode, Scene
-from comgra_decl.viewer.graph.places import MARGIN, box_size, place
+from comgra_decl.viewer.graph.model import (
+    CONSTANT_KINDS,
+    SOURCE_KINDS,
+    Band,
+    Box,
+    GraphNode,
+    Room,
+    Scene,
+)
+from comgra_decl.viewer.graph.places import MARGIN, box_size, centres, lines, spread, wrapped
+from comgra_decl.viewer.graph.quiet import is_activation
 
 __all__ = [
     "Band",
     "Box",
+    "Folding",
     "GraphNode",
+    "Outline",
+    "Room",
     "Scene",
     "box_of",
     "build_scene",
     "closed",
-    "default_expansion",
     "expansion_for",
     "node_of",
 ]
 
 _Links = dict[tuple[int, int], bool]
+
+READABLE = 0.7
+"""Smallest zoom at which the labels of boxes can be read: their letters have 12 pixels at 1."""
+
+_SPACE = 110.0, 84.0
+"""Width and height that a box takes, with the gap to the next one and the bands."""
+
+USUAL_HEIGHT, TALL_HEIGHT = 150.0, 236.0
+"""Heights of the drawing area in a window of 800 pixels, for most networks and for long ones."""
+
+_MOST, _LEAST = 60, 12
+"""Boxes above which identical blocks share one, in any room and in the smallest room."""
+
+
+_HEADS = 3
+"""Lines of bands that are drawn."""
+
+
+class Outline:
+    """A graph and its module tree, of which each drawing shows a part.
+
+    Args:
+        nodes: The nodes of the graph, in any order.
+        edges: `(source name, sink name, carries gradient)`, in any order.
+    """
+
+    def __init__(self, nodes: Sequence[GraphNode], edges: Sequence[tuple[str, str, bool]]) -> None:
+        self._edges = edges
+        self._root = scope_tree(nodes, edges)
+        self._known: dict[Room, Folding] = {}
+
+    def folding(self, room: Room) -> Folding:
+        """Returns the folding of the first view: as many scopes are expanded as can be read."""
+
+        def fits(folding: Folding) -> bool:
+            scene = self.scene(folding.expanded, room=room, limit=folding.limit)
+            return room.zoom(scene.width, scene.height) >= READABLE
+
+        if room not in self._known:
+            self._known[room] = first_folding(self._root, most_boxes(room), fits)
+        return self._known[room]
+
+    def needs_height(self, width: float) -> bool:
+        """Returns whether blocks share a box in a pane of usual height, but not in a taller one."""
+        merged = [
+            any(len(box.scopes) > 1 for box in visible_boxes(self._root, one.expanded, one.limit))
+            for one in (self.folding(Room(width, high)) for high in (USUAL_HEIGHT, TALL_HEIGHT))
+        ]
+        return merged == [True, False]
+
+    def scene(
+        self, expanded: frozenset[str], *, room: Room | None = None, limit: int = _MOST
+    ) -> Scene:
+        """Returns the drawing with some scopes expanded.
+
+        Every node is in exactly one box. Edges inside a box are omitted. Parallel edges are merged
+        into one edge, which carries a gradient if any of them does. Edges with unknown nodes are
+        ignored. Edges go from left to right and from row to row, except those that close a cycle (a
+        reused group, a recurrent net).
+
+        Args:
+            expanded: Expanded scopes: names of boxes with `folded`, as sent by `{"expand": id}`.
+            room: Size of the drawing area, into which long drawings are wrapped. None: one row.
+            limit: If there are more boxes than this, three or more numbered neighbours of the same
+                structure share one box (longest rows first), unless that box is in `expanded`.
+        """
+        root = self._root
+        visible = sorted(visible_boxes(root, expanded, limit), key=lambda box: (box.order, box.id))
+        links = _links(visible, self._edges)
+        opened = list(opened_scopes(root, expanded))
+        boxes, bands_, rows = _placed(visible, links, opened, room)
+        named = tuple((boxes[u].id, boxes[v].id, grad) for (u, v), grad in links.items())
+        width = max((box.x + box.w for box in boxes), default=0.0) + MARGIN
+        height = max((box.y + box.h for box in boxes), default=0.0) + MARGIN
+        return Scene(boxes, named, width, height, bands_, rows)
 
 
 def build_scene(
@@ -44,33 +133,29 @@ def build_scene(
     edges: Iterable[tuple[str, str, bool]],
     *,
     expanded: frozenset[str],
-    limit: int = 60,
+    limit: int = _MOST,
+    room: Room | None = None,
 ) -> Scene:
-    """Returns the drawing of a graph with some of its module scopes expanded.
-
-    Every node is in exactly one box. Edges inside a box are omitted. Parallel edges are merged into
-    one edge, which carries a gradient if any of them does. Edges with unknown nodes are ignored.
-    Edges go from left to right, except those that close a cycle (a reused group, a recurrent net).
-
-    Args:
-        nodes: The nodes of the graph, in any order.
-        edges: `(source name, sink name, carries gradient)`, in any order.
-        expanded: Expanded scopes: names of boxes with `folded`, as sent by `{"expand": id}`.
-        limit: If there are more boxes than this, three or more numbered neighbours of the same
-            structure share one box (longest rows first), unless that box is in `expanded`.
-    """
-    root = scope_tree(nodes)
-    visible = sorted(visible_boxes(root, expanded, limit), key=lambda box: (box.order, box.id))
-    links = _links(visible, edges)
-    boxes = _placed(visible, links)
-    named = tuple((boxes[u].id, boxes[v].id, grad) for (u, v), grad in links.items())
-    width = max((box.x + box.w for box in boxes), default=0.0) + MARGIN
-    height = max((box.y + box.h for box in boxes), default=0.0) + MARGIN
-    return Scene(boxes, named, width, height, bands(opened_scopes(root, expanded), boxes))
+    """Returns the drawing of a graph with some of its module scopes expanded; see `Outline`."""
+    return Outline(nodes, list(edges)).scene(expanded, limit=limit, room=room)
 
 
-def _placed(visible: Sequence[Visible], links: _Links) -> tuple[Box, ...]:
-    """Returns the boxes with their positions."""
+def most_boxes(room: Room) -> int:
+    """Returns the number of boxes that can be read in a room."""
+    across, down = (
+        int(size / READABLE // space)
+        for size, space in zip((room.width, room.height), _SPACE, strict=True)
+    )
+    return min(_MOST, max(_LEAST, across * down))
+
+
+_Placed = tuple[tuple[Box, ...], tuple[Band, ...], tuple[tuple[float, float], ...]]
+
+
+def _placed(
+    visible: Sequence[Visible], links: _Links, opened: Sequence[Opened], room: Room | None
+) -> _Placed:
+    """Returns the boxes with their positions, the bands, and the edges of the rows."""
     kinds, labels = [_kind(box) for box in visible], [_label(box) for box in visible]
     graph = acyclic(len(visible), list(links))
     inputs = [kind == "input" for kind in kinds]
@@ -83,8 +168,11 @@ def _placed(visible: Sequence[Visible], links: _Links) -> tuple[Box, ...]:
     fed, feeding = {sink for _, sink in links}, {source for source, _ in links}
     linked = fed | feeding
     rank = [inputs[i] + 2 * constants[i] + 4 * (i not in linked) for i in range(len(visible))]
-    rects = place(grid, sizes, rank, graph.after)
-    return tuple(
+    drawn = lines(grid, sizes, rank, graph.after)
+    rows = wrapped(drawn, links, room, min(_HEADS, bool(opened)))
+    row_of = {i: n for n, row in enumerate(rows) for column in row for i in grid[column]}
+    rects = spread(drawn, rows)
+    boxes = tuple(
         Box(
             box.id,
             labels[i],
@@ -97,9 +185,24 @@ def _placed(visible: Sequence[Visible], links: _Links) -> tuple[Box, ...]:
             title=_title(box),
             no_in=i not in fed and kinds[i] not in SOURCE_KINDS,
             no_out=i not in feeding and kinds[i] != "loss",
+            plain=_is_plain(box),
+            marks=_marks(box),
+            row=row_of[i],
         )
         for i, box in enumerate(visible)
     )
+    found = bands(opened, boxes)
+    heads = [
+        max(
+            (band.level + 1 for band in found if band.row == row and band.level < _HEADS), default=0
+        )
+        for row in range(len(rows))
+    ]
+    lows = centres(drawn, rows, heads.__getitem__)
+    moved = tuple(replace(box, y=box.y + lows[box.row]) for box in boxes)
+    reach = [drawn.reach(row) for row in rows]
+    edges = tuple((y - up, y + down) for y, (up, down) in zip(lows, reach, strict=True))
+    return moved, found, edges if boxes else ()
 
 
 def box_of(scene: Scene, name: str) -> str | None:
@@ -148,7 +251,32 @@ def _label(box: Visible) -> str:
     first, last = box.scopes[0], box.scopes[-1]
     if len(box.scopes) > 1:
         return f"{_short(first)}\u2013{last.name}"
-    return _short(first)
+    if not _is_plain(box):
+        return _short(first)
+    joined = [scope.own for scope in first.ranked if scope.own is not None]
+    parts = {node.order: _spoken(node) for node in joined if is_activation(node.module)}
+    assert first.own is not None
+    parts[first.own.order] = _short(first)
+    return " \u00b7 ".join(parts[order] for order in sorted(parts))
+
+
+def _spoken(node: GraphNode) -> str:
+    """Returns the name of an activation, or its class if it only has a number."""
+    name = node.name.rpartition(".")[2]
+    return node.module if name.isdigit() else name
+
+
+def _is_plain(box: Visible) -> bool:
+    """Returns whether a box is a single module with its parameters and quiet neighbours."""
+    return box.folded and len(box.scopes) == 1 and box.scopes[0].plain
+
+
+def _marks(box: Visible) -> tuple[str, ...]:
+    """Returns the parameters and buffers that are drawn as marks of a box."""
+    if not _is_plain(box):
+        return ()
+    inside = (scope.own for scope in box.scopes[0].ranked if scope.own is not None)
+    return tuple(node.name for node in inside if node.kind in ("parameter", "buffer"))
 
 
 def _short(scope: Scope) -> str:
@@ -163,7 +291,7 @@ def _badge(box: Visible) -> str:
     """Returns the number next to the label of a folded box."""
     if len(box.scopes) > 1:
         return f"\u00d7{len(box.scopes)}"
-    return str(len(box.nodes)) if box.folded else ""
+    return str(len(box.nodes)) if box.folded and not _is_plain(box) else ""
 
 
 def _title(box: Visible) -> str:

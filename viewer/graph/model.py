@@ -29,12 +29,14 @@ class GraphNode:
         order: Position of the node's first execution; nodes with a smaller position ran earlier.
         title: Other text about the node, such as its shape. Two blocks are identical only if their
             nodes' titles agree, ignoring the node's own name.
+        module: Class of the module; "" if the node is not the output of a module.
     """
 
     name: str
     kind: str
     order: int
     title: str = ""
+    module: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ class Box:
         title: Tooltip text; may be empty.
         no_in: Whether the box lacks inputs although its kind needs them.
         no_out: Whether the box has no consumer although its kind needs one.
+        plain: Whether the box is a single module with its parameters and quiet neighbours. It is
+            drawn like a node, although it can be expanded.
+        marks: Names of the parameters and buffers in a plain box.
+        row: Row of the drawing, from the top, if the drawing is wrapped.
     """
 
     id: str
@@ -72,6 +78,9 @@ class Box:
     title: str
     no_in: bool
     no_out: bool
+    plain: bool = False
+    marks: tuple[str, ...] = ()
+    row: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,9 +92,10 @@ class Band:
     Attributes:
         id: Name of the scope. Collapsing the scope folds everything below it.
         label: Part of the name that the parent's band does not show.
-        level: Row of the bracket, 0 for the outermost; brackets in a row never overlap.
+        level: Line of the bracket, 0 for the outermost; brackets in a line never overlap.
         x: Left end.
         w: Width.
+        row: Row of the drawing; a scope that continues in the next row has a band in each.
     """
 
     id: str
@@ -93,6 +103,24 @@ class Band:
     level: int
     x: float
     w: float
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Room:
+    """The size of the drawing area, and what of it the drawing cannot use.
+
+    Attributes:
+        width: Width in CSS pixels.
+        height: Height in CSS pixels.
+    """
+
+    width: float
+    height: float
+
+    def zoom(self, width: float, height: float) -> float:
+        """Returns the largest zoom at which a drawing of this size fits, at most 1."""
+        return min(1.0, self.width / max(width, 1.0), self.height / max(height, 1.0))
 
 
 @dataclass(frozen=True)
@@ -105,6 +133,7 @@ class Scene:
         width: Width of the drawing.
         height: Height of the drawing.
         bands: Expanded scopes, outermost first.
+        rows: Upper and lower edge of each row of the drawing, without its bands.
     """
 
     boxes: tuple[Box, ...]
@@ -112,6 +141,7 @@ class Scene:
     width: float
     height: float
     bands: tuple[Band, ...] = ()
+    rows: tuple[tuple[float, float], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Returns the scene as plain lists and dicts for `GraphView.scene`."""
@@ -121,6 +151,7 @@ class Scene:
             "width": self.width,
             "height": self.height,
             "bands": [_plain(band, _BAND_FIELDS) for band in self.bands],
+            "rows": [list(row) for row in self.rows],
         }
 
 
@@ -131,6 +162,7 @@ _BAND_FIELDS = tuple(field.name for field in fields(Band))
 def _plain(item: object, names: tuple[str, ...]) -> dict[str, Any]:
     """Returns the fields of a dataclass. `dataclasses.asdict` is slower: it copies deeply."""
     plain = {name: getattr(item, name) for name in names}
-    if "members" in plain:
-        plain["members"] = list(plain["members"])
+    for name in ("members", "marks"):
+        if name in plain:
+            plain[name] = list(plain[name])
     return plain

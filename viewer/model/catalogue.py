@@ -47,11 +47,16 @@ class Catalogue:
 
     Args:
         root: Folder of runs, a group, a single run, or a location in a bucket. May not exist yet.
+
+    Attributes:
+        entries: The listed runs, newest first; the same object until something in it changes.
+        summaries: The listed runs with their current numbers of records, newest first, by name.
     """
 
     def __init__(self, root: Location) -> None:
         self.root = location(root)
         self.entries: tuple[RunEntry, ...] = ()
+        self.summaries: dict[str, RunSummary] = {}
         self.problem = ""
         self._paths: dict[str, Location] = {}
         self._views: OrderedDict[str, RunView] = OrderedDict()
@@ -157,7 +162,8 @@ class Catalogue:
         self._due = now + max(_BETWEEN_LISTS, (now - self._began) * _SHARE)
         self._listing = None
         newest = sorted(found, key=lambda run: run.started or 0.0, reverse=True)
-        self._paths = {self._name(run): location(run.path) for run in newest}
+        self.summaries = {self._name(run): run for run in newest}
+        self._paths = {name: location(run.path) for name, run in self.summaries.items()}
         entries = tuple(self._entry(run) for run in newest)
         if entries != self.entries:  # keep the same object if nothing has changed
             self.entries = entries

@@ -11,6 +11,7 @@ from comgra_decl.viewer.model.labels import BATCH_HELP, BATCH_LABELS, STATISTIC_
 from comgra_decl.viewer.model.ranks import without_rank
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.unusual import UNUSUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One selector; `style` is "menu", "buttons", "actions" or "number" (`low` to `high`)."""
+    """One selector; `style` is "menu", "buttons", "actions", "slider" or "number".
+
+    A number is from `low` to `high`.
+    """
 
     name: str
     label: str
@@ -48,12 +52,18 @@ def run_choice(entries: tuple[RunEntry, ...], chosen: str) -> Field:
     return Field("run", "Run", chosen, tuple(options), "Runs in the viewer's folder")
 
 
-def choices(view: RunView, at: Selection, colour: str, scale: str, runs: Field) -> Groups:
+def choices(
+    view: RunView, at: Selection, colour: str, scale: str, runs: Field, *, measure: str = "raw"
+) -> Groups:
     """Returns all selectors for the current selection, in three groups."""
+    shown = (
+        _statistics(view, at), _batch(view, at), _scale(scale), _measure(measure),
+        _colours(view, colour),
+    )  # fmt: skip
     return (
         ("Run", (runs, *_ranks(view), _types(view, at))),
         ("Tensor", _tensor(view, at)),
-        ("Shown", (_statistics(view, at), _batch(view, at), _scale(scale), _colours(view, colour))),
+        ("Shown", shown),
     )
 
 
@@ -140,10 +150,16 @@ def _scale(scale: str) -> Field:
     )
 
 
+def _measure(measure: str) -> Field:
+    options = (Option("raw", "recorded"), Option("relative", "relative"))
+    help_ = "Values as recorded, or in standard deviations from the mean of the recorded samples"
+    return Field("measure", "Values", measure, options, help_, "buttons")
+
+
 def _colours(view: RunView, colour: str) -> Field:
     passes = ["forward", *view.gradient_passes()]
     options = [Option("kind", "kind")] + [Option(p, pass_label(p)) for p in passes]
-    options += [Option("difference", "difference"), Option("findings", "findings")]
+    options += [Option(name, name) for name in ("difference", "findings", UNUSUAL)]
     rules = [rule for rule in dict.fromkeys([*rules_of(view), painted_rule(view, colour)]) if rule]
     options += [Option(f"{RULE}{rule}", rule_label(rule), "findings of a rule") for rule in rules]
     style = "buttons" if len(options) <= 3 else "menu"

@@ -19,6 +19,7 @@ PIXELS = 200_000
 
 _LABELLED = 36  # tiles; more leave no room for numbers
 _SPACE = ("height", "width")
+_ALIKE = (_SPACE, ("query", "key"))
 _PLURAL = {"key": "keys", "query": "queries", "feature": "features"}
 
 Floats = NDArray[np.float64]
@@ -42,8 +43,9 @@ class Drawing:
 
     `form` is "map" (`image` [rows, columns], row 0 on top, NaN between tiles), "colours" (`rgba`
     uint32 [rows, columns]), "bars" or "line" (`image` [1, n]). `gaps` [rows, columns] are the cells
-    between tiles. `down` and `across` are the names of the axes, `facts` describe what is drawn,
-    and `notes` contain remarks.
+    between tiles. `down` and `across` are the names of the axes of the image or of each tile,
+    `each` those of the axes that number the tiles, `facts` describe what is drawn, and `notes`
+    contain remarks. `per` is the number of tiles for each entry of the first of two such axes.
     """
 
     form: str
@@ -55,6 +57,13 @@ class Drawing:
     tiles: tuple[Tile, ...] = ()
     gaps: NDArray[np.bool_] | None = None
     rgba: NDArray[np.uint32] | None = None
+    each: tuple[str, ...] = ()
+    per: int = 0
+
+    @property
+    def square(self) -> bool:
+        """Whether cells should be square."""
+        return (self.down, self.across) in _ALIKE
 
     @property
     def marks(self) -> NDArray[np.bool_]:
@@ -202,7 +211,12 @@ def _tiles(
         what = f"{count(len(maps))}{of} {name}{'s' if len(maps) > 1 else ''}"
     facts = f"{what}{_of(shape(maps.shape[1:]), axes)}"
     notes = [f"{int(zero.sum())} all zero"] if name == "channel" and zero.any() else []
-    return Drawing("map", image, facts, _notes(part, *notes), tiles=tiles, gaps=gaps)
+    down, side = (axis.name for axis in axes)
+    each = (name,) if across is None else part.names[:2]
+    return Drawing(
+        "map", image, facts, _notes(part, *notes), down, side, tiles, gaps, each=each,
+        per=across or 0,
+    )  # fmt: skip
 
 
 def boxes_of(maps: tuple[int, ...], across: int | None = None) -> list[Tile]:
@@ -225,6 +239,31 @@ def _sheet(boxes: Sequence[Tile]) -> tuple[NDArray[np.bool_], list[tuple[slice, 
     for where in windows:
         gaps[where] = False
     return gaps, windows
+
+
+def place_of(drawing: Drawing) -> dict[str, object]:
+    """Returns what a tooltip needs to name a cell: axes, and size and columns of the tiles."""
+    first = drawing.tiles[0] if drawing.tiles else None
+    return {
+        "names": [drawing.down, drawing.across],
+        "each": list(drawing.each) if len(drawing.tiles) > 1 else [],
+        "width": 0 if first is None else first.width,
+        "height": 0 if first is None else first.height,
+        "columns": sum(tile.top == 0 for tile in drawing.tiles),
+        "count": len(drawing.tiles),
+        "per": drawing.per,
+    }
+
+
+def fitted(columns: int, rows: int, width: int, height: int) -> tuple[float, float]:
+    """Returns how many cells a frame of this size in pixels shows across and down if square.
+
+    A frame whose size is not known yet shows exactly the cells that there are.
+    """
+    if width <= 0 or height <= 0:
+        return float(columns), float(rows)
+    cell = min(width / columns, height / rows)
+    return width / cell, height / cell
 
 
 def labels_of(drawing: Drawing) -> tuple[Tile, ...]:
@@ -250,7 +289,8 @@ def _colours(images: Floats, part: _Part) -> Drawing:
     what = f"{count(len(images))} image{'s' if len(images) > 1 else ''}"
     facts = f"{what}{_of(shape(images.shape[2:]), part.axes[-2:])}"
     rgba = np.ascontiguousarray(sheet).view(np.uint32)[..., 0]
-    return Drawing("colours", grey, facts, _notes(part), tiles=tuple(boxes), gaps=gaps, rgba=rgba)
+    each = (SAMPLE,) if part.samples is not None else ("image",)
+    return Drawing("colours", grey, facts, _notes(part), *_SPACE, tuple(boxes), gaps, rgba, each)
 
 
 def _of(cells: str, axes: Sequence[Axis]) -> str:

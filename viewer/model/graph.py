@@ -129,7 +129,9 @@ def _owned(view: RunView, name: str, order: int, kind: str, owner: tuple[str, st
 
 def _node(view: RunView, name: str, order: int, at: Selection) -> GraphNode:
     kind = view.kind(name) if name in view.nodes else "computed"
-    return GraphNode(name, kind, order, _title(view, name, at) if name in view.nodes else "")
+    if name not in view.nodes:
+        return GraphNode(name, kind, order)
+    return GraphNode(name, kind, order, _title(view, name, at), view.lead(name).module_class)
 
 
 def loose_of(at: Selection, graph: Graph, scene: Scene) -> dict[str, Any]:
@@ -196,7 +198,7 @@ def node_values(
     row = view.row(at.step, at.type, wide.over)
     counts, numbers = row.column("nonfinite"), row.column(wide.statistic)
     values: dict[str, tuple[float, bool]] = {}
-    for node, slot in _painted_slots(view, at, graph, pass_).items():
+    for node, slot in painted_slots(view, at, graph, pass_).items():
         count = counts.get(slot, math.nan)
         if not math.isnan(count):
             value = float(numbers[slot])
@@ -204,7 +206,7 @@ def node_values(
     return values
 
 
-def _painted_slots(view: RunView, at: Selection, graph: Graph, pass_: str) -> dict[str, int]:
+def painted_slots(view: RunView, at: Selection, graph: Graph, pass_: str) -> dict[str, int]:
     """Returns the slot that colours each node.
 
     The result is cached because, except for the selected node, it depends only on the pass and the

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from comgra_decl.query import Ending
 from comgra_decl.rules import Diagnosis, Finding, health
 from comgra_decl.rules.finding import SEVERITIES
 from comgra_decl.viewer.model.findings import rule_label
@@ -42,8 +43,21 @@ class Headline:
 
 
 def headline(view: RunView) -> Headline:
-    """Returns the verdict of a run from the latest findings and the checklist."""
-    return headline_of(found(view), live=view.run.state == "live", last=_last(view))
+    """Returns the verdict of a run from its end, the latest findings and the checklist."""
+    said = headline_of(found(view), live=view.run.state == "live", last=_last(view))
+    ending = ending_of(view)
+    if ending is None:
+        return said
+    text = ending.headline.removeprefix("the program failed ")
+    failed = text != ending.headline
+    lead = "The program failed" if failed else "The program ended early"
+    return replace(said, tone="error", lead=lead, text=text, unasked=False)
+
+
+def ending_of(view: RunView) -> Ending | None:
+    """Returns how the program ended, if it did not end by itself."""
+    ending: Ending | None = view.now("ending", lambda: view.run.ending)
+    return ending
 
 
 def headline_of(known: Found, *, live: bool, last: int) -> Headline:
@@ -127,13 +141,16 @@ def tab_counts(view: RunView) -> dict[str, tuple[str, str]]:
     diagnosis = found(view).diagnosis
     findings = [] if diagnosis is None else diagnosis.findings
     worst = min((f.severity for f in findings), key=SEVERITIES.index, default="")
+    size = len(findings)
+    if ending_of(view) is not None:
+        size, worst = size + 1, "error"
     metrics, notes = view.now("tab counts", lambda: _sizes(view))
-    counts = {"kpis": (metrics, ""), "findings": (len(findings), worst), "notes": (notes, "")}
+    counts = {"kpis": (metrics, ""), "findings": (size, worst), "notes": (notes, "")}
     return {key: (count(size), tone) for key, (size, tone) in counts.items() if size}
 
 
 def _sizes(view: RunView) -> tuple[int, int]:
-    return int(view.run.kpis()["name"].nunique()), len(view.run.notes())
+    return int(view.run.kpis(automatic=True)["name"].nunique()), len(view.run.notes())
 
 
 def _last(view: RunView) -> int:

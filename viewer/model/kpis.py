@@ -60,7 +60,7 @@ def _every_line(view: RunView) -> list[tuple[str, list[Line]]]:
     losses: dict[str, list[Line]] = {}
     others: dict[str, list[Line]] = {}
     titles = {_title(slot) for slot in _losses(view)}
-    for key, part in view.run.kpis().groupby(["name", "type"], sort=False):
+    for key, part in view.run.kpis(automatic=True).groupby(["name", "type"], sort=False):
         name, label = map(str, cast("tuple[str, str]", key))
         steps, values = part["step"].to_numpy(), part["value"].to_numpy(float)
         is_loss = name in titles or name.partition("[")[0] == "loss"

@@ -201,6 +201,25 @@ def thin(values: Floats, points: int) -> NDArray[np.int64]:
     return np.unique([0, *lowest, *highest, size - 1])
 
 
+def smoothed(values: Floats, weight: float) -> Floats:
+    """Returns the exponential moving average, with bias correction, as TensorBoard computes it.
+
+    With the average a = w a + (1 - w) y, starting at 0, the k-th finite value y becomes
+    a / (1 - w ** k). NaN and infinities stay as they are and do not count. Equal values stay equal.
+
+    Args:
+        values: Values in order [k].
+        weight: Weight w of earlier values, from 0 (no smoothing) to less than 1.
+    """
+    finite = np.isfinite(values)
+    known = values[finite]
+    if not weight or not len(known) or (len(known) == len(values) and (known == known[0]).all()):
+        return values
+    found = values.astype(float)
+    found[finite] = pd.Series(known).ewm(alpha=1 - weight).mean()
+    return found
+
+
 def log10(values: Floats) -> Floats:
     """Returns decimal logarithms; NaN for non-positive values."""
     logarithms: Floats = np.log10(values, out=np.full(len(values), np.nan), where=values > 0)

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
+from comgra_decl.query import RunRow
 from comgra_decl.viewer.model.compare import Pair, Ranking, counterpart, there_of
 from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.graph import Graph, node_values
 from comgra_decl.viewer.model.kpis import charts
+from comgra_decl.viewer.model.library import Library, Wanted
 from comgra_decl.viewer.model.modules import module_tree
 from comgra_decl.viewer.model.notes import notes
 from comgra_decl.viewer.model.overview import overview
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection
-from comgra_decl.viewer.model.series import Curve, curve
+from comgra_decl.viewer.model.series import Curve, curve, smoothed
 from comgra_decl.viewer.model.sheet import Tensor
 from comgra_decl.viewer.model.statistics import Cell, sample_table, statistics_table
 from comgra_decl.viewer.model.takeaway import written
@@ -43,6 +45,40 @@ def series_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
         for i, step in enumerate(line.steps.tolist())
     )
     return written(["step", *drawn], lines)
+
+
+def lines_csv(library: Library, wanted: Iterable[Wanted], smoothing: float) -> bytes:
+    """Returns a line per run and step: the value, its smoothed value, and both other axes."""
+    lines: list[Line] = []
+    for one in wanted:
+        numbers = library.get(one)
+        if numbers is None:
+            continue
+        columns = (numbers.values, smoothed(numbers.values, smoothing), numbers.x("time"),
+                   numbers.x("samples"))  # fmt: skip
+        lines += (
+            [one.run, str(step), *map(str, values)]
+            for step, *values in zip(
+                numbers.steps.tolist(), *(column.tolist() for column in columns), strict=True
+            )
+        )
+    heads = ["run", "step", "value", "smoothed", "seconds", "samples"]
+    return written(heads, lines)
+
+
+def trials_csv(
+    rows: Mapping[str, RunRow], settings: Sequence[str], metrics: Sequence[str]
+) -> bytes:
+    """Returns a line per run: the settings that differ, and the last value of every metric."""
+    lines = (
+        [
+            name,
+            *(str(row.settings.get(setting, "")) for setting in settings),
+            *(str(row.last.get(metric, "")) for metric in metrics),
+        ]
+        for name, row in rows.items()
+    )
+    return written(["run", *settings, *(f"last {metric}" for metric in metrics)], lines)
 
 
 def distribution_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.query import Preview
@@ -18,6 +20,15 @@ _SCALED = 5
 """Number of steps, evenly spaced, whose values determine the colour scale of all steps."""
 
 
+_COMPARED, _FAR = 3, 3.0
+"""Samples that values are compared with, at least; deviation at which colours saturate."""
+
+_TOO_FEW = (
+    "Fewer than three samples are there to compare values with. Choose recorded values, or record "
+    "more: `samples: {count: 8}` and `values: true` in the spec."
+)
+
+
 def _nothing() -> Drawing:
     return Drawing("map", np.zeros((1, 1)), "")
 
@@ -27,6 +38,7 @@ class ValuesPicture:
     """A drawing of values; `limit` is where the colours saturate, the same at all steps.
 
     `step` is the step of the record with the values; `whole` is False for a preview.
+    `relative`: the values are standard deviations from the mean of the samples.
     """
 
     drawing: Drawing = field(default_factory=_nothing)
@@ -34,6 +46,7 @@ class ValuesPicture:
     step: int | None = None
     whole: bool = True
     missing: str = ""
+    relative: bool = False
 
     @property
     def broken(self) -> int:
@@ -41,8 +54,13 @@ class ValuesPicture:
         return int(self.drawing.marks.sum())
 
 
-def values_picture(view: RunView, slot: Slot | None, at: Selection) -> ValuesPicture:
-    """Returns the values of `slot` at the selected step: all samples, or the selected one."""
+def values_picture(
+    view: RunView, slot: Slot | None, at: Selection, *, relative: bool = False
+) -> ValuesPicture:
+    """Returns the values of `slot` at the selected step: all samples, or the selected one.
+
+    If `relative`, each value is compared with the same value of the other samples.
+    """
     if slot is None or at.step is None:
         return ValuesPicture(missing="Not recorded for this tensor.")
     try:
@@ -55,9 +73,29 @@ def values_picture(view: RunView, slot: Slot | None, at: Selection) -> ValuesPic
     if batched and at.sample is not None and at.sample >= len(preview.values):
         return ValuesPicture(missing=_no_sample(at.sample, preview))
     sample = at.sample if batched else None
+    if relative and batched:
+        if len(preview.values) < _COMPARED:
+            return ValuesPicture(missing=_TOO_FEW)
+        drawing = draw(replace(preview, values=standardised(preview.values)), sample=sample)
+        return ValuesPicture(drawing, _FAR, preview.step, preview.whole, relative=True)
     drawing = draw(preview, sample=sample, picture=slot.kind == "input")
     limit = max(_scale(view, slot, at), 0.0) or limit_of(numbers(preview.values))
     return ValuesPicture(drawing, limit, preview.step, preview.whole)
+
+
+def standardised(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Returns (value - mean) / standard deviation over the samples, [samples, ...].
+
+    The mean and the deviation (of the population) are those of the same value in all recorded
+    samples. Values in which the samples agree are 0.
+    """
+    exact = numbers(values)
+    with np.errstate(invalid="ignore"):
+        away = exact - exact.mean(0)
+        spread = exact.std(0)
+    out: NDArray[np.float64] = np.where(np.isfinite(away), 0.0, away)
+    np.divide(away, spread, out=out, where=spread > 0)
+    return out
 
 
 def _scale(view: RunView, slot: Slot, at: Selection) -> float:

@@ -14,7 +14,9 @@ import panel as pn
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.components.htmlview import HtmlView
 from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.model.brushing import NOTHING, Brush
 from comgra_decl.viewer.model.comparison_target import Other
+from comgra_decl.viewer.model.runs import DEFAULT, Overlaid
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.takeaway import CSV, clean_name
@@ -50,6 +52,11 @@ class Shown:
     other: Other | None = None
     run: str = ""
     walk: str = ""
+    overlaid: Overlaid = DEFAULT
+    brush: Brush = NOTHING
+    measure: str = "raw"
+    between: str = ""
+    route: int = 0
 
 
 @dataclass(frozen=True, slots=True)

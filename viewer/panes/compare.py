@@ -21,6 +21,7 @@ from comgra_decl.viewer.model.compare import (
     statistics_of,
 )
 from comgra_decl.viewer.model.comparison_target import Other
+from comgra_decl.viewer.model.partings import search, search_of
 from comgra_decl.viewer.model.ranks import with_rank
 from comgra_decl.viewer.model.runview import Slot
 from comgra_decl.viewer.model.selection import nearest
@@ -38,7 +39,14 @@ from comgra_decl.viewer.panes.base import (
     html_view,
 )
 from comgra_decl.viewer.panes.compare_figure import OverlayFigure
-from comgra_decl.viewer.panes.compare_html import ranking_html, settings_html, statistics_html
+from comgra_decl.viewer.panes.compare_html import (
+    PART,
+    parting_html,
+    parting_tokens,
+    ranking_html,
+    settings_html,
+    statistics_html,
+)
 from comgra_decl.viewer.panes.selectors import offer
 from comgra_decl.viewer.panes.sheet import NARROW
 
@@ -76,7 +84,7 @@ class ComparePane(Pane):
 
     reads: ClassVar = TENSOR | {
         "step", "batch", "statistic", "pass_", "scale", "axis", "other", "other_step",
-        "other_revision", "section",
+        "other_revision", "section", "looked",
     }  # fmt: skip
 
     def __init__(self, act: Act, runs: Any) -> None:
@@ -128,7 +136,11 @@ class ComparePane(Pane):
         settings = settings_of(view, other)
         same = other.view is view or other.view is None
         content, tokens = ranking_html(ranking, at)
-        self.nodes.param.update(html=content + settings_html(settings, same=same), tokens=tokens)
+        parting = "" if same else parting_html(search_of(view, other.view))
+        tokens = [*tokens, PART, *parting_tokens(search_of(view, other.view))]
+        self.nodes.param.update(
+            html=parting + content + settings_html(settings, same=same), tokens=tokens
+        )
 
     def _compare_tensor(self, shown: Shown, other: Other, slot: Slot | None) -> None:
         at, view = shown.at, shown.view
@@ -179,13 +191,38 @@ class ComparePane(Pane):
 
     def _on_ranking(self, message: Message) -> None:
         shown = self._shown
-        if message["send"] != SAVE:
+        kind, _, rest = message["send"].partition(":")
+        if message["send"] == PART:
+            self._search()
+        elif kind == "part":
+            self._show_difference(int(rest))
+        elif message["send"] != SAVE:
             self._select(message)
         elif shown is not None and shown.other is not None:
             slot = slot_of(shown.view, shown.at, shown.pass_)
             pass_ = shown.pass_ if slot is None else slot.pass_
             ranking = ranking_of(shown.view, shown.other, shown.at, pass_, most=sys.maxsize)
             hand_table(self.nodes, shown.at, "differences", ranking_csv(ranking))
+
+    def _search(self) -> None:
+        shown = self._shown
+        if shown is not None and shown.other is not None and shown.other.view is not None:
+            search(shown.view, shown.other.view)
+            self.again()
+
+    def _show_difference(self, number: int) -> None:
+        """Selects the tensor and step of a difference, on both sides."""
+        shown = self._shown
+        if shown is None or shown.other is None:
+            return
+        known = search_of(shown.view, shown.other.view)
+        if known is None or known.found is None:
+            return
+        one = known.found.differences[number]
+        self.act(
+            node=one.node, role=one.role, iteration=one.iteration, step=one.step, pass_=one.pass_,
+            other_step=None, follow=False,
+        )  # fmt: skip
 
     def _select(self, message: Message) -> None:
         kind, _, rest = message["send"].partition(":")

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 
+from comgra_decl.query import sentences
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.compare import Pair, Ranked, Ranking, percent
 from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.labels import pass_label
 from comgra_decl.viewer.model.numbers import MISSING, count, number, signed
+from comgra_decl.viewer.model.partings import Search
 from comgra_decl.viewer.model.runview import Slot
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.panes.base import SAVE, save_button
 
+PART = "search"
+"""Message of the button that searches for the first difference."""
+
+_LISTED = 8  # maximum number of differing tensors
 _NAMED = 12  # maximum number of nodes listed by name
 _LONG = 120  # maximum characters of a setting
 
@@ -41,6 +47,39 @@ def statistics_html(
             f"<tbody>{lines}</tbody></table>"
         )
     return body, [SAVE, *(f"statistic:{name}" for name, _ in rows)]
+
+
+def parting_html(search: Search | None) -> str:
+    """Returns where the runs part, or a button that searches for it."""
+    title = "<h2>Where do the runs part?</h2>"
+    button = f'<button type="button" class="act" data-send="{PART}">'
+    if search is None:
+        text = "The first step and tensor, in the order of execution, that differ beyond rounding."
+        return f'{title}<p class="note">{text}</p><p>{button}Search</button></p>'
+    if not search.over:
+        return f'{title}<p class="note" role="status">Searching \u2026</p>'
+    if search.found is None:
+        return f'{title}<p class="note warn">{_e(search.problem)}</p><p>{button}Search</button></p>'
+    lines = "".join(f"<p>{_e(line)}</p>" for line in sentences(search.found))
+    rows = "".join(
+        f'<tr tabindex="0" data-send="part:{number}"><td>{_e(one.name)}</td><td>{_e(one.numbers)}'
+        "</td></tr>"
+        for number, one in enumerate(search.found.differences[:_LISTED])
+    )
+    if rows:
+        step = search.found.differences[0].step
+        rows = (
+            f'<table class="parting"><thead><tr><th>different at step {count(step)}</th>'
+            f"<th>this and other</th></tr></thead><tbody>{rows}</tbody></table>"
+        )
+    return f'{title}<div class="parting" role="status">{lines}</div>{rows}'
+
+
+def parting_tokens(search: Search | None) -> list[str]:
+    """Returns the messages that `parting_html` may send."""
+    if search is None or search.found is None:
+        return []
+    return [f"part:{number}" for number in range(len(search.found.differences[:_LISTED]))]
 
 
 def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:

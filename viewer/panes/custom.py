@@ -11,6 +11,7 @@ import panel as pn
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.custom import Look, View, ViewsFile
 from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.linking import Links
 from comgra_decl.viewer.panes.base import Act, Pane, Shown, html_view
 from comgra_decl.viewer.state import SELECTION
 
@@ -28,13 +29,14 @@ _NONE = (
 class CustomPane(Pane):
     """A card per custom view."""
 
-    reads: ClassVar = frozenset({*SELECTION, "run", "revision", "views"})
+    reads: ClassVar = frozenset({*SELECTION, "run", "revision", "views", "brush"})
     sizing: ClassVar = "stretch_width"
 
     def __init__(self, act: Act, file: ViewsFile) -> None:
         self._file = file
         self._version = -1
         self._cards: list[_Card] = []
+        self._links = Links(act)
         super().__init__(act)
 
     def build(self) -> Any:
@@ -47,8 +49,10 @@ class CustomPane(Pane):
         """Rebuilds the cards if the file was reloaded; otherwise, updates the affected cards."""
         if self._file.version != self._version:
             self._version = self._file.version
+            self._links.forget()
             self._take(self._file)
-        look = look_of(shown, self.act)
+        look = look_of(shown, self.act, self._links)
+        self._links.follow(_followed(look, shown.view.revision))
         for card in self._cards:
             card.update(look, shown.view.revision)
 
@@ -105,13 +109,21 @@ class _Card:
         self._place.objects = [pn.panel(self._content, sizing_mode="stretch_width")]
 
 
-def look_of(shown: Shown, act: Act) -> Look:
+def _followed(look: Look, revision: int) -> dict[str, Any]:
+    """Returns the values of the stream `Selected`."""
+    names = ("run", "node", "role", "iteration", "step", "type", "statistic", "sample")
+    brush = look.brush
+    brushed = {"samples": brush.samples, "steps": brush.steps, "runs": brush.runs}
+    return {name: getattr(look, name) for name in names} | brushed | {"revision": revision}
+
+
+def look_of(shown: Shown, act: Act, links: Links) -> Look:
     """Returns the `Look` for a custom view."""
     at = shown.at
     return Look(
         run=shown.view.run, step=at.step, type=at.type, node=at.node, role=at.role,
         iteration=at.iteration, gradient=at.gradient, batch=at.batch, statistic=at.statistic,
-        select=act,
+        brush=shown.brush, select=act, links=links,
     )  # fmt: skip
 
 

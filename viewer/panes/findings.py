@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 
 import panel as pn
 
+from comgra_decl.query import Ending
 from comgra_decl.rules import Check, Correlation, Diagnosis, Finding, health, unseen
 from comgra_decl.rules.finding import consequences_of, roots_of
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.findings import RULE, jump, link, rule_label
+from comgra_decl.viewer.model.headline import ending_of
 from comgra_decl.viewer.model.numbers import count, many, number
 from comgra_decl.viewer.model.tables import findings_csv
 from comgra_decl.viewer.model.verdicts import Found, found, look, looked_at
@@ -84,7 +86,7 @@ class FindingsPane(Pane):
 def page_of(known: Found, shown: Shown) -> str:
     """Returns the whole section as HTML."""
     diagnosis = known.diagnosis
-    parts = [_bar(known)]
+    parts = [_ended(ending_of(shown.view)), _bar(known)]
     if diagnosis is not None:
         parts.append(_health(health(diagnosis)))
         parts.append(_unseen(diagnosis))
@@ -94,6 +96,28 @@ def page_of(known: Found, shown: Shown) -> str:
     if diagnosis is not None:
         parts.append(_unchecked(diagnosis))
     return f'<div class="findings">{"".join(parts)}</div>'
+
+
+def _ended(ending: Ending | None) -> str:
+    """Returns why the program ended; its stack and memory are folded."""
+    if ending is None:
+        return ""
+    parts = []
+    for title, lines in ending.parts:
+        inside = "".join(f"<li>{_e(line)}</li>" for line in lines)
+        listed = f"<ul>{inside}</ul>"
+        if title.startswith(_FOLDED):
+            parts.append(f"<details><summary>{_e(title)}</summary>{listed}</details>")
+        else:
+            parts.append(f"<h4>{_e(title)}</h4>{listed}")
+    return (
+        '<article class="finding error-finding ending" aria-label="Post-mortem"><header>'
+        f'<span class="severity">error</span> <b>{_e(ending.headline)}</b></header>'
+        f"{''.join(parts)}</article>"
+    )
+
+
+_FOLDED = ("Stack", "Memory")
 
 
 _NOTHING = '<p class="calm">No findings.</p>'

@@ -8,20 +8,25 @@ from typing import Any, ClassVar
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.components.graph import GraphView
 from comgra_decl.viewer.graph.layout import (
+    Outline,
+    Room,
     Scene,
     box_of,
-    build_scene,
     closed,
-    default_expansion,
     expansion_for,
     node_of,
 )
-from comgra_decl.viewer.model import compare
+from comgra_decl.viewer.model import compare, unusual
+from comgra_decl.viewer.model.between import between_of, boxes_of
 from comgra_decl.viewer.model.findings import paint_of, painted_rule
 from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, info_of, loose_of
 from comgra_decl.viewer.model.tables import graph_csv
 from comgra_decl.viewer.model.takeaway import CSV, clean_name
 from comgra_decl.viewer.panes.base import Pane, Shown
+from comgra_decl.viewer.state import HIDDEN, LEAST, MOST, SHOWN
+
+_USUAL = Room(1000.0, 160.0)
+"""The room for the drawing until the browser tells it: that on a laptop's screen."""
 
 
 class GraphPane(Pane):
@@ -29,7 +34,8 @@ class GraphPane(Pane):
 
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "batch", "statistic",
-         "colour", "expanded", "looked", "pass_", "other", "other_step", "other_revision"}
+         "colour", "expanded", "looked", "pass_", "other", "other_step", "other_revision",
+         "between", "route"}
     )  # fmt: skip
 
     def build(self) -> Any:
@@ -38,10 +44,19 @@ class GraphPane(Pane):
         self._expanded: frozenset[str] | None = None
         self._opened: frozenset[str] = frozenset()
         self._scene: Scene | None = None
+        self._room = _USUAL
+        self._outline: Outline | None = None
+        self._new = False  # the scene is not sent yet
+        self.tall = False  # whether the graph needs a tall pane
+        self._fitted: Callable[[], None] = lambda: None
         self._look: Callable[[str, str], None] | None = None
         self.view = GraphView(sizing_mode="stretch_both", margin=0)
         self.view.on_message(self._on_message)
         return self.view
+
+    def on_fit(self, callback: Callable[[], None]) -> None:
+        """Calls `callback()` when the size of the drawing area has changed."""
+        self._fitted = callback
 
     def on_look(self, callback: Callable[[str, str], None]) -> None:
         """Calls `callback(node, role)` when the pointer rests on a node, before a likely click."""
@@ -60,12 +75,15 @@ class GraphPane(Pane):
         )
         if graph is not self._graph or shown.expanded != self._expanded:
             self._lay_out(graph, shown.expanded)
+        if self._new:
             assert self._scene is not None
             changes["scene"] = self._scene.as_json()
+            self._new = False
         assert self._scene is not None
         changes["selected"] = box_of(self._scene, graph.name_of(shown.at)) or ""
         changes["info"] = info_of(shown.view, shown.at, graph)
         changes["loose"] = loose_of(shown.at, graph, self._scene)
+        changes["path"] = self._path(shown, graph)
         changes["heat"], changes["legend"] = None, None
         rule = painted_rule(shown.view, shown.colour)
         if rule is not None:
@@ -78,31 +96,69 @@ class GraphPane(Pane):
                 shown.view, shown.other, shown.at, graph,
                 boxes=((box.id, box.members) for box in self._scene.boxes), pass_=shown.pass_,
             )  # fmt: skip
+        elif shown.colour == unusual.UNUSUAL:
+            changes["heat"], changes["legend"] = unusual.paint_of(
+                shown.view, shown.at, graph, ((box.id, box.members) for box in self._scene.boxes)
+            )
         elif shown.colour != "kind":
             changes["heat"], changes["legend"] = heat_of(
                 shown.view, shown.at, graph, scene=self._scene, pass_=shown.colour
             )
         self.view.put(**changes)
 
+    def _path(self, shown: Shown, graph: Graph) -> list[str]:
+        """Returns the boxes on the chosen path between two nodes."""
+        found = between_of(shown.view, shown.at, shown.between) if shown.between else None
+        if found is None or not found.paths:
+            return []
+        assert self._scene is not None
+        path = found.paths[min(shown.route, len(found.paths) - 1)]
+        return boxes_of(self._scene, graph, path.slots)
+
     def revealed(self, node: str) -> frozenset[str] | None:
         """Returns the groups to expand so that a node gets its own box."""
         box = None if self._scene is None else box_of(self._scene, node)
-        if box is None or box == node:
+        opened = expansion_for(node, self._opened)
+        if box is None or box == node or opened == self._opened:
             return self._expanded
-        return expansion_for(node, self._opened)
+        return opened
 
     def _lay_out(self, graph: Graph, expanded: frozenset[str] | None) -> None:
-        self._opened = default_expansion(graph.nodes) if expanded is None else expanded
-        self._scene = build_scene(graph.nodes, graph.edges, expanded=self._opened)
-        self._graph, self._expanded = graph, expanded
+        if graph is not self._graph or self._outline is None:
+            self._outline = Outline(graph.nodes, graph.edges)
+        first = self._outline.folding(self._room)
+        self.tall = self._outline.needs_height(self._room.width)
+        self._opened = first.expanded if expanded is None else expanded
+        scene = self._outline.scene(self._opened, room=self._room, limit=first.limit)
+        self._new = self._new or scene != self._scene
+        self._scene, self._graph, self._expanded = scene, graph, expanded
+
+    def _fit(self, room: Room) -> None:
+        """Lays the graph out for a drawing area of another size."""
+        self._room = room
+        if self._graph is not None:
+            self._lay_out(self._graph, self._expanded)
+            self.again()
+            self._fitted()
 
     def _on_message(self, message: Message) -> None:
         ((action, value),) = message.items()
-        if self._scene is None or self._graph is None:
-            return
+        if action == "room":
+            self._fit(Room(*map(float, value)))
+        elif action == "height":
+            self.act(graph=str(min(max(value, LEAST), MOST)))
+        elif action == "shown":
+            self.act(graph=SHOWN if value else HIDDEN)
+        elif self._scene is not None and self._graph is not None:
+            self._on_click(action, value)
+
+    def _on_click(self, action: str, value: str) -> None:
+        assert self._scene is not None
         node = node_of(self._scene, value)
         if action == "select" and node is not None:
-            self._select(node)
+            self._select(node, between="", route=0)
+        elif action == "between" and node is not None:
+            self.act(between=self._tensor(node)[0], route=0, expanded=self._expanded)
         elif action == "look" and node is not None and self._look is not None:
             self._look(*self._tensor(node))
         elif action == "expand":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 
 from comgra_decl.visible import visible
 
-Kind = Literal["number", "step", "cell", "line", "subject", "text"]
-"""How a value is formatted. number: as in `model.numbers.number`; step: as an integer; cell: as a
-value of a heat map, see `marked`; line: as the name of this row in `names`; subject: as the
-tensor's name; text: unchanged.
+Kind = Literal["number", "power", "step", "cell", "line", "subject", "place", "text"]
+"""How a value is formatted. number: as in `model.numbers.number`; power: a decimal logarithm, as
+the number itself; step: as an integer; cell: as a value of a heat map, see `marked`; line: as the
+name of this row in `names`; subject: as the tensor's name; place: as the index of a cell along each
+axis, see `drawing.place_of`; text: unchanged.
 """
 
 NUMBER = """
@@ -32,9 +34,30 @@ const counted = (value) => Math.round(value).toLocaleString("en").replaceAll(","
 """
 """JavaScript counterparts of `number` and `count` in `model.numbers`; tested against them."""
 
-_CODE = f"""{NUMBER}
+PLACED = """
+const placed = ({ x, y }) => {
+  const [column, row] = [Math.floor(x + 0.5), Math.floor(y + 0.5)];
+  const { names, each, width, height, columns, count, per } = place;
+  const said = (name, index) => `${name || "index"} ${counted(index)}`;
+  if (!each?.length) {
+    return (names ?? ["row", "column"]).map((name, i) => [name, i ? column : row])
+      .filter(([name]) => name).map(([name, index]) => said(name, index)).join(" \u00b7 ");
+  }
+  const [across, down] = [Math.floor(column / (width + 1)), Math.floor(row / (height + 1))];
+  const [inside, line] = [column - across * (width + 1), row - down * (height + 1)];
+  const tile = down * columns + across;
+  if (inside === width || line === height || tile >= count) return "between two";
+  const tiles = each.length > 1 ? [said(each[0], Math.floor(tile / per)), said(each[1], tile % per)]
+    : [said(each[0], tile)];
+  return [...tiles, said(names[0], line), said(names[1], inside)].join(" \u00b7 ");
+};
+"""
+
+_CODE = f"""{NUMBER}{PLACED}
 if (format === "subject") return subject;
 if (format === "line") return names[Math.floor(value)] ?? "";
+if (format === "power") return number(10 ** value);
+if (format === "place") return placed(special_vars);
 if (format === "step") return counted(value);
 if (format === "cell" && !Number.isFinite(value)) {{
   return value > 0 ? "NaN or infinite" : "not recorded";
@@ -54,6 +77,7 @@ class Row(NamedTuple):
 
 
 SUBJECT = Row("tensor", _ALWAYS_THERE, "subject")
+PLACE = Row("place", _ALWAYS_THERE, "place")
 STEP = Row("step", "@x", "step")
 CELL = [Row("row", "$y", "step"), Row("column", "$x", "step"), Row("value", "@image")]
 
@@ -62,7 +86,7 @@ class Hover:
     """The tooltip of a figure; `tool` goes into the figure."""
 
     def __init__(self, rows: list[Row]) -> None:
-        self._writer = CustomJSHover(code=_CODE, args={"subject": "", "names": []})
+        self._writer = CustomJSHover(code=_CODE, args={"subject": "", "names": [], "place": {}})
         written = [row for row in rows if row.kind != "text"]
         self.tool = HoverTool(
             tooltips=[(row.label, _shown(row)) for row in rows],
@@ -70,13 +94,28 @@ class Hover:
             mode="mouse",
         )
 
+    def put(self, rows: list[Row]) -> None:
+        """Replaces the rows; their fields must have been given to the constructor."""
+        tooltips = [(row.label, _shown(row)) for row in rows]
+        if self.tool.tooltips != tooltips:
+            self.tool.tooltips = tooltips
+
     def along(self, lines: list[Any]) -> None:
         """Shows the nearest point of each line, even if the pointer is far above or below it."""
         self.tool.update(renderers=lines, line_policy="nearest", mode="vline")
 
-    def name(self, subject: str = "", names: list[str] | None = None) -> None:
-        """Sets the name of the tensor, or the names of the rows of a heat map."""
-        args = {"subject": visible(subject), "names": [visible(name) for name in names or []]}
+    def name(
+        self,
+        subject: str = "",
+        names: list[str] | None = None,
+        place: Mapping[str, object] | None = None,
+    ) -> None:
+        """Sets the name of the tensor, the names of the rows of a heat map, and those of axes."""
+        args: dict[str, Any] = {
+            "subject": visible(subject),
+            "names": [visible(name) for name in names or []],
+            "place": dict(place or {}),
+        }
         if self._writer.args != args:
             self._writer.args = args
 

@@ -18,9 +18,9 @@ from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
 class SelectorsPane(Pane):
     """All selectors except those for node and step, which users choose in graph and step bar."""
 
-    reads: ClassVar = (TENSOR | {"gradient", "batch", "statistic", "colour", "scale", "looked"}) - {
-        "step"
-    }
+    reads: ClassVar = TENSOR | {
+        "gradient", "batch", "statistic", "colour", "scale", "looked", "measure",
+    }  # fmt: skip
     sizing: ClassVar = "stretch_width"
 
     def __init__(self, act: Act, runs: Callable[[], Field]) -> None:
@@ -39,7 +39,10 @@ class SelectorsPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Offers the options available for the current selection."""
-        offer(self.view, choices(shown.view, shown.at, shown.colour, shown.scale, self._runs()))
+        fields = choices(
+            shown.view, shown.at, shown.colour, shown.scale, self._runs(), measure=shown.measure
+        )
+        offer(self.view, fields)
 
     def only_runs(self) -> None:
         """Offers only the run selector while no run can be shown."""

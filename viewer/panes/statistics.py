@@ -37,7 +37,7 @@ _COMPARED = 2  # number of columns compared with the previous record
 class StatisticsPane(Pane):
     """Forward, gradient and update side by side. A click on a row selects a statistic or sample."""
 
-    reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic"}
+    reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic", "brush"}
 
     def build(self) -> Any:
         """Creates the HTML view."""
@@ -147,7 +147,9 @@ def _samples(table: SampleTable, shown: Shown) -> str:
 def _sample_line(table: SampleTable, i: int, largest: list[float], shown: Shown) -> str:
     sample, cells = table.rows[i]
     chosen = sample == shown.at.sample
+    brushed = sample in shown.brush.samples
     mark = ' class="chosen" aria-selected="true"' if chosen else ""
+    mark = ' class="brushed"' if brushed and not chosen else mark
     columns = "".join(
         f'<td class="bar" style="--tint:{tint};--part:{_part(cell, most)}%">{cell_html(cell)}</td>'
         for cell, most, tint in zip(cells, largest, (BLUE, ORANGE), strict=True)

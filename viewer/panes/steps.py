@@ -8,16 +8,17 @@ import numpy as np
 
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.components.stepbar import StepBar
+from comgra_decl.viewer.model.brushing import brushed_marks
 from comgra_decl.viewer.model.findings import finding_marks, findings_of
 from comgra_decl.viewer.model.flags import nonfinite_marks
-from comgra_decl.viewer.palette import RED
+from comgra_decl.viewer.palette import BLUE, RED
 from comgra_decl.viewer.panes.base import Pane, Shown
 
 
 class StepsPane(Pane):
     """Navigates recorded steps."""
 
-    reads: ClassVar = frozenset({"run", "revision", "type", "step", "follow", "looked"})
+    reads: ClassVar = frozenset({"run", "revision", "type", "step", "follow", "looked", "brush"})
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
@@ -36,7 +37,8 @@ class StepsPane(Pane):
         steps = shown.view.steps(shown.at.type)
         index = -1 if shown.at.step is None else int(np.searchsorted(steps, shown.at.step))
         changes: dict[str, Any] = {"index": index, "follow": shown.follow}
-        key = (shown.view, shown.view.revision, shown.at.type, findings_of(shown.view))
+        key = (shown.view, shown.view.revision, shown.at.type, findings_of(shown.view),
+               shown.brush)  # fmt: skip
         if key != self._drawn:
             marks = nonfinite_marks(shown.view, shown.at.type)
             changes["steps"] = [int(step) for step in steps]
@@ -44,6 +46,10 @@ class StepsPane(Pane):
             changes["marks"] = [
                 *({"index": m.index, "color": RED, "title": m.title} for m in marks),
                 *({"index": m.index, "color": m.colour, "title": m.title} for m in known),
+                *(
+                    {"index": m.index, "color": BLUE, "title": m.title}
+                    for m in brushed_marks(shown.view, shown.at.type, shown.brush)
+                ),
             ]
             self._drawn = key
         self.view.put(**changes)

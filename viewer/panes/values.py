@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+import panel as pn
 from bokeh.models import ColumnDataSource, ImageRGBA, Line, LinearColorMapper, Rect, Text, VBar
 
-from comgra_decl.viewer.model.drawing import Drawing, labels_of
+from comgra_decl.viewer.model.drawing import Drawing, fitted, labels_of, place_of
 from comgra_decl.viewer.model.labels import named, pass_label
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.selection import slots_of
@@ -17,7 +18,7 @@ from comgra_decl.viewer.model.values import ValuesPicture, values_picture
 from comgra_decl.viewer.palette import BLUE, GREY, ORANGE, RED, signed_faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image, plainly, put
-from comgra_decl.viewer.panes.hovering import CELL, SUBJECT
+from comgra_decl.viewer.panes.hovering import CELL, PLACE, SUBJECT
 from comgra_decl.viewer.panes.inline import inline
 
 _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
@@ -29,7 +30,7 @@ _BOXES: dict[str, list[Any]] = {"x": [], "y": [], "width": [], "height": []}
 class ValuesPane(Pane):
     """Values of one pass. Place 0 is the forward pass, place 1 the gradient."""
 
-    reads: ClassVar = TENSOR | {"step", "gradient", "batch"}
+    reads: ClassVar = TENSOR | {"step", "gradient", "batch", "measure"}
 
     def __init__(self, act: Act, *, place: int) -> None:
         self._place = place
@@ -38,7 +39,7 @@ class ValuesPane(Pane):
 
     def build(self) -> Any:
         """Creates the figure: one renderer for each form of drawing, and the marks on them."""
-        tooltips = [SUBJECT, *CELL]
+        tooltips = [SUBJECT, PLACE, CELL[-1]]
         self.frame = Frame(tooltips=tooltips, both=True, ticks=FEW)
         self._image = ColumnDataSource(dict(_EMPTY))
         self._broken = ColumnDataSource(dict(_EMPTY))
@@ -69,6 +70,10 @@ class ValuesPane(Pane):
             text_baseline="top", x_offset=2,
         )  # fmt: skip
         plainly(fig, text, self._numbers)
+        self._cells: Drawing | None = None  # shown now
+        self._size = {"inner_width": 0, "inner_height": 0}  # until the browser tells
+        for name in self._size:
+            fig.on_change(name, self._on_size)
         fig.hover.renderers = [drawn]
         fig.ygrid.grid_line_color = None
         return self.frame.pane()
@@ -88,11 +93,13 @@ class ValuesPane(Pane):
     def update(self, shown: Shown) -> None:
         """Redraws if the tensor, the step or the sample has changed."""
         at = shown.at
-        key = (shown.view, at.type, at.step, at.node, at.role, at.iteration, at.gradient, at.sample)
+        key = (shown.view, at.type, at.step, at.node, at.role, at.iteration, at.gradient, at.sample,
+               shown.measure)  # fmt: skip
         if key != self._drawn:
-            picture = values_picture(shown.view, slots_of(shown.view, at)[self._place], at)
+            slot, relative = slots_of(shown.view, at)[self._place], shown.measure == "relative"
+            picture = values_picture(shown.view, slot, at, relative=relative)
             self.frame.title = _title(shown, self._place, picture)
-            self.frame.hover.name(named(at))
+            self.frame.hover.name(named(at), place=place_of(picture.drawing))
             self._draw(picture)
             self._drawn = key
 
@@ -127,14 +134,30 @@ class ValuesPane(Pane):
             self.frame.show(x=(-0.5, columns - 0.5), y=_heights(drawing, picture.limit))
             self.frame.label(drawing.facts, drawing.notes)
         else:
-            rows, columns = drawing.image.shape
-            self.frame.show(x=(-0.5, columns - 0.5), y=(rows - 0.5, -0.5))
-            scale = [f"\u00b1{number(picture.limit, digits=3)}"] if shown == "map" else []
+            self._show_cells(drawing)
+            unit = " standard deviations" if picture.relative else ""
+            scale = [f"\u00b1{number(picture.limit, digits=3)}{unit}"] if shown == "map" else []
             notes = [drawing.notes] if drawing.notes else []
             self.frame.label(drawing.facts, " \u00b7 ".join([*notes, *scale]))
         self.frame.show_message(picture.missing)
 
+    def _show_cells(self, drawing: Drawing) -> None:
+        """Shows all cells; square ones in the middle of the figure, whatever its size."""
+        rows, columns = drawing.image.shape
+        x, y = float(columns), float(rows)
+        if drawing.square:
+            x, y = fitted(columns, rows, self._size["inner_width"], self._size["inner_height"])
+        left, top = (columns - x) / 2 - 0.5, (rows - y) / 2 - 0.5
+        self.frame.show(x=(left, left + x), y=(top + y, top))
+
+    def _on_size(self, name: str, _old: object, pixels: int) -> None:
+        self._size[name] = pixels
+        if self._cells is not None and self._cells.square:
+            with pn.io.hold():
+                self._show_cells(self._cells)
+
     def _draw_cells(self, drawing: Drawing | None, limit: float) -> None:
+        self._cells = drawing
         if drawing is None:
             for source in (self._image, self._photo, self._broken):
                 put(source, dict(_EMPTY))
@@ -178,6 +201,7 @@ def _heights(drawing: Drawing, limit: float) -> tuple[float, float]:
 def _title(shown: Shown, place: int, picture: ValuesPicture) -> str:
     at = shown.at
     what = f"sample {at.sample}" if at.sample is not None and not picture.missing else "values"
+    what += " relative to the batch" if picture.relative else ""
     parts = [pass_label(at.gradient) if place else "forward", what]
     if not (picture.missing or picture.whole):
         parts[1] = "preview" if what == "values" else f"preview, {what}"

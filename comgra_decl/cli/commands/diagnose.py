@@ -66,8 +66,9 @@ def command(
 ) -> None:
     """Report problems in a run, where they began, and what to do about them.
 
-    Exits with code 3 if an error is found or, with `--fail-on warning`, also if a warning is found.
-    A run with damaged records, which cannot be checked, counts as an error.
+    Begins with the post-mortem if the program failed. Exits with code 3 if the program failed or an
+    error is found or, with `--fail-on warning`, also if a warning is found. A run with damaged
+    records, which cannot be checked, counts as an error.
     """
     from comgra_decl.cli.diagnosis import described, rules_of
     from comgra_decl.query import open_run
@@ -87,6 +88,6 @@ def command(
 
         print_diagnosis(opened, diagnosis, together=together, everything=everything)
     severities = {finding.severity for finding in diagnosis.findings}
-    severities |= {"error"} if diagnosis.incomplete else set()
+    severities |= {"error"} if diagnosis.incomplete or opened.ending is not None else set()
     if severities & _FAILS[fail_on]:
         raise typer.Exit(Exit.WANTING)

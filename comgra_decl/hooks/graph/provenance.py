@@ -29,6 +29,7 @@ from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.graph.attended import Attended
+    from comgra_decl.hooks.graph.telling import Telling
     from comgra_decl.hooks.tensors.slots import Slot
 
 
@@ -71,6 +72,7 @@ class Provenance(modes.OwnMode):
         self._named: dict[tuple[str, str], None] = {}  # edges declared by node names
         self._cuts: dict[tuple[int, str], None] = {}
         self.attended: Attended | None = None  # collects facts about attention, in a few steps
+        self.telling: Telling | None = None  # collects facts about calls, in the same steps
         self.overflown = False  # whether the graph was discarded because it had too many edges
 
     def handle(
@@ -87,6 +89,8 @@ class Provenance(modes.OwnMode):
                     self._follower.follow(name, call, args, kwargs, result)
                     if self.attended is not None:
                         self.attended.see(name, args, kwargs, result)
+                    if self.telling is not None:
+                        self.telling.see(name, args, kwargs, result)
         except Exception as error:
             self._on_fault(error)
         return result

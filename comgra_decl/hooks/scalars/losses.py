@@ -69,6 +69,7 @@ class LossWatch:
         self._on_fault = on_fault
         self._before: Callable[[Any], None] | None = None
         self._recording = False
+        self._timer: Callable[[bool], None] | None = None
         self.thread = 0
         self._scaled: dict[int, _Scaled] = {}  # the last scaled loss, by thread
         self._inside: set[int] = set()  # by thread; function modes split one call into several
@@ -134,6 +135,11 @@ class LossWatch:
         for patch in self._patches:
             patch.apply()
 
+    def time(self, timer: Callable[[bool], None] | None) -> None:
+        """Sets a function that is called with True before each `backward` and False after it."""
+        self._timer = timer
+        self._settle()
+
     def follow(self, thread: int) -> None:
         """Sets the thread that calls `backward`; 0 if unknown."""
         if thread != self.thread:
@@ -164,7 +170,8 @@ class LossWatch:
     def _settle(self) -> None:
         """Sets the thread in which the wrapper only has to call `each`."""
         closely = self._recording or self._each is None or self._scaled or self._inside
-        self._hurry(0 if closely or self._before is not None else self.thread)
+        watched = self._before is not None or self._timer is not None
+        self._hurry(0 if closely or watched else self.thread)
 
     # -- the wrappers --------------------------------------------------------------------------
 
@@ -242,10 +249,15 @@ class LossWatch:
         except Exception as error:
             self._on_fault(error)
         whole = False
+        timer = self._timer
         try:
+            if timer is not None:
+                timer(True)
             result = original(*args, **kwargs)
             whole = dict(zip(_PARAMETERS, args, strict=False), **kwargs).get("inputs") is None
         finally:
+            if timer is not None:
+                timer(False)
             self._inside.discard(thread)
             try:
                 self._ends(recording, whole=whole)

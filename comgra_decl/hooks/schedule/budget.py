@@ -105,6 +105,10 @@ class Budget:
     The disk space of a record is the growth of the run's folder while the record was written. If
     several records were written in that time, they share the growth equally.
 
+    Attributes:
+        last_plain: the mean duration of the last steps without a record by the host's clock, in
+            seconds; None if it is unknown.
+
     Args:
         spec: the budget of all records together; a value of None means no limit.
         meter: values measured by another thread.
@@ -140,6 +144,7 @@ class Budget:
         self._own: dict[str, Allowance] = {}  # of types used so far
         self._laps = laps or Laps()
         self._plain, self._added = Times(), Times()  # plain steps; extra time of records
+        self.last_plain: float | None = None
         if before is not None:
             for label in before._own:
                 self._of(label)
@@ -269,6 +274,7 @@ class Budget:
     def _learn_plain(self, lap: Lap) -> None:
         """Processes the measured time of a plain step."""
         self._unknown = False
+        self.last_plain = lap.host
         late = None
         if lap.device is not None and self._plain.device and (self.timed or self._last):
             usual = median(self._plain.device)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from comgra_decl.hooks.graph.attended import Attended
+from comgra_decl.hooks.graph.telling import Telling
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.hooks.tensors.gradients import loss_node
 from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
+from comgra_decl.hooks.tensors.objective import objective_of, with_gradients
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.hooks.tensors.targets import Targets
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 _SCANS = 2
 """Number of records in which the backward graph is searched for softmaxes over the batch. The graph
 rarely changes."""
+
+_MOST_LOSSES = 4
+"""Maximum number of losses of a step whose structure is stored."""
 
 
 class Ends:
@@ -46,7 +51,11 @@ class Ends:
         self._inputs: dict[tuple[str, int], Slot] = {}
         self._losses: dict[tuple[str, int], Slot] = {}
         self._scans = _SCANS
+        self._looks = _SCANS  # in which the structure of losses is read
         self._attended = Attended()
+        self._telling = Telling()
+        self._stepped = False  # whether an optimizer has stepped since the last backward pass
+        self._stale: list[torch.Tensor] = []  # parameters that had a gradient before it
         self.targets = Targets(on_fault=on_fault)
 
     def read_inputs(
@@ -63,7 +72,7 @@ class Ends:
         for path, tensor in given:
             if gradient_function(tensor) is not None:  # computed by another part of the model
                 continue
-            slot = capture.in_pass(self._input(input_role(path), iteration))
+            slot = capture.in_pass(self.input_slot(input_role(path), iteration))
             dim = capture.batch_dim(tensor, "auto", slot)
             index = capture.add(slot, tensor, batch_dim=dim, values=self._values)
             if graph is not None and graph.enters(tensor):
@@ -100,10 +109,19 @@ class Ends:
         iteration = capture.iteration(pass_, node)
         if capture.categories is not None:
             capture.categories.loss(backwarded)
+        if number == 0:
+            self._looks -= 1
+        if self._looks >= 0 and len(capture.objectives) < _MOST_LOSSES:
+            capture.objectives.append(objective_of(backwarded))
+            self._stale = with_gradients(backwarded) if self._stepped else []
+            self._stepped = False
+        if capture.probing is not None:
+            capture.probing.loss(backwarded)
         if self._scans and capture.batch_size and number == 0:
             self._scans -= 1
             capture.batch_softmaxes = batch_softmaxes(backwarded, capture.batch_size)
             capture.attentions = self._attended.take()
+            capture.telling += self._telling.take()
         if iteration is None:
             return
         slot = self._loss(node, iteration)
@@ -113,15 +131,31 @@ class Ends:
         if graph is not None:
             graph.trace(slot, backwarded)
 
+    def before_optimizer(self, capture: StepCapture, optimizer: Any, *, closure: bool) -> None:
+        """Reads whether an optimizer uses gradients from before its previous step."""
+        self.targets.rest()
+        stale, self._stale = self._stale, []
+        self._stepped = not closure
+        if not stale or closure:
+            return
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        count = sum(id(parameter) in held for parameter in stale)
+        if count:
+            shapes = [[*p.shape] for p in stale if id(p) in held][:3]
+            name = type(optimizer).__name__
+            fact = {"kind": "stale gradient", "optimizer": name, "shapes": shapes, "count": count}
+            capture.telling.append(fact)
+
     def _attend(self, graph: Provenance, args: Any, kwargs: dict[str, Any]) -> None:
-        """Lets the graph collect facts about the attention of the model that is called."""
-        graph.attended = self._attended
+        """Lets the graph collect facts about the calls of the model that is called."""
+        graph.attended, graph.telling = self._attended, self._telling
         for _, tensor in (*tensors_in(args), *tensors_in(kwargs)):
             whole = not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool
             if whole and tensor.dim() == 2 and self._attended.tokens is None:
-                self._attended.tokens = weakref.ref(tensor)
+                self._attended.tokens = self._telling.tokens = weakref.ref(tensor)
 
-    def _input(self, role: str, iteration: int) -> Slot:
+    def input_slot(self, role: str, iteration: int) -> Slot:
+        """Returns the slot of an input of a model; `iteration` counts the models of a step."""
         slot = self._inputs.get((role, iteration))
         if slot is None:
             slot = Slot(lambda: "input", role, iteration=iteration, kind="input")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
+    from comgra_decl.hooks.probing.probing import Probing
     from comgra_decl.hooks.tensors.categories import Categories
     from comgra_decl.hooks.tensors.opt_in_statistics import Measured
     from comgra_decl.hooks.tensors.previewing import Previewing
@@ -82,13 +83,16 @@ class StepCapture:
         self.modes: dict[str, bool] = {}  # whether each model was called in training mode
         self.batch_softmaxes: list[list[int]] = []  # shapes of those over the batch
         self.attentions: list[dict[str, Any]] = []  # facts about attention calls
-        self.optimizers: list[dict[str, Any]] = []  # facts of those that have stepped
+        self.telling: list[dict[str, Any]] = []  # facts about calls that can reveal a mistake
+        self.objectives: list[dict[str, Any]] = []  # the structure of each loss
+        self.optimizers: list[dict[str, Any]] = []  # facts about the optimizers that stepped
         self.said: dict[str, Any] = {}  # values that the program logged for the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
         self.measured: Measured | None = None  # opt-in statistics
         self.previewing: Previewing | None = None
         self._previews: Previewing | None = None  # the same, in records that have previews
         self.categories: Categories | None = None  # of the samples, if the spec requests them
+        self.probing: Probing | None = None  # the probes, if the spec declares any
 
     def begin(self) -> None:
         """Starts an empty step."""
@@ -99,6 +103,8 @@ class StepCapture:
             self._previews = self.previewing.begin()
         if self.categories is not None:
             self.categories.restart()
+        if self.probing is not None:
+            self.probing.drop()
         self._entries.clear()
         self._spare.clear()
         self.calls.clear()
@@ -113,6 +119,8 @@ class StepCapture:
         self.modes = {}
         self.batch_softmaxes = []
         self.attentions = []
+        self.telling = []
+        self.objectives = []
         self.optimizers = []
         self.batch_size = None
         self.cost = 0.0
@@ -121,6 +129,8 @@ class StepCapture:
     def drop(self) -> None:
         """Discards the step without recording it."""
         self._reducer.clear()
+        if self.probing is not None:
+            self.probing.drop()
         self.open = False
 
     def count(self, what: object) -> int:

@@ -12,7 +12,7 @@ import torch
 from comgra_decl.hooks.pytree import gradient_function
 from comgra_decl.stats import dtype_name
 
-_RESHAPING = (
+RESHAPING = (
     "View UnsafeView ReshapeAlias Reshape Squeeze Unsqueeze Select Slice Permute Transpose T "
     "Expand Alias AsStrided Clone Contiguous ToCopy Copy Index Gather Unflatten Split Unbind"
 ).split()
@@ -60,7 +60,7 @@ def likeness(
 def _is_settled(kind: str) -> bool:
     """Whether the name of an autograd node reveals the origin of a tensor."""
     name, backward, _ = kind.partition("Backward")
-    return bool(backward) and name not in _RESHAPING and name not in _SOFTMAXES
+    return bool(backward) and name not in RESHAPING and name not in _SOFTMAXES
 
 
 def form_of(tensor: torch.Tensor) -> dict[str, Any]:
@@ -82,8 +82,8 @@ def origin_of(tensor: torch.Tensor) -> dict[str, Any]:
     for hops in range(_MOST_HOPS):
         if node is None:
             return {}
-        name = _function_name(node)
-        if name not in _RESHAPING:
+        name = function_name(node)
+        if name not in RESHAPING:
             return {"made_by": name, **({} if hops else _dimension(node))}
         following = node.next_functions
         node = following[0][0] if following else None
@@ -98,8 +98,8 @@ def batch_softmaxes(loss: torch.Tensor, batch: int) -> list[list[int]]:
     a batch with itself.
     """
     found = []
-    for node in _nodes_behind(loss):
-        if _function_name(node) in _SOFTMAXES and _dimension(node).get("dim") == 0:
+    for node in nodes_behind(loss):
+        if function_name(node) in _SOFTMAXES and _dimension(node).get("dim") == 0:
             shape = _shape(node)
             if len(shape) > 1 and shape[0] == batch and shape[1] != batch:
                 found.append(shape)
@@ -144,7 +144,8 @@ def parameter_names(func: Any) -> tuple[str, ...]:
         return ()
 
 
-def _nodes_behind(loss: torch.Tensor) -> Iterator[Any]:
+def nodes_behind(loss: torch.Tensor) -> Iterator[Any]:
+    """Yields the autograd nodes from which a loss is computed."""
     start = gradient_function(loss)
     waiting, seen = [start], {start}
     for node in waiting:
@@ -157,13 +158,13 @@ def _nodes_behind(loss: torch.Tensor) -> Iterator[Any]:
                 waiting.append(following)
 
 
-def _function_name(node: Any) -> str:
+def function_name(node: Any) -> str:
     """Returns "Softmax" for a node called "SoftmaxBackward0"."""
     return str(node.name()).partition("Backward")[0]
 
 
 def _dimension(node: Any) -> dict[str, int]:
-    if _function_name(node) not in _SOFTMAXES:
+    if function_name(node) not in _SOFTMAXES:
         return {}
     dim, shape = getattr(node, "_saved_dim", None), _shape(node)
     if dim is None or not shape:

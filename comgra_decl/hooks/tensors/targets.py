@@ -22,6 +22,7 @@ from comgra_decl.hooks.tensors.loss_calls import (
     plain_arguments,
     target_argument,
 )
+from comgra_decl.hooks.tensors.objective import is_bootstrapped
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.records import PREDICTION
 from comgra_decl.torch_private import without_functions
@@ -249,6 +250,8 @@ class Targets(modes.OwnMode):
         target, number = met[0]
         given = [t for _, t in tensors_in((args, kwargs)) if t is not target]
         prediction = next((t for t in given if gradient_function(t) is not None), None)
+        if prediction is None and declared is not None:
+            self._see_detached(capture, func, given, target)
         if prediction is None or (number is None and declared is None):
             return
         at = len(capture.loss_calls)
@@ -273,6 +276,16 @@ class Targets(modes.OwnMode):
                     self._facts.clear()
                 self._facts[key] = facts
         capture.loss_calls.append(facts)
+
+    def _see_detached(
+        self, capture: StepCapture, func: Any, given: list[torch.Tensor], target: torch.Tensor
+    ) -> None:
+        """Stores that a prediction is detached while its bootstrapped target has a gradient."""
+        detached = [t for t in given if _is_in(self._known, t) and t.shape == target.shape]
+        if detached and len(capture.telling) < _MOST_CALLS and is_bootstrapped(target):
+            name = getattr(func, "__name__", type(func).__name__)
+            fact = {"kind": "detached prediction", "function": name, "shape": [*target.shape]}
+            capture.telling.append(fact)
 
     def _read_prediction(self, capture: StepCapture, prediction: torch.Tensor, number: int) -> bool:
         if self._is_returned(prediction):

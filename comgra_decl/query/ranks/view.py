@@ -163,8 +163,14 @@ class JoinedView:
             member.view.look_for_damage()
 
     def document(self, name: str) -> Any:
-        """Returns the first rank's document; report and findings include those of other ranks."""
+        """Returns the first rank's document; report and findings include those of other ranks.
+
+        The post-mortem is that of the rank that failed first.
+        """
         documents = [member.view.document(name) for member in self._members]
+        if name == "post_mortem":
+            failed = [document for document in documents if document is not None]
+            return min(failed, key=lambda document: document["time"], default=None)
         if name == "findings":
             return facts.join_findings(documents, self.ranks)
         if name != "report" or documents[0] is None:

@@ -140,7 +140,7 @@ def _samples(run: Run, statistics: int) -> tuple[n.Floats, NDArray[np.int64], li
     size = max(1, len(run.slots) * run.sample_count * statistics)
     every = max(1, -(-len(run.steps) * size // _VALUES))
     parts, steps, infos, seen = [], [], [], 0
-    for chunk in run.chunks():
+    for chunk in run.chunks(probes=False):
         infos = chunk.slots
         train = np.flatnonzero(chunk.train)
         rows = train[(-seen) % every :: every]

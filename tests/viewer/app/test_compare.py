@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from comgra_decl.query import part
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.compare import (
@@ -227,3 +229,23 @@ def test_a_live_run_is_compared_as_it_grows(
     dashboard.poll()
     assert 'data-other="4"' in pane.table.html
     live.close()
+
+
+def test_the_first_difference_is_searched_and_shown(catalogue: Catalogue) -> None:
+    board = Dashboard(catalogue, query="?run=first&section=compare&other=second&node=embed")
+    pane: Any = board.screen.sections["compare"].panes[0]
+    assert "Search" in pane.nodes.html
+    pane._on_ranking({"send": "search"})
+    for thread in threading.enumerate():
+        if thread.name == "comgra_decl parting":
+            thread.join()
+    board.poll()
+    view, other = catalogue.open("first"), catalogue.open("second")
+    found = part(view.run, other.run)
+    assert found.first is not None
+    assert "The runs part at step 0" in pane.nodes.html
+    assert "part:0" in pane.nodes.tokens
+    pane._on_ranking({"send": "part:0"})
+    assert (board.state.node, board.state.role, board.state.step) == (
+        found.first.node, found.first.role, found.first.step,
+    )  # fmt: skip

@@ -116,7 +116,7 @@ def test_a_file_that_is_none_says_what_is_expected(tmp_path: Path, code: str, sa
 def test_a_view_can_only_read_what_there_is() -> None:
     with pytest.raises(ComgraError, match=r"did you mean.*statistic"):
         View("x", lambda look: look, reads={"statistics"})
-    assert set(Look.__dataclass_fields__) == READS | {"select"}
+    assert set(Look.__dataclass_fields__) == READS | {"select", "links"}
 
 
 def test_without_a_file_there_is_no_such_section(root: Path) -> None:
@@ -137,11 +137,12 @@ def test_the_command_line_names_folder_and_file() -> None:
 def test_the_example_of_the_documents_runs(root: Path, tmp_path: Path) -> None:
     code = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     examples = [block for block in code if "def views()" in block]
-    assert len(examples) == 1
-    write(tmp_path / "my_views.py", examples[0])
-    dashboard, pane = opened(root, tmp_path / "my_views.py")
-    dashboard.change(node="embed", step=4, statistic="std")
-    assert pane._cards
-    for card in pane._cards:
-        assert not card._trouble.visible, card._trouble.html
-        assert card._place.objects
+    assert len(examples) == 2
+    for number, example in enumerate(examples):
+        write(tmp_path / f"my_views{number}.py", example)
+        dashboard, pane = opened(root, tmp_path / f"my_views{number}.py")
+        dashboard.change(node="embed", step=4, statistic="std")
+        assert pane._cards
+        for card in pane._cards:
+            assert not card._trouble.visible, card._trouble.html
+            assert card._place.objects

@@ -147,7 +147,7 @@ def test_parameters_are_tensors_like_others(dashboard: Dashboard) -> None:
 def test_a_failing_pane_says_so_and_leaves_the_others_alone(
     dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("<b>no & no</b>")
 
     monkeypatch.setattr("comgra_decl.viewer.panes.values.values_picture", fail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from comgra_decl.query import Preview
+from comgra_decl.records import Axis
 from comgra_decl.viewer import palette
 from comgra_decl.viewer.model.columns import COLUMNS, columns, strongest
 from comgra_decl.viewer.model.distribution import picture
+from comgra_decl.viewer.model.drawing import draw, fitted, place_of
 from comgra_decl.viewer.model.graph import scale_of
 from comgra_decl.viewer.model.series import Curve, bounds, drawn, isolated, thin
 from comgra_decl.viewer.model.ticks import log_ticks
+from comgra_decl.viewer.model.values import standardised
 from comgra_decl.viewer.panes.distribution import SHADES, shades
+from comgra_decl.viewer.panes.hovering import NUMBER, PLACED
 
 values = arrays(np.float64, st.integers(1, 400), elements=st.floats(-1e6, 1e6) | st.just(math.nan))
 
@@ -258,3 +264,69 @@ def test_the_picture_is_that_of_interpolating_record_by_record(
         part = np.diff(np.interp(edges, np.linspace(low, high, bins + 1), shares))
         expected = np.sqrt(part / part.max()) if part.max() > 0 else part
         np.testing.assert_allclose(column, expected, atol=1e-6)
+
+
+# ---- values relative to their batch, names of cells, square cells
+
+
+@given(arrays(np.float64, (5, 3, 4), elements=st.floats(-1e3, 1e3)))
+def test_relative_values_are_those_of_numpy(kept: np.ndarray) -> None:
+    found = standardised(kept)
+    spread = kept.std(0)
+    for i in np.ndindex(3, 4):
+        column = kept[(slice(None), *i)]
+        expected = (column - column.mean()) / spread[i] if spread[i] > 0 else np.zeros(5)
+        np.testing.assert_allclose(found[(slice(None), *i)], expected, atol=1e-9)
+
+
+def test_what_is_not_finite_stays_so_when_values_are_relative() -> None:
+    found = standardised(np.array([[1.0, 1.0], [np.nan, 1.0], [3.0, 1.0]]))
+    assert np.isnan(found[:, 0]).all()
+    assert (found[:, 1] == 0).all()
+
+
+def preview_of(*shape: int, axes: tuple[str, ...]) -> Preview:
+    kept = np.arange(np.prod(shape), dtype=float).reshape(shape)
+    return Preview(0, kept, tuple(Axis(n, "all", s) for n, s in zip(axes, shape, strict=True)))
+
+
+def test_cells_are_square_where_both_axes_are_alike() -> None:
+    heads = draw(preview_of(2, 4, 5, 5, axes=("sample", "head", "query", "key")), sample=0)
+    assert heads.square
+    assert draw(preview_of(2, 3, 8, 6, axes=("sample", "channel", "height", "width"))).square
+    assert not draw(preview_of(8, 90, axes=("sample", "feature"))).square
+    assert not draw(preview_of(2, 5, 16, axes=("sample", "position", "feature"))).square
+
+
+@given(st.integers(1, 99), st.integers(1, 99), st.integers(40, 900), st.integers(40, 900))
+def test_square_cells_fill_a_frame_as_far_as_they_fit(
+    columns: int, rows: int, width: int, height: int
+) -> None:
+    across, down = fitted(columns, rows, width, height)
+    assert width / across == pytest.approx(height / down)
+    assert across >= columns * (1 - 1e-9)
+    assert down >= rows * (1 - 1e-9)
+    assert min(across / columns, down / rows) == pytest.approx(1)
+    assert fitted(columns, rows, 0, 0) == (columns, rows)
+
+
+@pytest.mark.browser
+def test_a_tooltip_names_the_tile_and_the_cell_in_it(page: Any) -> None:
+    heads = draw(preview_of(1, 6, 4, 5, axes=("sample", "head", "query", "key")), sample=0)
+    kernels = draw(preview_of(4, 3, 2, 2, axes=("filter", "channel", "height", "width")))
+    page.goto("about:blank")
+    for drawing in (heads, kernels):
+        where = place_of(drawing)
+        code = f"([place, x, y]) => {{ {NUMBER}{PLACED}; return placed({{ x, y }}); }}"
+        for tile in drawing.tiles:
+            x, y = tile.left + 1, tile.top
+            said = page.evaluate(code, [where, x + 0.3, y - 0.4])
+            index = np.unravel_index(tile.number, (6,) if drawing is heads else (4, 3))
+            names = ("head",) if drawing is heads else ("filter", "channel")
+            inner = ("query 0", "key 1") if drawing is heads else ("height 0", "width 1")
+            expected = [f"{name} {i}" for name, i in zip(names, index, strict=True)]
+            assert said == " \u00b7 ".join([*expected, *inner])
+        gap = page.evaluate(code, [where, drawing.tiles[0].width, 0])
+        assert gap == "between two"
+    flat = place_of(draw(preview_of(8, 90, axes=("sample", "feature"))))
+    assert page.evaluate(code, [flat, 17.2, 3.4]) == "sample 3 \u00b7 feature 17"

@@ -26,7 +26,7 @@ from comgra_decl.viewer.panes.hovering import NUMBER, marked
 WRITTEN = re.compile(r"\u2212?\d(\.\d+)?\d*(e\u2212?\d+)?|\u2212?\d+(\.\d+)?|NaN")
 SECTIONS = {
     "overview": {"tensor", "step", "value", "type"},
-    "inspect": {"tensor", "step", "value", "row", "column"},
+    "inspect": {"tensor", "step", "value", "place"},
     "values": {"tensor", "row", "column", "value"},
     "compare": {"tensor", "side", "step", "value"},
     "kpis": {"tensor", "type", "step", "value"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -13,9 +14,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from comgra_decl.errors import UnknownNameError
+from comgra_decl.errors import MissingPackageError, UnknownNameError
 from comgra_decl.query import Group, Run, open_group, open_run
-from comgra_decl.viewer.plotting import plotted, save
+from comgra_decl.viewer.plotting import plotted, save, shaded
 from tests.support.fake_run import FakeRun
 
 PATIENCE = 30_000  # milliseconds, on a busy machine
@@ -274,3 +275,110 @@ def test_hvplot_draws_the_tables(run: Run) -> None:
     assert hv.render(samples.hvplot.line("step"), backend="bokeh") is not None
     row: Any = run.row(int(run.steps[0])).reset_index()
     assert hv.render(row.hvplot.scatter("mean", "std"), backend="bokeh") is not None
+
+
+def test_metrics_of_a_group_by_time_and_samples(group: Group) -> None:
+    for axis in ("time", "samples"):
+        overlay = plotted(group).kpi("loss", x=axis, type="train")
+        for run in group:
+            records = run.records[run.records["mode"] == "train"]
+            expected = records["time"] - run.started
+            if axis == "samples":
+                expected = records["batch_size"].astype(float).cumsum().shift(1, fill_value=0)
+            np.testing.assert_allclose(overlay[run.name].dframe()[axis], expected)
+    with pytest.raises(ValueError, match="x must be one of 'step', 'time', 'samples'"):
+        plotted(group).kpi("loss", x="hours")  # type: ignore[arg-type]
+
+
+def test_small_elements_are_not_shaded(run: Run) -> None:
+    curve = plotted(run).series("head", "std")
+    assert shaded(curve) is curve
+
+
+def test_many_points_need_datashader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datashader", None)
+    with pytest.raises(MissingPackageError, match=r"comgra-decl\[big\]"):
+        shaded(hv.Curve(np.zeros(100_001)))
+
+
+def test_many_points_become_an_image_that_covers_them(group: Group, tmp_path: Path) -> None:
+    pytest.importorskip("datashader")
+    plotted(group)
+    rng = np.random.default_rng(0)
+    points = hv.Points(rng.uniform(2, 3, (120_000, 2)), ["x", "y"])
+    image = shaded(points, dynamic=False)
+    assert isinstance(image, hv.RGB)
+    assert image.range("x") == pytest.approx((2, 3), abs=0.01)
+    alpha = image.dimension_values("A", flat=False)
+    assert (alpha > 0).mean() > 0.3
+    lines = {name: hv.Curve(rng.normal(size=60_000).cumsum()) for name in "ab"}
+    overlay = shaded(hv.NdOverlay(lines, "run"), dynamic=False)
+    assert isinstance(overlay, hv.RGB)
+    assert save(overlay, tmp_path / "big.html").stat().st_size > 1000
+
+
+RANGES = """() => Bokeh.documents.flatMap((document) =>
+  [...document._all_models.values()].filter((model) => model.type == "Figure").map((figure) =>
+    [figure.x_range.start, figure.x_range.end]))"""
+"""Visible parts of the x axes of all figures."""
+
+PICTURES: dict[str, Callable[[Any], Any]] = {
+    "series": lambda run: run.slot("head").plot.series("std"),
+    "samples": lambda run: run.slot("head").plot.samples("mean"),
+    "histogram": lambda run: run.slot("head").plot.histogram(0),
+    "distribution": lambda run: run.slot("head").plot.distribution(),
+    "preview": lambda run: run.slot("head").plot.preview(0),
+    "heat": lambda run: run.plot.heat("l2", of="grad"),
+    "kpis": lambda run: run.plot.kpis(),
+    "cloud": lambda run: run.plot.cloud("head", step=0),
+}
+
+
+ZOOMING = """() => {
+  const models = Bokeh.documents.flatMap((document) => [...document._all_models.values()]);
+  for (const model of models) {
+    if (model.type == "PanTool") model.active = false;
+    if (model.type == "BoxZoomTool") model.active = true;
+  }
+}"""
+"""Activates the tool that zooms to a box, as its button does."""
+
+
+@pytest.mark.browser
+def test_every_picture_can_be_zoomed_in_a_saved_file(
+    run: Run, tmp_path: Path, chromium: Any
+) -> None:
+    context = chromium.new_context(offline=True, viewport={"width": 900, "height": 600})
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    for name, draw in PICTURES.items():
+        page.goto(save(draw(run), tmp_path / f"{name}.html").as_uri())
+        page.locator(".bk-Canvas").first.wait_for()
+        page.wait_for_function("() => !!(window.Bokeh && Bokeh.documents[0].is_idle)")
+        page.evaluate(ZOOMING)
+        before = page.evaluate(RANGES)
+        box = page.locator(".bk-Canvas").first.bounding_box()
+        x, y = box["x"] + box["width"] * 0.4, box["y"] + box["height"] * 0.4
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x + box["width"] * 0.2, y + box["height"] * 0.2, steps=4)
+        page.mouse.up()
+        page.wait_for_function(
+            f"(before) => JSON.stringify(({RANGES})()) != JSON.stringify(before)", arg=before
+        )
+        (low, high), (start, end) = page.evaluate(RANGES)[0], before[0]
+        assert abs(high - low) < abs(end - start), name
+    context.close()
+
+
+def test_a_preview_is_a_picture_with_the_values(run: Run) -> None:
+    slot = run.slot("head")
+    values = slot.value(4)
+    assert slot.preview(4).axes[0] == "sample"
+    drawn = plotted(slot).preview(4).dimension_values("value")
+    np.testing.assert_array_equal(np.sort(drawn[~np.isnan(drawn)]), np.sort(values, axis=None))
+    one = plotted(slot).preview(4, sample=1)
+    assert isinstance(one, hv.Image)
+    assert dimensions(one)[:2] == [*slot.preview(4).axes[:0:-1]]
+    picture = one.dimension_values("value", flat=False)
+    np.testing.assert_array_equal(picture, values[1])

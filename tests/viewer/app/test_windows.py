@@ -64,7 +64,7 @@ def test_the_sidebar_folds_and_opens_over_the_page(opened: Callable[..., Any]) -
 
 def test_every_tab_can_be_reached_in_a_narrow_window(opened: Callable[..., Any]) -> None:
     page = opened("?node=embed&step=4", viewport={"width": 480, "height": 800})
-    page.get_by_role("tab", name="Run").click()
+    page.get_by_role("tab", name="Run", exact=True).click()
     page.locator("table.entries").wait_for()
 
 

@@ -18,7 +18,8 @@ Message = dict[str, Any]
 class Shown:
     """A component, the page that shows it, and the messages it has sent so far.
 
-    Messages about hovering are kept separately, because their timing depends on the clock.
+    Messages about hovering are kept separately, because their timing depends on the clock. So is
+    the size of the drawing area, which a graph reports before anything else.
     """
 
     component: Any
@@ -26,11 +27,14 @@ class Shown:
     host: Any
     messages: list[Message] = field(default_factory=list)
     looks: list[str] = field(default_factory=list)
+    rooms: list[list[int]] = field(default_factory=list)
 
     def hear(self, message: Message) -> None:
         """Receives a message from the component."""
         if "look" in message:
             self.looks.append(message["look"])
+        elif "room" in message:
+            self.rooms.append(message["room"])
         else:
             self.messages.append(dict(message))
 

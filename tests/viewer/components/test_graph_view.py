@@ -7,8 +7,9 @@ import threading
 from typing import Any
 
 from comgra_decl.viewer.components.graph import GraphView
-from comgra_decl.viewer.graph.layout import GraphNode, build_scene
+from comgra_decl.viewer.graph.layout import GraphNode, Room, build_scene
 from tests.viewer.components.graphs import (
+    DEEP,
     NETWORK,
     WIDE,
     Show,
@@ -64,10 +65,11 @@ def test_while_the_server_is_busy_only_the_newest_click_waits(show: Show, page: 
 
     def slow() -> GraphView:
         view.append(graph())
-        view[0].on_message(lambda _: free.wait(1))
+        view[0].on_message(lambda message: "room" in message or free.wait(1))
         return view[0]
 
     shown = show(slow)
+    shown.until(lambda: bool(shown.rooms))
     for name in ("embed", "blocks.0", "blocks.1", "blocks.2"):
         node(page, name).click()
     free.set()
@@ -178,7 +180,8 @@ def test_a_row_of_blocks_is_stacked_and_counted(show: Show, page: Any) -> None:
     expect(row.locator(".badge")).to_have_text("\u00d73")
     expect(row.locator(".stack")).to_have_count(2)
     expect(row).to_have_attribute("aria-label", re.compile("3 identical blocks"))
-    expect(node(page, "embed").locator(".badge")).to_have_text("3")
+    expect(node(page, "embed").locator(".badge, .stack")).to_have_count(0)
+    expect(node(page, "embed").locator(".mark")).to_have_count(2)
 
 
 # ---- keyboard
@@ -244,13 +247,154 @@ def test_fit_brings_the_whole_graph_into_view(show: Show, page: Any) -> None:
     assert all(in_view(page, end) for end in ends)
 
 
-def test_far_away_labels_give_way_to_colour(show: Show, page: Any) -> None:
-    show(graph)
+def test_far_away_groups_have_names_instead_of_their_boxes(show: Show, page: Any) -> None:
+    show(lambda: graph(WIDE))
     label = node(page, "embed").locator(".label")
-    expect(label).to_be_visible()
-    for _ in range(5):
-        page.locator(".zoom button").first.click()
+    page.locator("button", has_text="Fit").click()
+    expect(page.locator("svg.far")).to_be_attached()
     expect(label).to_be_hidden()
+    names = page.locator(".group .name")
+    expect(names.first).to_be_visible()
+    found = names.evaluate_all(GROUPS)
+    assert all(room > 20 for _, room in found)
+    assert [name for name, _ in found if name.startswith("blocks")]
+    assert page.locator(".node:not(.kind-parameter) .shape").evaluate_all(COVERED) == []
+    for _ in range(6):
+        page.locator(".zoom button", has_text="+").click()
+    expect(page.locator("svg.far")).not_to_be_attached()
+    expect(page.locator(".group")).to_have_count(0)
+    expect(label).to_be_attached()
+
+
+GROUPS = "names => names.map(n => [n.textContent, n.parentElement.getBoundingClientRect().width])"
+"""Names of the groups, and their widths in pixels."""
+
+COVERED = """shapes => {
+  const root = shapes[0].getRootNode();
+  const frames = [...root.querySelectorAll(".group")].map((g) => g.getBoundingClientRect());
+  const inside = (box) => frames.some((frame) => frame.left <= box.left + 1 &&
+    frame.right >= box.right - 1 && frame.top <= box.top + 1 && frame.bottom >= box.bottom - 1);
+  return shapes.filter((shape) => !inside(shape.getBoundingClientRect()))
+    .map((shape) => shape.parentElement.dataset.id);
+}"""
+"""Boxes outside of every named group."""
+
+
+def test_the_minimap_and_the_facts_cover_nothing(show: Show, page: Any) -> None:
+    show(lambda: graph(WIDE))
+    stage = page.locator(".stage").bounding_box()
+    for name in (".minimap", ".foot .info", ".zoom"):
+        box = page.locator(name).bounding_box()
+        assert box["y"] >= stage["y"] + stage["height"] - 0.5
+
+
+def test_the_drawing_area_is_told_and_again_when_it_changes(show: Show, page: Any) -> None:
+    shown = show(graph)
+    shown.until(lambda: bool(shown.rooms))
+    width, height = shown.rooms[-1]
+    stage = page.locator(".stage").bounding_box()
+    assert stage["width"] - 80 < width <= stage["width"]
+    assert stage["height"] - 60 < height <= stage["height"]
+    page.locator(".graph").evaluate("graph => { graph.style.height = '560px'; }")
+    shown.until(lambda: shown.rooms[-1][1] > height + 100)
+    grown = page.locator(".stage").bounding_box()["height"]
+    assert shown.rooms[-1][0] == width
+    assert grown - 60 < shown.rooms[-1][1] <= grown
+
+
+def test_the_graph_can_be_made_taller_and_hidden(show: Show, page: Any) -> None:
+    shown = show(graph)
+    grip = page.get_by_role("separator", name="Height of the graph")
+    box = grip.bounding_box()
+    page.mouse.move(box["x"] + 30, box["y"] + 3)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 30, box["y"] + 83)
+    page.mouse.up()
+    shown.until(lambda: bool(shown.messages))
+    assert abs(shown.messages.pop()["height"] - 440) <= 2
+    grip.focus()
+    page.keyboard.press("ArrowUp")
+    shown.heard({"height": 340})
+    page.get_by_role("button", name="Hide the graph").click()
+    shown.heard({"shown": False})
+    shown.set(shown=False)
+    expect(page.locator(".stage")).to_be_hidden()
+    expect(page.locator(".find input")).to_be_visible()
+    page.get_by_role("button", name="Show the graph").click()
+    shown.heard({"shown": True})
+
+
+# ---- wrapped drawings
+
+
+ROWS = build_scene(
+    DEEP.nodes, DEEP.edges, expanded=frozenset({"blocks"}), room=Room(600, 500), limit=100
+)
+
+
+def test_edges_between_rows_cross_no_box(show: Show, page: Any) -> None:
+    show(lambda: graph(ROWS, height=600))
+    assert len(ROWS.rows) > 1
+    last = max((b for b in ROWS.boxes if b.row == 0 and b.kind == "computed"), key=lambda b: b.x)
+    node(page, last.id).click()
+    crossed = page.locator(".near .edge.out").evaluate_all(CROSSED)
+    assert crossed == []
+    assert page.locator(".near .edge.out").count() == 1
+
+
+CROSSED = """edges => edges.flatMap((edge) => {
+  const boxes = [...edge.getRootNode().querySelectorAll(".node")];
+  const { from, to } = edge.dataset;
+  const at = edge.getScreenCTM();
+  const points = Array.from({ length: 200 }, (_, i) =>
+    edge.getPointAtLength((edge.getTotalLength() * i) / 199).matrixTransform(at));
+  return boxes.filter((box) => {
+    const b = box.querySelector(".shape").getBoundingClientRect();
+    return box.dataset.id !== from && box.dataset.id !== to && points.some((p) =>
+      p.x > b.left + 1 && p.x < b.right - 1 && p.y > b.top + 1 && p.y < b.bottom - 1);
+  }).map((box) => box.dataset.id);
+})"""
+"""Boxes that the edges run through, apart from their ends."""
+
+
+def test_bands_stand_above_their_row_and_the_arrow_keys_reach_the_next_row(
+    show: Show, page: Any
+) -> None:
+    shown = show(lambda: graph(ROWS, height=600))
+    bands = page.locator('.band[data-scope="blocks"]')
+    rows = {box.row for box in ROWS.boxes if box.id.startswith("blocks")}
+    expect(bands).to_have_count(len(rows))
+    first = node(page, "blocks.0").bounding_box()
+    assert bands.first.bounding_box()["y"] < first["y"]
+    node(page, "blocks.0").click()
+    page.keyboard.press("ArrowDown")
+    below = {box.id for box in ROWS.boxes if box.row == 1}
+    shown.until(lambda: len(shown.messages) == 2)
+    assert shown.messages[-1]["select"] in below
+
+
+# ---- parameters and paths
+
+
+def test_a_click_on_a_mark_asks_for_the_parameter(show: Show, page: Any) -> None:
+    shown = show(graph)
+    mark = node(page, "embed").locator('.mark[data-mark="embed.bias"]')
+    expect(mark.locator("title")).to_have_text("embed.bias")
+    mark.click()
+    shown.heard({"search": "embed.bias"})
+
+
+def test_shift_click_on_a_second_node_compares_the_two(show: Show, page: Any) -> None:
+    shown = show(graph)
+    node(page, "blocks.0").click()
+    node(page, "blocks.2").click(modifiers=["Shift"])
+    shown.heard({"select": "blocks.0"}, {"between": "blocks.2"})
+    has(page, "blocks.0", "selected")
+    shown.set(path=["blocks.0", "blocks.1", "blocks.2"])
+    has(page, "blocks.1", "traced")
+    expect(page.locator(".path .edge.traced")).to_have_count(2)
+    shown.set(path=[])
+    expect(page.locator(".traced")).to_have_count(0)
 
 
 def test_the_wheel_zooms_where_the_pointer_is_and_a_drag_pans(show: Show, page: Any) -> None:

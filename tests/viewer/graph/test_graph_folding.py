@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,11 +11,12 @@ from hypothesis import strategies as st
 from comgra_decl.viewer.graph.layout import (
     Box,
     GraphNode,
+    Outline,
+    Room,
     Scene,
     box_of,
     build_scene,
     closed,
-    default_expansion,
     expansion_for,
 )
 from tests.viewer.graph.networks import Network, networks, transformer
@@ -140,49 +143,86 @@ def test_a_title_may_name_its_node_without_making_blocks_differ() -> None:
     assert box(scene, "blocks.0..3").repeat == 4
 
 
+LAPTOP, LARGE = Room(980, 170), Room(3300, 560)
+"""The drawing area in a window of 1280 x 800 pixels, and on a screen of 3840 x 2160."""
+
+
+def first_view(network: Network, room: Room) -> Scene:
+    """The drawing before anyone has folded anything; fails if its labels cannot be read."""
+    outline = Outline(network.nodes, network.edges)
+    folding = outline.folding(room)
+    scene = outline.scene(folding.expanded, room=room, limit=folding.limit)
+    assert min(room.width / scene.width, room.height / scene.height) >= 0.7
+    return scene
+
+
 def test_the_first_view_shows_every_block_of_a_network_of_usual_depth() -> None:
-    network = transformer(12)
-    expanded = default_expansion(network.nodes)
-    scene = scene_of(network, *expanded)
+    scene = first_view(transformer(12), LAPTOP)
     assert {f"blocks.{i}" for i in range(12)} <= set(ids(scene))
-    assert len(scene.boxes) <= 60
+    assert len(scene.rows) == 2
 
 
-def test_the_first_view_joins_the_blocks_of_a_very_deep_network() -> None:
-    network = transformer(200)
-    scene = scene_of(network, *default_expansion(network.nodes))
-    assert "blocks.0..199" in ids(scene)
-    assert len(scene.boxes) <= 60
+@pytest.mark.parametrize("room", [LAPTOP, LARGE])
+def test_the_first_view_joins_the_blocks_of_a_very_deep_network(room: Room) -> None:
+    assert "blocks.0..199" in ids(first_view(transformer(200), room))
+
+
+def test_more_of_a_network_is_shown_where_there_is_more_room() -> None:
+    network = transformer(40)
+    assert "blocks.0..39" in ids(first_view(network, LAPTOP))
+    assert {f"blocks.{i}" for i in range(40)} <= set(ids(first_view(network, LARGE)))
 
 
 def test_the_first_view_joins_no_blocks_to_make_room_for_details() -> None:
-    names = [f"stem.{x}" for x in "ab"] + [f"stem.deep.{i}" for i in range(12)]
-    names += [f"blocks.{i}.{x}" for i in range(50) for x in "pq"]
+    names = [f"blocks.{i}.{x}" for i in range(14) for x in "pq"]
+    names += [f"stem.{x}" for x in "ab"] + [f"stem.deep.{i}" for i in range(40)]
     nodes = [GraphNode(name, "computed", i) for i, name in enumerate(names)]
-    assert default_expansion(nodes, limit=60) == {"stem", "blocks"}
-    assert default_expansion(nodes, limit=70) == {"stem", "blocks", "stem.deep"}
+    edges = [(a, b, True) for a, b in pairwise(names)]
+    shown = ids(first_view(Network(nodes, edges, frozenset()), Room(1200, 400)))
+    assert {f"blocks.{i}" for i in range(14)} <= set(shown)
+    assert "stem.deep" in shown
 
 
-def test_a_small_network_is_shown_whole() -> None:
-    network = transformer(1)
-    scene = scene_of(network, *default_expansion(network.nodes))
-    assert all(not b.folded for b in scene.boxes)
+def test_a_small_network_is_shown_whole_with_its_parameters_as_marks() -> None:
+    scene = first_view(transformer(1), LAPTOP)
+    assert all(b.plain or not b.folded for b in scene.boxes)
+    assert box(scene, "embed").marks == ("embed.weight", "embed.bias")
+    assert box(scene, "blocks.0.attn").marks == ()
+    assert not {b.kind for b in scene.boxes} & {"parameter"}
 
 
-@given(networks(), st.integers(1, 30))
-def test_the_first_view_respects_the_limit(network: Network, limit: int) -> None:
-    expanded = default_expansion(network.nodes, limit=limit)
-    least = len(scene_of(network, limit=limit).boxes)
-    assert len(scene_of(network, *expanded, limit=limit).boxes) <= max(limit, least)
+def test_a_taller_pane_is_wanted_only_where_it_shows_blocks_apart() -> None:
+    outlines = {n: Outline(transformer(n).nodes, transformer(n).edges) for n in (1, 18, 200)}
+    assert [n for n, outline in outlines.items() if outline.needs_height(980)] == [18]
+    assert not outlines[18].needs_height(5000)
 
 
-@given(networks(), st.integers(1, 30))
-def test_twins_are_opened_together_in_the_first_view(network: Network, limit: int) -> None:
+def test_a_flat_network_has_nothing_to_fold() -> None:
+    nodes = [GraphNode(f"layer{i}", "computed", i) for i in range(90)]
+    outline = Outline(nodes, [(f"layer{i}", f"layer{i + 1}", True) for i in range(89)])
+    folding = outline.folding(LAPTOP)
+    assert len(outline.scene(folding.expanded, room=LAPTOP, limit=folding.limit).boxes) == 90
+
+
+@given(networks(), st.floats(300, 4000), st.floats(60, 2000))
+def test_what_is_expanded_at_first_can_be_read(
+    network: Network, width: float, height: float
+) -> None:
+    room = Room(width, height)
+    outline = Outline(network.nodes, network.edges)
+    folding = outline.folding(room)
+    scene = outline.scene(folding.expanded, room=room, limit=folding.limit)
+    readable = min(width / scene.width, height / scene.height) >= 0.7
+    assert readable or not folding.expanded
+
+
+@given(networks(), st.floats(300, 4000))
+def test_twins_are_opened_together_in_the_first_view(network: Network, width: float) -> None:
     twins = [
         GraphNode(f"{twin}.{node.name}", node.kind, node.order) for twin in "xy"
         for node in network.nodes
     ]  # fmt: skip
-    expanded = default_expansion(twins, limit=limit)
+    expanded = Outline(twins, []).folding(Room(width, 300)).expanded
     below = {twin: {s[1:] for s in expanded if s.startswith(twin)} for twin in "xy"}
     assert below["x"] == below["y"]
 

@@ -11,7 +11,15 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comgra_decl.viewer.graph.layout import Box, GraphNode, Scene, box_of, build_scene, node_of
+from comgra_decl.viewer.graph.layout import (
+    Box,
+    GraphNode,
+    Room,
+    Scene,
+    box_of,
+    build_scene,
+    node_of,
+)
 from tests.viewer.graph.networks import EdgeList, Network, networks, transformer
 
 
@@ -224,3 +232,72 @@ def test_a_node_is_found_in_its_box_and_stands_for_it() -> None:
     assert node_of(scene, "embed") == "embed"
     assert node_of(scene, "blocks") == "blocks.1"  # without its own node, the last computed
     assert node_of(scene, "nobody") is None
+
+
+# ---- wrapping
+
+NARROW = Room(700, 400)
+
+
+def chain(length: int) -> Network:
+    nodes = [GraphNode(f"layer{i}", "computed", i) for i in range(length)]
+    edges: EdgeList = [(f"layer{i}", f"layer{i + 1}", True) for i in range(length - 1)]
+    return Network(nodes, edges, frozenset())
+
+
+def test_a_long_chain_wraps_into_rows_read_like_text() -> None:
+    network = chain(24)
+    scene = build_scene(network.nodes, network.edges, expanded=frozenset(), room=NARROW)
+    rows = [[box.id for box in scene.boxes if box.row == row] for row in range(len(scene.rows))]
+    assert len(rows) > 2
+    assert [name for row in rows for name in row] == [f"layer{i}" for i in range(24)]
+    for a, b in zip(scene.boxes, scene.boxes[1:], strict=False):
+        assert (b.x > a.x) if a.row == b.row else (b.y > a.y + a.h)
+    flat = build_scene(network.nodes, network.edges, expanded=frozenset())
+    assert NARROW.zoom(scene.width, scene.height) > 2 * NARROW.zoom(flat.width, flat.height)
+
+
+def test_what_fits_in_one_row_stays_in_one_row() -> None:
+    network = chain(4)
+    scene = build_scene(network.nodes, network.edges, expanded=frozenset(), room=NARROW)
+    assert {box.row for box in scene.boxes} == {0}
+
+
+def test_rows_end_where_few_edges_cross() -> None:
+    network = chain(20)
+    beside: EdgeList = [(f"layer{i}", f"layer{i + 2}", True) for i in range(18) if i % 5 < 3]
+    scene = build_scene(network.nodes, network.edges + beside, expanded=frozenset(), room=NARROW)
+    last = [max(int(b.id[5:]) for b in scene.boxes if b.row == r) for r in range(len(scene.rows))]
+    assert {end % 5 for end in last[:-1]} == {4}
+
+
+@given(networks(), st.floats(200, 2000), st.floats(60, 900))
+def test_rows_never_overlap_and_keep_every_box(
+    network: Network, width: float, height: float
+) -> None:
+    scene = build_scene(
+        network.nodes, network.edges, expanded=network.expanded, room=Room(width, height)
+    )
+    for a, b in combinations(scene.boxes, 2):
+        beside = a.x + a.w < b.x or b.x + b.w < a.x
+        assert beside or a.y + a.h < b.y or b.y + b.h < a.y
+    for box in scene.boxes:
+        top, bottom = scene.rows[box.row]
+        assert top - 1e-6 <= box.y
+        assert box.y + box.h <= bottom + 1e-6
+        assert box.y + box.h <= scene.height
+        assert box.x + box.w <= scene.width
+    assert all(
+        above[1] < below[0] for above, below in zip(scene.rows, scene.rows[1:], strict=False)
+    )
+    for band in scene.bands:
+        assert any(box.row == band.row for box in scene.boxes)
+
+
+def test_a_scope_that_goes_on_in_the_next_row_has_a_band_in_both() -> None:
+    network = transformer(6)
+    opened = network.every_scope
+    scene = build_scene(network.nodes, network.edges, expanded=opened, room=NARROW, limit=1000)
+    rows = {band.row for band in scene.bands if band.id == "blocks"}
+    assert rows == {box.row for box in scene.boxes if box.id.startswith("blocks")}
+    assert len(rows) > 1

@@ -1,0 +1,118 @@
+"""The command `comgra-decl compare`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from comgra_decl.cli.printing import AsJson, RunPath, print_json, print_line
+from comgra_decl.errors import ComgraError, Exit
+
+if TYPE_CHECKING:
+    from comgra_decl.query import Difference, Parting
+
+PANEL = "Look"
+
+_Other = Annotated[Path, typer.Argument(help="The run to compare with, such as a reference.")]
+_Names = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--name", help="HERE=THERE: names of a module in both runs, if they differ. Repeatable."
+    ),
+]
+_Tolerance = Annotated[
+    float | None,
+    typer.Option(help="Relative difference that counts as rounding. Default: by dtype."),
+]
+_Type = Annotated[str | None, typer.Option("--type", help="Type of execution; default: training.")]
+_SHOWN = 10
+
+
+def command(
+    run: RunPath,
+    other: _Other,
+    name: _Names = None,
+    tolerance: _Tolerance = None,
+    type_: _Type = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the first step and tensor, in the order of execution, at which two runs differ.
+
+    Exits with code 3 if they differ by more than rounding, and with code 4 if the difference may be
+    rounding that training has amplified.
+    """
+    from comgra_decl.query import open_run, part
+
+    found = part(
+        open_run(run), open_run(other), names=_names(name or []), tolerance=tolerance, type=type_
+    )
+    if as_json:
+        print_json(_described(found))
+    else:
+        for line in _lines(found):
+            print_line(line)
+    if found.first is not None:
+        raise typer.Exit(Exit.UNCLEAR if found.gradual else Exit.WANTING)
+
+
+def _names(pairs: list[str]) -> dict[str, str]:
+    names = {}
+    for pair in pairs:
+        here, equals, there = pair.partition("=")
+        if not (here and equals and there):
+            raise ComgraError(f"--name must be HERE=THERE, got {pair!r}.")
+        names[here] = there
+    return names
+
+
+def _lines(found: Parting) -> list[str]:
+    from comgra_decl.query import sentences
+
+    lines = sentences(found)
+    if len(found.differences) > 1:
+        more = len(found.differences) - 1
+        lines += ["", f"Also different at step {found.differences[0].step}:"]
+        lines += [f"  {each.name}: {each.numbers}" for each in found.differences[1 : 1 + _SHOWN]]
+        lines += [f"  and {more - _SHOWN} more"] * (more > _SHOWN)
+    for title, nodes in (("this run", found.only_here), ("the other run", found.only_there)):
+        if nodes:
+            rest = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+            lines += ["", f"Only in {title}: {', '.join(nodes[:_SHOWN])}{rest}"]
+    if len(found.settings):
+        lines += ["", "Settings that differ:"]
+        lines += [f"  {key}: {here} | {there}" for key, here, there in found.settings.itertuples()]
+    return lines
+
+
+def _described(found: Parting) -> dict[str, Any]:
+    """Returns the result as JSON; infinite and missing numbers become None."""
+    return {
+        "first": None if found.first is None else _difference(found.first),
+        "same_until": found.same_until,
+        "gradual": found.gradual,
+        "differences": [_difference(each) for each in found.differences],
+        "steps": found.steps.tolist(),
+        "drift": [_plain(value) for value in found.drift.tolist()],
+        "compared": found.compared,
+        "only_here": list(found.only_here),
+        "only_there": list(found.only_there),
+        "settings": {
+            str(key): {"here": _plain(here), "there": _plain(there)}
+            for key, here, there in found.settings.itertuples()
+        },
+    }
+
+
+def _difference(each: Difference) -> dict[str, Any]:
+    plain = {name: _plain(value) for name, value in each._asdict().items()}
+    plain["pass"] = plain.pop("pass_")
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, int | str | bool | list | dict) else None

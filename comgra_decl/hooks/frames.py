@@ -1,0 +1,163 @@
+"""Read the frames of a traceback after the fact: module calls in progress and local variables.
+
+Nothing is attached to the program for this. Before Python 3.13, reading the variables of a frame
+stores a dict in the frame. That dict would keep tensors alive, and it is the same dict that
+`locals()` returned to the program, if the program called it. `variables` therefore empties a dict
+that nobody else holds and does not read a frame whose code could hold it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from comgra_decl.torch_private import module_call
+
+T = TypeVar("T")
+
+_TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
+_OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+_REFLECTIVE = frozenset({"locals", "vars", "_getframe", "currentframe"})
+"""Names with which code may hold the dict of its variables."""
+
+_PLUMBING = (
+    str(Path("nn", "modules", "module.py")),
+    str(Path("utils", "_contextlib.py")),
+)
+_STAND_IN = "make.<locals>."  # functions that `hooks/patches.py` puts in the place of others
+_HELD_BY_FRAME = 3  # references to the dict: of the frame, of `variables`, of `getrefcount`
+_WORD = re.compile(r"[^\W\d]\w*")
+_MOST_LINES = 4  # of a statement that spans several lines
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A frame of a traceback, with the line that was running in it."""
+
+    frame: FrameType
+    line: int
+    instruction: int
+
+    @property
+    def file(self) -> str:
+        """The file of its code."""
+        return self.frame.f_code.co_filename
+
+    @property
+    def function(self) -> str:
+        """The name of its function, with its class."""
+        return self.frame.f_code.co_qualname
+
+    @property
+    def in_torch(self) -> bool:
+        """Whether the code belongs to torch."""
+        return self.file.startswith(_TORCH)
+
+    @property
+    def ours(self) -> bool:
+        """Whether the code belongs to comgra_decl, including code that it generates."""
+        return is_ours(self.frame)
+
+    @property
+    def is_plumbing(self) -> bool:
+        """Whether the code only passes on a call: torch's call of a module, or our own code."""
+        stand_in = self.file == "<string>" and self.function.startswith(_STAND_IN)
+        return self.ours or stand_in or self.file.endswith(_PLUMBING)
+
+    @property
+    def calls_module(self) -> bool:
+        """Whether the frame is torch's call of a module."""
+        return self.frame.f_code is module_call.__code__
+
+    @property
+    def text(self) -> str:
+        """The running statement, on one line; "" if its file cannot be read."""
+        first, last = self._lines()
+        lines = (linecache.getline(self.file, n).strip() for n in range(first, last + 1))
+        return " ".join(line for line in lines if line)
+
+    @property
+    def words(self) -> frozenset[str]:
+        """The names in the running statement."""
+        return frozenset(_WORD.findall(self.text))
+
+    def _lines(self) -> tuple[int, int]:
+        positions = [*self.frame.f_code.co_positions()]
+        at = self.instruction // 2
+        first, last, _, _ = positions[at] if 0 <= at < len(positions) else (None,) * 4
+        first = self.line if first is None else min(first, self.line)
+        last = first if last is None else last
+        return first, min(last, first + _MOST_LINES - 1)
+
+
+def visits(traceback: TracebackType | None) -> Iterator[Visit]:
+    """Yield the frames of a traceback, outermost first."""
+    while traceback is not None:
+        yield Visit(traceback.tb_frame, traceback.tb_lineno, traceback.tb_lasti)
+        traceback = traceback.tb_next
+
+
+def variables(frame: FrameType, look: Callable[[Mapping[str, Any]], T]) -> T | None:
+    """Pass the local variables of a frame to a function, and return its result.
+
+    The frame is left as it was: no dict in it keeps a variable alive, and no dict of the program
+    changes. None if that is impossible: before Python 3.13, if the code uses `locals()` or similar.
+
+    Args:
+        frame: a frame.
+        look: receives the variables by name; must not keep or change the mapping.
+    """
+    if sys.version_info >= (3, 13) or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return look(frame.f_locals)
+    if not _REFLECTIVE.isdisjoint(frame.f_code.co_names):
+        return None
+    known = frame.f_locals
+    try:
+        return look(known)
+    finally:
+        if sys.getrefcount(known) <= _HELD_BY_FRAME:
+            known.clear()
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Return whether the code of a frame belongs to comgra_decl."""
+    module = frame.f_globals.get("__name__")
+    return frame.f_code.co_filename.startswith(_OURS) or str(module).startswith("comgra_decl.")
+
+
+def is_module(thing: object) -> bool:
+    """Return whether an object is an initialised module, without running code of the object."""
+    return issubclass(type(thing), nn.Module) and "_modules" in object.__getattribute__(
+        thing, "__dict__"
+    )
+
+
+def own_module(known: Mapping[str, Any], frame: FrameType) -> nn.Module | None:
+    """Return the module whose method a frame runs; None if it runs no method of a module."""
+    code = frame.f_code
+    first = known.get(code.co_varnames[0]) if code.co_argcount else None
+    if not (isinstance(first, nn.Module) and is_module(first)):
+        return None
+    return first if code.co_varnames[0] == "self" or _is_method(code, type(first)) else None
+
+
+def _is_method(code: CodeType, class_: type) -> bool:
+    """Return whether a class defines a method with this code, decorated or not."""
+    for base in class_.__mro__:
+        defined = vars(base).get(code.co_name)
+        while defined is not None:
+            if getattr(defined, "__code__", None) is code:
+                return True
+            defined = getattr(defined, "__wrapped__", None)
+    return False

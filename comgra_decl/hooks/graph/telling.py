@@ -1,0 +1,360 @@
+"""Facts about calls whose arguments alone show a mistake, in the first records of a run.
+
+A view that should be a permutation, a softmax over the wrong axis, a mask without effect and a last
+step that is padding do not change the size of any tensor, so statistics do not show them. The calls
+do. See `records.TELLING`.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import isfinite
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from comgra_decl.hooks.graph.calls import tensors_of
+from comgra_decl.stats.quiet import quiet
+from comgra_decl.torch_private import is_functorch_wrapped
+
+_MOST_FACTS = 64
+_MOST_ELEMENTS = 1 << 22  # of what is read per call
+_DEPTH = 30  # frames between a call and the program's line
+_NOT_THE_PROGRAM = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
+
+
+@dataclass
+class _Weights:
+    """A softmax: the dimension it runs over in the tensor now, and what is known of its mask."""
+
+    tensor: weakref.ref[torch.Tensor]
+    shape: tuple[int, ...]
+    axis: int
+    mask: dict[str, Any] | None = None
+
+
+@dataclass
+class Telling:
+    """Collects the facts of a step.
+
+    Attributes:
+        tokens: the integer input [batch, positions] of the model; None if it has none.
+    """
+
+    tokens: weakref.ref[torch.Tensor] | None = None
+    _found: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _weights: dict[int, _Weights] = field(default_factory=dict)
+    # scores of which a mask has set some to a number: the tensor, the mask and the number
+    _masked: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor, float]] = field(
+        default_factory=dict
+    )
+    _states: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # final states
+    _joined: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+
+    def take(self) -> list[dict[str, Any]]:
+        """Returns the facts so far, and clears them."""
+        found = [*self._found.values()]
+        self._found, self._weights, self._masked = {}, {}, {}
+        self._states, self._joined = {}, {}
+        self.tokens = None
+        return found
+
+    def see(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        """Stores the facts of a call. Torch function modes must be disabled."""
+        read = _READ.get(name)
+        if self._states and any(_is(self._states, t) for t in tensors_of(args)):
+            with quiet():
+                self._note("final state", padded=self._padded())
+            self._states.clear()
+        if read is None or not args or _is_odd(args[0]) or _is_odd(result):
+            return
+        with quiet():
+            read(self, name, args, kwargs, result)
+
+    def _note(self, kind: str, **facts: Any) -> dict[str, Any]:
+        """Stores a fact once per line of the program; returns the stored one."""
+        fact = {"kind": kind, **facts, "where": _where()}
+        if len(self._found) < _MOST_FACTS:
+            return self._found.setdefault(repr(fact), fact)
+        return fact
+
+    # -- views ---------------------------------------------------------------------------------
+
+    def _reshape(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
+        given = args[0]
+        if _is(self._joined, given):  # padded and viewed to shift rows: relative positions
+            return
+        if isinstance(result, torch.Tensor) and given.shape != result.shape:
+            source, target = _bounds(given.shape), _bounds(result.shape)
+            if not (source <= target or target <= source):  # more than a split or a merge
+                self._note("reshape", source=[*given.shape], target=[*result.shape])
+
+    def _join(self, _name: str, _args: Args, _kwargs: Kwargs, result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            self._joined[id(result)] = weakref.ref(result)
+
+    # -- softmaxes and what they weigh ------------------------------------------------------------
+
+    def _softmax(self, _name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if not isinstance(result, torch.Tensor) or not isinstance(dim, int) or not result.dim():
+            return
+        shape = tuple(result.shape)
+        axis = dim % len(shape)
+        if shape[axis] == 1 and max(shape[1:], default=1) > 1:
+            self._note("single", shape=[*shape], dim=axis)
+        weights = _Weights(weakref.ref(result), shape, axis)
+        masked = self._masked.get(id(args[0]))
+        if masked is not None and masked[0]() is args[0]:
+            weights.mask = self._weight_of(masked[1], masked[2], result.detach())
+        self._weights[id(result)] = weights
+
+    def _weight_of(self, mask: torch.Tensor, number: float, result: torch.Tensor) -> Any:
+        """Returns the fact about how much weight a softmax gives to what a mask should hide."""
+        if result.numel() > _MOST_ELEMENTS:
+            return None
+        hidden = mask.expand(result.shape) if mask.dim() <= result.dim() else None
+        total = float(result.sum())
+        if hidden is None or not total > 0:
+            return None
+        return self._note(
+            "mask",
+            shape=[*result.shape],
+            fill=number,
+            hidden=round(float(hidden.to(torch.float32).mean()), 4),
+            weight=round(float(result[hidden].sum()) / total, 4),
+        )
+
+    def _fill(self, _name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        names = ("input", "mask", "value")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        mask, value = given.get("mask"), given.get("value")
+        self._hide(args[0], mask, value, result)
+
+    def _choose(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
+        """Reads `torch.where(keep, scores, constant)` and the reverse."""
+        if len(args) != 3 or not isinstance(args[0], torch.Tensor):
+            return
+        keep, a, b = args
+        if keep.dtype != torch.bool or _is_odd(a) or _is_odd(b):
+            return
+        if isinstance(a, torch.Tensor) and a.requires_grad:
+            self._hide(a, ~keep, _constant(b), result)
+        elif isinstance(b, torch.Tensor) and b.requires_grad:
+            self._hide(b, keep, _constant(a), result)
+
+    def _hide(self, scores: Any, mask: Any, value: Any, result: Any) -> None:
+        value = _constant(value)
+        if isinstance(scores, torch.Tensor) and id(scores) in self._weights:
+            self._mask_again(scores)  # what is hidden after the softmax
+        if (
+            value is None
+            or not isfinite(value)
+            or not isinstance(mask, torch.Tensor)
+            or mask.dtype != torch.bool
+        ):
+            return
+        if isinstance(result, torch.Tensor) and result.requires_grad and not mask.requires_grad:
+            self._masked[id(result)] = weakref.ref(result), mask, value
+
+    def _multiply(self, name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
+        """Reads products of scores, or of weights, with a mask of zeros and ones."""
+        if len(args) < 2 or not isinstance(result, torch.Tensor):
+            return
+        for value, other in (args[:2], args[1::-1]):
+            if not isinstance(value, torch.Tensor) or not value.requires_grad:
+                continue
+            if isinstance(other, (int, float)):
+                self._inherit(name, (value,), {}, result)
+            elif isinstance(other, torch.Tensor) and not other.requires_grad and not _is_odd(other):
+                self._mask_again(value)
+                mask = _zeros_of(other) if value.dim() >= 2 else None
+                if mask is not None and result.requires_grad:
+                    self._masked[id(result)] = weakref.ref(result), mask, 0.0
+
+    def _mask_again(self, weights: torch.Tensor) -> None:
+        known = self._known(weights)
+        if known is not None and known.mask is not None:
+            known.mask["masked again"] = True
+
+    def _inherit(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
+        """Carries what is known over to a result with the same layout."""
+        given = args[0]
+        if not isinstance(result, torch.Tensor) or not isinstance(given, torch.Tensor):
+            return
+        known, masked = self._known(given), self._masked.get(id(given))
+        if known is not None and result.shape == given.shape:
+            self._weights[id(result)] = _Weights(
+                weakref.ref(result), known.shape, known.axis, known.mask
+            )
+        if masked is not None and masked[0]() is given and result.shape == given.shape:
+            self._masked[id(result)] = weakref.ref(result), masked[1], masked[2]
+
+    def _divide(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        if len(args) > 1 and isinstance(args[1], (int, float)):
+            self._inherit(name, args, kwargs, result)
+
+    def _known(self, tensor: Any) -> _Weights | None:
+        known = self._weights.get(id(tensor))
+        return known if known is not None and known.tensor() is tensor else None
+
+    def _contract(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
+        """Reads which axis of softmax weights a matrix product sums over."""
+        for position, tensor in enumerate(args[:2]):
+            known = self._known(tensor)
+            if known is not None and len(known.shape) > 1:
+                axis = len(known.shape) - 1 - position
+                self._note("weighs", shape=[*known.shape], dim=known.axis, summed=[axis])
+
+    def _einsum(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
+        equation, *given = args
+        if not isinstance(equation, str) or "." in equation or "->" not in equation:
+            return
+        tensors = given[0] if len(given) == 1 and isinstance(given[0], (list, tuple)) else given
+        inputs, output = equation.replace(" ", "").split("->")
+        for letters, tensor in zip(inputs.split(","), tensors, strict=False):
+            known = self._known(tensor)
+            if known is not None and len(letters) == len(known.shape):
+                summed = [at for at, letter in enumerate(letters) if letter not in output]
+                self._note("weighs", shape=[*known.shape], dim=known.axis, summed=summed)
+
+    # -- the last step -------------------------------------------------------------------------
+
+    def _padded(self) -> float:
+        """Returns the share of samples whose last token is padding."""
+        tokens = None if self.tokens is None else self.tokens()
+        return 0.0 if tokens is None else round(padded_share(tokens), 4)
+
+    def _index(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
+        given, index = args[0], args[1] if len(args) > 1 else None
+        if isinstance(index, tuple) and len(index) > 1 and index[0] == slice(None):
+            self._last(given, index[1], result)
+
+    def _select(self, _name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        given = {**dict(zip(("input", "dim", "index"), args, strict=False)), **kwargs}
+        if given.get("dim") == 1:
+            self._last(args[0], given.get("index"), result)
+
+    def _last(self, given: Any, at: Any, result: Any) -> None:
+        tokens = None if self.tokens is None else self.tokens()
+        if tokens is None or type(at) is not int or not isinstance(given, torch.Tensor):
+            return
+        read = isinstance(result, torch.Tensor) and result.requires_grad and given.dim() > 2
+        if read and given.shape[:2] == tokens.shape and at in (-1, tokens.shape[1] - 1):
+            self._note("last step", padded=self._padded())
+
+    def _recur(self, name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
+        """Remembers the final state of a recurrent call on padded, not packed, sequences."""
+        sizes = args[1] if len(args) > 1 else None  # of the batch, of packed sequences
+        packed = isinstance(sizes, torch.Tensor) and not sizes.is_floating_point()
+        if packed or self._padded() == 0 or not isinstance(result, tuple):
+            return
+        state = result[1]
+        if isinstance(state, torch.Tensor) and state.requires_grad:
+            self._states[id(state)] = weakref.ref(state)
+
+
+def padded_share(tokens: torch.Tensor) -> float:
+    """Returns the share of samples that end with padding; 0 if nothing looks like padding.
+
+    Padding is a token that ends several samples, in runs of different lengths, at least one of them
+    longer than one, and that occurs nowhere else.
+
+    Args:
+        tokens: integers [batch, positions].
+    """
+    if tokens.dim() != 2 or min(tokens.shape) < 2 or tokens.numel() > _MOST_ELEMENTS:
+        return 0.0
+    last = tokens[:, -1]
+    pad = last.mode().values
+    is_pad = tokens == pad
+    runs = is_pad.flip(1).to(torch.int64).cumprod(1).sum(1)
+    ends = runs > 0
+    lengths = runs[ends].unique()
+    elsewhere = int(is_pad.sum() - runs.sum())
+    if int(ends.sum()) < 2 or len(lengths) < 2 or int(lengths.max()) < 2 or elsewhere:
+        return 0.0
+    return float(ends.to(torch.float32).mean())
+
+
+def _bounds(shape: torch.Size) -> set[int]:
+    """Returns where the dimensions of a contiguous tensor end, counted in elements."""
+    return {*accumulate(shape, mul)}
+
+
+def _zeros_of(mask: torch.Tensor) -> torch.Tensor | None:
+    """Returns where a mask of zeros and ones is zero; None for any other tensor."""
+    if mask.dim() < 2 or mask.numel() > _MOST_ELEMENTS:
+        return None
+    zero = mask == 0
+    share = float(zero.to(torch.float32).mean())
+    return zero if 0 < share < 1 and bool((zero | (mask == 1)).all()) else None
+
+
+def _constant(value: Any) -> float | None:
+    """Returns the value of a number or of a tensor that holds a single one."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    if not isinstance(value, torch.Tensor) or value.requires_grad or not value.numel():
+        return None
+    if value.numel() > _MOST_ELEMENTS:
+        return None
+    low, high = value.aminmax()
+    return float(low) if bool(low == high) else None
+
+
+def _is(where: Mapping[int, weakref.ref[torch.Tensor]], tensor: torch.Tensor) -> bool:
+    known = where.get(id(tensor))
+    return known is not None and known() is tensor
+
+
+def _is_odd(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (
+        value.is_nested or is_functorch_wrapped(value) or value.device.type == "meta"
+    )
+
+
+def _where() -> str:
+    """Returns the function and line of the program that made the call."""
+    for frame in _frames():
+        path = frame.f_code.co_filename
+        if not path.startswith(_NOT_THE_PROGRAM):
+            return f"{frame.f_code.co_qualname} ({Path(path).name}:{frame.f_lineno})"
+    return ""
+
+
+def _frames() -> Iterator[Any]:
+    frame = sys._getframe(2)
+    for _ in range(_DEPTH):
+        yield frame
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
+
+
+_Reader = Callable[[Telling, str, Args, Kwargs, Any], None]
+_READ: dict[str, _Reader] = {
+    **dict.fromkeys(("view", "reshape"), Telling._reshape),
+    **dict.fromkeys(("pad", "cat", "concat"), Telling._join),
+    "softmax": Telling._softmax,
+    **dict.fromkeys(("masked_fill", "masked_fill_"), Telling._fill),
+    "where": Telling._choose,
+    **dict.fromkeys(("mul", "__mul__", "__rmul__"), Telling._multiply),
+    **dict.fromkeys(("div", "__truediv__"), Telling._divide),
+    **dict.fromkeys(("dropout", "contiguous", "to", "type_as", "float"), Telling._inherit),
+    **dict.fromkeys(("matmul", "__matmul__", "bmm"), Telling._contract),
+    "einsum": Telling._einsum,
+    "__getitem__": Telling._index,
+    "select": Telling._select,
+    **dict.fromkeys(("gru", "lstm", "rnn_tanh", "rnn_relu"), Telling._recur),
+}
+"""Reader of each function, by the function's name."""

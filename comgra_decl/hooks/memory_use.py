@@ -1,0 +1,89 @@
+"""The memory of the process and of its devices, and the limits that apply to it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+_STATM = Path("/proc/self/statm")
+_CGROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+_UNLIMITED = 1 << 60
+
+
+def host_bytes() -> int | None:
+    """Return the memory that this process occupies (resident set size); None if unknown."""
+    try:
+        return int(_STATM.read_bytes().split()[1]) * _page()
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _page() -> int:
+    import resource
+
+    return resource.getpagesize()
+
+
+def device_bytes() -> int | None:
+    """Return the bytes that torch's tensors occupy on all CUDA devices; None if none is in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    try:
+        devices = range(torch.cuda.device_count())
+        return sum(int(torch.cuda.memory_allocated(device)) for device in devices)
+    except RuntimeError:  # the device has failed
+        return None
+
+
+def memory_facts() -> dict[str, Any]:
+    """Return the memory in use and its limits, in bytes.
+
+    `host`: of this process. `limit` and `used`: of its container, or else of the machine. `device`,
+    `device_reserved`, `device_total`: of the current CUDA device.
+    """
+    return {**memory_limit(), **_device()}
+
+
+def memory_limit() -> dict[str, Any]:
+    """Return the memory of this process and the limit that applies to it, in bytes."""
+    return {"host": host_bytes(), **_limit()}
+
+
+def _limit() -> dict[str, int]:
+    for limit, used in _CGROUPS:
+        try:
+            most = limit.read_text().strip()
+            if most.isdigit() and int(most) < _UNLIMITED:
+                return {"limit": int(most), "used": int(used.read_text())}
+        except (OSError, ValueError):
+            continue
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+        return {"limit": sizes["MemTotal"], "used": sizes["MemTotal"] - sizes["MemAvailable"]}
+    except (OSError, ValueError, KeyError, IndexError):
+        return {}
+
+
+def _device() -> dict[str, int]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    try:
+        free, total = torch.cuda.mem_get_info()
+        return {
+            "device": torch.cuda.memory_allocated(),
+            "device_reserved": torch.cuda.memory_reserved(),
+            "device_total": total,
+            "device_free": free,
+        }
+    except RuntimeError:  # the device has failed
+        return {}

@@ -1,0 +1,1 @@
+"""Puts the same samples through a clean copy of the model at recorded steps."""

@@ -1,0 +1,280 @@
+"""Pictures of the samples of a probe: what in the input, or in a layer, supports the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from comgra_decl.errors import ProbeError
+from comgra_decl.hooks.plans import facts_of
+from comgra_decl.hooks.probing.subject import Point, Subject, Tap
+from comgra_decl.spec.pictures import (
+    GradCamSpec,
+    GuidedBackpropSpec,
+    GuidedGradCamSpec,
+    InputXGradientSpec,
+    IntegratedGradientsSpec,
+    OcclusionSpec,
+    PictureSpec,
+    SaliencySpec,
+)
+from comgra_decl.spec.selectors import is_selected
+
+_UNREACHED = "the outputs of the model have no gradient"
+
+
+@dataclass(frozen=True)
+class Map:
+    """One picture of all samples.
+
+    Attributes:
+        node: the module that it belongs to; None for the input of the model.
+        role: the role of the tensor in this node.
+        values: [samples, ...].
+    """
+
+    node: str | None
+    role: str
+    values: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The result of a method.
+
+    Attributes:
+        maps: one map, or one for each selected layer.
+        facts: further facts, in the form of `records.PICTURES`.
+    """
+
+    maps: list[Map]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def drawn(spec: PictureSpec, subject: Subject) -> Drawn:
+    """Return the picture of a spec.
+
+    Raises:
+        ProbeError: it cannot be made of this model; the message states why.
+    """
+    classes = subject.classes(spec.target)
+    facts: dict[str, Any] = {"method": spec.method}
+    if classes is not None:
+        facts["target"] = "loss" if spec.target == "loss" else classes.tolist()
+    result = _METHODS[type(spec)](spec, subject, classes)
+    return Drawn(result.maps, {**facts, **result.facts})
+
+
+def _gradient(
+    subject: Subject,
+    point: Point,
+    classes: torch.Tensor | None,
+    spec: PictureSpec,
+) -> torch.Tensor:
+    """Return the gradient of the explained numbers with respect to the value at a point."""
+    leaf = point.value.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        # a clone, because the model may change its input in place
+        scores = subject.call(replace(point, value=leaf.clone()))
+        explained = subject.explained(scores, classes, spec.target)
+        if not explained.requires_grad:
+            raise ProbeError(_UNREACHED)
+        (gradient,) = torch.autograd.grad(explained.sum(), leaf, materialize_grads=True)
+    return gradient
+
+
+def _saliency(spec: SaliencySpec, subject: Subject, classes: torch.Tensor | None) -> Drawn:
+    point = subject.point()
+    return Drawn([Map(point.node, point.role, _gradient(subject, point, classes, spec).abs())])
+
+
+def _input_x_gradient(
+    spec: InputXGradientSpec, subject: Subject, classes: torch.Tensor | None
+) -> Drawn:
+    point = subject.point()
+    values = point.value * _gradient(subject, point, classes, spec)
+    return Drawn([Map(point.node, point.role, values)])
+
+
+def _integrated_gradients(
+    spec: IntegratedGradientsSpec, subject: Subject, classes: torch.Tensor | None
+) -> Drawn:
+    """Return the average gradient on the line from the baseline, times the difference.
+
+    Gauss-Legendre quadrature, as Sundararajan, Taly and Yan (2017) with the nodes of Captum.
+    """
+    point = subject.point()
+    baseline = torch.full_like(point.value, spec.baseline)
+    difference = point.value - baseline
+    nodes, weights = np.polynomial.legendre.leggauss(spec.points)
+    total = torch.zeros_like(point.value, dtype=torch.float64)
+    for node, weight in zip((1 + nodes) / 2, weights / 2, strict=True):
+        there = replace(point, value=baseline + float(node) * difference)
+        total += float(weight) * _gradient(subject, there, classes, spec).double()
+    values = (total * difference).to(point.value.dtype)
+    ends = []
+    for value in (point.value, baseline):
+        with torch.no_grad():
+            scores = subject.call(replace(point, value=value.clone()))
+        ends.append(subject.explained(scores, classes, spec.target).double())
+    gap = values.double().flatten(1).sum(1) - (ends[0] - ends[1])
+    return Drawn([Map(point.node, point.role, values)], {"gap": gap.tolist()})
+
+
+def _guided_backprop(
+    spec: GuidedBackpropSpec, subject: Subject, classes: torch.Tensor | None
+) -> Drawn:
+    point = subject.point()
+    return Drawn([Map(point.node, point.role, _guided(spec, subject, point, classes))])
+
+
+def _guided(
+    spec: GuidedBackpropSpec | GuidedGradCamSpec,
+    subject: Subject,
+    point: Point,
+    classes: torch.Tensor | None,
+) -> torch.Tensor:
+    with _GuidedRelus() as relus:
+        gradient = _gradient(subject, point, classes, spec)
+    if not relus.count:
+        raise ProbeError(
+            f"{spec.method} is defined for ReLU, which this model does not call; its picture would "
+            "be the plain gradient. Use saliency or integrated_gradients"
+        )
+    return gradient
+
+
+def _grad_cam(spec: GradCamSpec, subject: Subject, classes: torch.Tensor | None) -> Drawn:
+    cams = _cams(spec, subject, classes)
+    return Drawn([Map(path, "output", cam) for path, cam in cams.items()])
+
+
+def _guided_grad_cam(
+    spec: GuidedGradCamSpec, subject: Subject, classes: torch.Tensor | None
+) -> Drawn:
+    cams = _cams(spec, subject, classes)
+    path, cam = [*cams.items()][-1]
+    point = subject.point()
+    guided = _guided(spec, subject, point, classes)
+    size = guided.shape[2:]
+    if len(size) != cam.dim() - 1:
+        raise ProbeError(f"a map of {path} cannot be enlarged to an input of {list(guided.shape)}")
+    enlarged = F.interpolate(cam.clamp(min=0)[:, None], size, mode="nearest")
+    return Drawn([Map(point.node, point.role, guided * enlarged)], {"layer": path})
+
+
+def _cams(
+    spec: GradCamSpec | GuidedGradCamSpec, subject: Subject, classes: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """Return the Grad-CAM of each selected layer, [samples, ...], in the order of the calls.
+
+    The channels of the layer's output, each weighted with the mean of its gradient, are added up
+    (Selvaraju et al. 2017, equations 1 and 2, without the final ReLU).
+    """
+    modules = {subject.copy.paths[id(m)]: m for m in subject.copy.module.modules()}
+    paths = [p for p, m in modules.items() if is_selected(spec.select, facts_of(p, m))]
+    if not paths:
+        raise ProbeError("`select` matches no module of the model")
+    tap = Tap(frozenset(paths))
+    with torch.enable_grad():
+        explained = subject.explained(subject.call(tap=tap), classes, spec.target)
+        if not explained.requires_grad:
+            raise ProbeError(_UNREACHED)
+        leaves = [p for p in subject.copy.module.parameters() if p.requires_grad]
+        torch.autograd.grad(explained.sum(), [*leaves, *tap.leaves], allow_unused=True)
+    cams = {}
+    for path, output in tap.outputs.items():
+        if output.dim() < 3:
+            raise ProbeError(f"{path} returns {list(output.shape)}, which has no places to map")
+        gradient = tap.gradients.get(path)
+        if gradient is not None:
+            over = tuple(range(2, output.dim()))
+            cams[path] = (gradient.mean(over, keepdim=True) * output).sum(1)
+    if not cams:
+        raise ProbeError(f"no gradient reaches {', '.join(paths)}")
+    return cams
+
+
+def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | None) -> Drawn:
+    """Return the mean drop of the explained number over the windows that cover each element."""
+    point = subject.point()
+    value, dims = point.value, len(spec.window)
+    if point.node is not None or value.dim() < dims + 1:
+        raise ProbeError(
+            f"occlusion with a window of {spec.window} needs a floating-point input with at least "
+            f"{dims} dimensions per sample"
+        )
+    size = value.shape[-dims:]
+    over = tuple(range(value.dim() - dims, value.dim()))
+    cover = value.mean(over, keepdim=True) if spec.baseline == "mean" else spec.baseline
+    with torch.no_grad():
+        whole = subject.explained(subject.call(point), classes, spec.target)
+        total = torch.zeros((len(value), *size), dtype=whole.dtype, device=value.device)
+        times = torch.zeros(size, dtype=whole.dtype, device=value.device)
+        for window in _windows(size, spec.window, spec.stride):
+            covered = value.clone()
+            covered[_last(window)] = cover
+            scores = subject.call(replace(point, value=covered))
+            drop = whole - subject.explained(scores, classes, spec.target)
+            total[_last(window)] += drop.reshape(-1, *[1] * dims)
+            times[window] += 1
+    return Drawn([Map(None, point.role, total / times)])
+
+
+def _windows(size: Iterable[int], window: list[int], stride: int) -> Iterator[tuple[slice, ...]]:
+    """Yield the places of all windows; those at the end are cut at the border."""
+    starts = [
+        range(0, (max(0, ceil((whole - part) / stride)) + 1) * stride, stride)
+        for whole, part in zip(size, window, strict=True)
+    ]
+    for corner in product(*starts):
+        yield tuple(slice(at, at + part) for at, part in zip(corner, window, strict=True))
+
+
+def _last(window: tuple[slice, ...]) -> Any:
+    """Return the index of a window in the last dimensions."""
+    return (..., *window)
+
+
+class _GuidedRelus(TorchFunctionMode):
+    """Makes every ReLU pass on positive gradients only, whether a module, a function or in place.
+
+    Attributes:
+        count: how many calls of ReLU had a gradient.
+    """
+
+    _FUNCTIONS = frozenset(
+        {F.relu, F.relu_, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_}
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in self._FUNCTIONS and result.requires_grad:
+            self.count += 1
+            result.register_hook(lambda gradient: gradient.clamp(min=0))
+        return result
+
+
+_METHODS: dict[type, Callable[[Any, Subject, torch.Tensor | None], Drawn]] = {
+    GradCamSpec: _grad_cam,
+    GuidedBackpropSpec: _guided_backprop,
+    GuidedGradCamSpec: _guided_grad_cam,
+    InputXGradientSpec: _input_x_gradient,
+    IntegratedGradientsSpec: _integrated_gradients,
+    OcclusionSpec: _occlusion,
+    SaliencySpec: _saliency,
+}

@@ -1,0 +1,384 @@
+"""One probe of a training: what it copies, when it runs, and what its record holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from comgra_decl.errors import ProbeError
+from comgra_decl.hooks.probing.copying import CleanCopy, NotReadyError
+from comgra_decl.hooks.probing.methods import drawn
+from comgra_decl.hooks.probing.samples import FirstBatch, Samples, given_samples
+from comgra_decl.hooks.probing.seclusion import Autocast, secluded
+from comgra_decl.hooks.probing.subject import Subject
+from comgra_decl.hooks.pytree import first_batch_size, tensors_in
+from comgra_decl.hooks.schedule.allowance import Allowance
+from comgra_decl.hooks.schedule.countdown import Countdown
+from comgra_decl.hooks.tensors.boundaries import input_role
+from comgra_decl.hooks.tensors.capture import StepCapture
+from comgra_decl.hooks.tensors.categories import Categories
+from comgra_decl.hooks.tensors.recorder import TensorRecorder, Wanted
+from comgra_decl.hooks.tensors.slots import Slot
+from comgra_decl.records import PICTURE_PREFIX, PICTURES, PROBE_MODE, RawStep, StepInfo
+from comgra_decl.spec.probes import probe_type
+from comgra_decl.stats import Reducer
+from comgra_decl.torch_private import without_functions
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from comgra_decl.hooks.plans import ModulePlan, TopPlan
+    from comgra_decl.hooks.tensors.slots import SlotTable
+    from comgra_decl.spec import Spec
+
+_ANY_SIZE = 1 << 62
+"""A probe stores tensors of any size: its samples are few, and were chosen to be looked at."""
+
+_PATIENCE = 3
+
+_NEVER = (
+    "none of the first {} recorded steps has called {} with a batch of samples, so there is no "
+    "record of this probe yet"
+)
+
+InputSlot = Callable[[str, int], Slot]
+"""Returns the slot of an input of a model, by role and iteration."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What a step will have put through the model once it is recorded.
+
+    Attributes:
+        copy: the model as it was when its forward pass began.
+        plan: the plan of the model, whose slots the record fills.
+        autocast: the state of autocast at that time.
+        iteration: which model of its step this is, as counted for inputs.
+        seconds: the time that copying took.
+    """
+
+    copy: CleanCopy
+    plan: TopPlan
+    autocast: Autocast
+    iteration: int
+    seconds: float
+
+
+class Probe:
+    """Puts the same samples through a copy of the model at recorded steps.
+
+    Args:
+        name: its name in the spec.
+        spec: the spec of the run.
+        input_slot: returns the slots of the model's inputs.
+        warn: called with the reason why there is no record or no picture, once for each.
+        say: receives what the budget chose.
+
+    Attributes:
+        pending: set from the first model call of a step until its end, if the probe is due.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: Spec,
+        *,
+        input_slot: InputSlot,
+        warn: Callable[[str], None],
+        say: Callable[[str, str], None],
+    ) -> None:
+        self.name = name
+        self.pending: Pending | None = None
+        self._spec = own = spec.probes[name]
+        self._pictures = {k: p for k, p in spec.pictures.items() if p.of == name}
+        self._input_slot = input_slot
+        self._report = warn
+        self._began = False  # whether there has been anything to put through a copy
+        self._over = False  # whether the model cannot be probed
+        self._steps = 0  # recorded training steps so far
+        self._countdown = Countdown(own.schedule, clock=time.monotonic)
+        self._allowance = Allowance(own.schedule.budget, say=say, whose=probe_type(name))
+        self._samples: Samples | None = None
+        self._first: FirstBatch | None = None  # until the classes of its samples are known
+        self._of_loss, self._by = self._finders()
+        self._slots: dict[tuple[str, str, str], Slot] = {}
+        histogram = None if spec.histogram is None else spec.histogram.elements
+        self._capture = StepCapture(
+            Reducer(histogram_elements=histogram, sample_count=own.samples.count),
+            max_value_elements=_ANY_SIZE,
+            sample_count=own.samples.count,
+            followed=False,
+        )
+        self._recorder = TensorRecorder(on_fault=_raise)
+
+    def _finders(self) -> tuple[Categories, Categories | None]:
+        """Return what finds the classes, and the categories, of the first batch."""
+        by = self._spec.samples.by
+        of_loss = Categories("target", warn=lambda _: None, expected=False)
+        apart = by is not None and by != "target"
+        return of_loss, Categories(by, warn=self._warn, expected=True) if apart else None
+
+    # -- during a step -------------------------------------------------------------------------
+
+    @property
+    def due(self) -> bool:
+        """Whether the probe runs at the step in progress, should that step be recorded."""
+        due = not self._over and self.pending is None and self._countdown.due(self._steps)
+        return due and not self._allowance.indebted(time.perf_counter())
+
+    def enter(
+        self,
+        module: nn.Module,
+        plan: TopPlan,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        iteration: int,
+    ) -> None:
+        """Copy a model that is about to be called, and keep its arguments if they are the first."""
+        if self._spec.model not in (None, plan.top.label):
+            return
+        if not first_batch_size(args, kwargs):  # a parametrization, which computes a parameter
+            return
+        began = time.perf_counter()
+        parts = ((part.path, part.module()) for part in plan.parts)
+        paths = {id(part): path for path, part in parts if part is not None}
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        autocast = Autocast.now(device.type)
+        try:
+            with secluded(device):
+                copy = CleanCopy(module, paths)
+                if self._samples is None and self._first is None:
+                    self._take_samples(module, args, kwargs, copy.device)
+        except NotReadyError:
+            return
+        except Exception as error:
+            known = isinstance(error, ProbeError)
+            self._refuse(str(error) if known else f"{type(error).__name__}: {error}")
+            return
+        if copy.moved:
+            self._warn(f"{device} has no room for a copy of the model, so the copy is on the CPU")
+        took = time.perf_counter() - began
+        self.pending = Pending(copy, plan, autocast, iteration, took)
+
+    def _take_samples(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        device: torch.device,
+    ) -> None:
+        if self._spec.batch is not None:
+            self._samples = given_samples(self._spec, device)
+            return
+        self._first = FirstBatch(args, kwargs)
+        for finder in self._finding:
+            finder.restart()
+            finder.enter(module, args, kwargs, self._first.size)
+
+    @property
+    def _finding(self) -> list[Categories]:
+        """What is still looking for the classes of the first batch."""
+        if self._first is None:
+            return []
+        return [finder for finder in (self._of_loss, self._by) if finder is not None]
+
+    def called(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], size: int | None
+    ) -> None:
+        """Look for the classes of the first batch in another call, which may be a loss."""
+        for finder in self._finding:
+            finder.enter(module, args, kwargs, size)
+
+    def left(self, output: Any) -> None:
+        """Look for the categories of the first batch in the output of a model."""
+        for finder in self._finding:
+            finder.leave(output)
+
+    def loss(self, loss: torch.Tensor) -> None:
+        """Look for the classes of the first batch in the graph of a loss."""
+        for finder in self._finding:
+            finder.loss(loss)
+
+    def drop(self) -> None:
+        """Forget the step, which is not recorded."""
+        if self.pending is not None:
+            self.pending.copy.close()
+            self.pending = None
+            self._first = None
+
+    def _warn(self, text: str) -> None:
+        self._report(f"probe {self.name!r}: {text}")
+
+    def _refuse(self, reason: str) -> None:
+        self._over = True
+        self._first = None
+        self._warn(f"{reason}. The run has no records of this probe")
+
+    # -- after a recorded step -----------------------------------------------------------------
+
+    def ended(self, info: StepInfo, table: SlotTable) -> RawStep | None:
+        """Run the probe if it is due; return its record.
+
+        Args:
+            info: the record of the training step.
+            table: assigns the ids of slots.
+        """
+        number, pending, self.pending = self._steps, self.pending, None
+        self._steps += 1
+        if pending is None:
+            if self._steps == _PATIENCE and not (self._began or self._over):
+                self._warn(_NEVER.format(self._steps, self._spec.model or "a model"))
+            return None
+        self._began = True
+        began = time.perf_counter()
+        try:
+            with secluded(pending.copy.device):
+                return self._record(pending, info, table)
+        except ProbeError as error:
+            self._refuse(str(error))
+        except Exception as error:
+            self._refuse(f"the copy of the model failed ({type(error).__name__}: {error})")
+        finally:
+            self._capture.drop()
+            pending.copy.close()
+            cost = pending.seconds + time.perf_counter() - began
+            self._countdown.recorded(number)
+            self._allowance.charge(began - pending.seconds, cost, step=0.0)
+            self._allowance.correct(0.0, cost=cost)
+        return None
+
+    def _record(self, pending: Pending, info: StepInfo, table: SlotTable) -> RawStep:
+        samples = self._chosen()
+        copy, capture = pending.copy, self._capture
+        training = {"eval": False, "train": True, "as_is": None}[self._spec.mode]
+        copy.set_mode(training)
+        capture.begin()
+        capture.batch_size = len(samples)
+        with nullcontext() if copy.moved else pending.autocast.again():
+            facts = self._run(pending, Subject(copy, samples))
+        own = StepInfo(info.step, info.time, probe_type(self.name), PROBE_MODE)
+        raw = capture.close(own, table)
+        own.samples = samples.places
+        if samples.labels:
+            own.extra["labels"] = samples.labels
+        if facts:
+            own.extra[PICTURES] = facts
+        return raw
+
+    def _chosen(self) -> Samples:
+        """Return the samples, which are chosen when the first step of the probe ends."""
+        if self._samples is None:
+            assert self._first is not None  # taken with the first copy
+            classes, by = self._of_loss.take(), None if self._by is None else self._by.take()
+            found = None if classes is None else classes()
+            of_by = found if self._spec.samples.by == "target" else by and by()
+            self._samples = self._first.chosen(self._spec.samples.count, by=of_by, classes=found)
+            self._first = None
+        return self._samples
+
+    def _run(self, pending: Pending, subject: Subject) -> dict[str, Any]:
+        """Put the samples through the copy, read its tensors, and make the pictures."""
+        args, kwargs = subject.samples.to(subject.copy.device)
+        for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
+            slot = self._input_slot(input_role(path), pending.iteration)
+            self._add(slot, tensor, values=self._spec.values)
+        plans = {plan.path: plan for plan in pending.plan.modules}
+        reading = _Reading(plans, self._recorder, self._capture, values=self._spec.values)
+        with torch.no_grad():
+            subject.copy.run(args, kwargs, watch=reading)
+        facts: dict[str, Any] = {}
+        for name, picture in self._pictures.items():
+            try:
+                result = drawn(picture, subject)
+            except Exception as error:
+                known = isinstance(error, ProbeError)
+                reason = str(error) if known else f"{type(error).__name__}: {error}"
+                facts[name] = {"method": picture.method, "refused": reason}
+                self._warn(f"there is no picture {name!r}: {reason}")
+                continue
+            facts[name] = result.facts
+            for each in result.maps:
+                slot = self._picture_slot(name, pending, each.node, each.role)
+                self._add(slot, each.values, values=True)
+        return facts
+
+    def _add(self, slot: Slot, tensor: torch.Tensor, *, values: bool) -> None:
+        with without_functions():
+            dim = self._capture.batch_dim(tensor, "auto", slot)
+            self._capture.add(slot, tensor.detach(), batch_dim=dim, values=values)
+
+    def _picture_slot(self, name: str, pending: Pending, path: str | None, role: str) -> Slot:
+        top = pending.plan.top
+        node = "input" if path is None else top.node(path)
+        slot = self._slots.get((name, node, role))
+        if slot is None:
+            slot = self._slots[name, node, role] = Slot(
+                lambda: "input" if path is None else top.node(path),
+                role,
+                iteration=pending.iteration if path is None else 0,
+                pass_=PICTURE_PREFIX + name,
+                kind="input" if path is None else "computed",
+            )
+        return slot
+
+
+class _Reading:
+    """Reads the inputs and outputs of the modules that the spec selects."""
+
+    def __init__(
+        self,
+        plans: Mapping[str, ModulePlan],
+        recorder: TensorRecorder,
+        capture: StepCapture,
+        *,
+        values: bool,
+    ) -> None:
+        self._plans = plans
+        self._recorder = recorder
+        self._capture = capture
+        self._values = values
+
+    def before(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Read the inputs of a module."""
+        plan = self._plans.get(path)
+        if plan is not None and plan.capture.input:
+            given = [(input_role(p), t) for p, t in (*tensors_in(args), *tensors_in(kwargs))]
+            self._read(plan, (plan, "input"), given)
+
+    def after(self, path: str, module: nn.Module, output: Any) -> Any:
+        """Read the outputs of a module, and return them unchanged."""
+        plan = self._plans.get(path)
+        if plan is not None and plan.capture.output:
+            self._read(plan, plan, [(plan.role + p, t) for p, t in tensors_in(output)])
+        return output
+
+    def _read(
+        self, plan: ModulePlan, what: object, tensors: Sequence[tuple[str, torch.Tensor]]
+    ) -> None:
+        iteration = self._capture.iteration(what, plan.node)
+        if iteration is None:
+            return
+        how = replace(plan.capture, values=self._values)
+        with without_functions():
+            for role, tensor in tensors:
+                self._recorder.read(
+                    tensor,
+                    role,
+                    partial(plan.slot, iteration=iteration),
+                    capture=self._capture,
+                    how=how,
+                    wanted=Wanted(tensor=True, gradient=False),
+                )
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -1,0 +1,107 @@
+"""All probes of a training, as the tracer and the records of steps see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from comgra_decl.hooks.probing.probe import InputSlot, Probe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from comgra_decl.hooks.plans import TopPlan
+    from comgra_decl.hooks.tensors.slots import SlotTable
+    from comgra_decl.records import RawStep, StepInfo
+    from comgra_decl.spec import Spec
+
+
+class Probing:
+    """Passes the events of a recorded training step to the probes.
+
+    Args:
+        spec: the declaration.
+        input_slot: returns the slots of a model's inputs.
+        scheduled: returns whether the step in progress will be stored, rather than perhaps kept.
+        warn: called with the reason why a probe or a picture is missing.
+        say: called with (probe, sentence) when a budget has chosen the distance of records.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        input_slot: InputSlot,
+        scheduled: Callable[[], bool],
+        warn: Callable[[str], None],
+        say: Callable[[str, str, str], None],
+    ) -> None:
+        self._scheduled = scheduled
+        self._probes = [
+            Probe(
+                name,
+                spec,
+                input_slot=input_slot,
+                warn=warn,
+                say=lambda what, text, name=name: say(f"probes.{name}.budget", what, text),  # type: ignore[misc]
+            )
+            for name in spec.probes
+        ]
+
+    def enter(
+        self,
+        module: nn.Module,
+        plan: TopPlan,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        iteration: int,
+    ) -> None:
+        """Handle the call of a model that is trained, before anything of it has run."""
+        due = [probe for probe in self._probes if probe.due]
+        for probe in due if due and self._scheduled() else ():
+            probe.enter(module, plan, args, kwargs, iteration=iteration)
+
+    def called(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], size: int | None
+    ) -> None:
+        """Handle any other call of an outermost module, such as a loss."""
+        for probe in self._probes:
+            probe.called(module, args, kwargs, size)
+
+    def leave(self, output: Any) -> None:
+        """Handle the output of an outermost module."""
+        for probe in self._probes:
+            probe.left(output)
+
+    def loss(self, loss: torch.Tensor) -> None:
+        """Handle a tensor on which `backward` is called."""
+        for probe in self._probes:
+            probe.loss(loss)
+
+    def drop(self) -> None:
+        """Handle a step that is not recorded."""
+        for probe in self._probes:
+            probe.drop()
+
+    def ended(self, info: StepInfo, table: SlotTable, sink: Callable[[RawStep], None]) -> None:
+        """Run the probes that are due after a step that is recorded, and emit their records."""
+        for probe in self._probes:
+            raw = probe.ended(info, table)
+            if raw is not None:
+                sink(raw)
+
+
+def probing(
+    spec: Spec,
+    *,
+    input_slot: InputSlot,
+    scheduled: Callable[[], bool],
+    warn: Callable[[str], None],
+    say: Callable[[str, str, str], None],
+) -> Probing | None:
+    """Return the probes of a spec; None if it declares none."""
+    if not spec.probes:
+        return None
+    return Probing(spec, input_slot=input_slot, scheduled=scheduled, warn=warn, say=say)

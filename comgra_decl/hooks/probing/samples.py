@@ -1,0 +1,144 @@
+"""The samples of a probe: arguments of the model, chosen once and then kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from comgra_decl.errors import ProbeError
+from comgra_decl.hooks.pytree import first_batch_size
+from comgra_decl.spec.probes import BatchFunction, BatchValues, ProbeSpec
+from comgra_decl.stats.sample_selection import balanced
+from comgra_decl.torch_private import torch_pytree
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a probe puts through the model.
+
+    Attributes:
+        args: positional arguments, as the program passed them.
+        kwargs: keyword arguments.
+        places: the place of each sample in the batch that it comes from.
+        labels: the label of each sample, for people; empty if there are none.
+        classes: int64 [samples], the class of each sample; None if unknown.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    places: list[int]
+    labels: list[str]
+    classes: torch.Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def to(self, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with all tensors copied to a device.
+
+        They are copies even if they are there already, because a model may change its input.
+        """
+        moved: tuple[tuple[Any, ...], dict[str, Any]] = _mapped(
+            (self.args, self.kwargs), lambda tensor: tensor.detach().to(device, copy=True)
+        )
+        return moved
+
+
+class FirstBatch:
+    """The first batch of a training, of which some samples become those of a probe.
+
+    All of it is kept until the loss reveals the classes of its samples.
+
+    Args:
+        args: the positional arguments of the model.
+        kwargs: its keyword arguments.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.size = first_batch_size(args, kwargs) or 0
+        if not self.size:
+            raise ProbeError("the model was called without a batch of samples")
+        self._args, self._kwargs = _mapped(
+            (args, dict(kwargs)), lambda tensor: tensor.detach().clone()
+        )
+
+    def chosen(
+        self, count: int, *, by: Sequence[Any] | None, classes: Sequence[Any] | None
+    ) -> Samples:
+        """Return `count` samples of the batch.
+
+        Args:
+            count: the number of samples.
+            by: the category of each sample of the batch, to take equally many of each.
+            classes: the class of each sample of the batch, if known.
+        """
+        count, size = min(count, self.size), self.size
+        usable = by is not None and len(by) == size
+        places = balanced(by or (), count) if usable else list(range(count))
+        index = torch.tensor(places)
+
+        def taken(tensor: torch.Tensor) -> torch.Tensor:
+            along = tensor.dim() > 0 and tensor.shape[0] == size
+            return tensor[index.to(tensor.device)] if along else tensor
+
+        args, kwargs = _mapped((self._args, self._kwargs), taken)
+        known = classes is not None and len(classes) == size
+        targets = torch.tensor([int((classes or ())[i]) for i in places]) if known else None
+        shown = by if usable else classes if known else None
+        labels = [] if shown is None else [str(shown[i]) for i in places]
+        return Samples(args, kwargs, places, labels, targets)
+
+
+def given_samples(spec: ProbeSpec, device: torch.device) -> Samples:
+    """Return the samples that the spec gives, itself or through a function.
+
+    Raises:
+        ProbeError: they are no samples; the message states why.
+    """
+    args: tuple[Any, ...] = ()
+    labels: Sequence[Any] | None = spec.labels
+    if isinstance(spec.batch, BatchFunction):
+        args, kwargs, labels = _called(spec.batch)
+    else:
+        assert isinstance(spec.batch, BatchValues)
+        kwargs = _as_tensors(spec.batch.arguments, device)
+    size = first_batch_size(args, kwargs)
+    if not size:
+        raise ProbeError("`batch` holds no tensor with a dimension of samples")
+    if labels is not None and len(labels) != size:
+        raise ProbeError(f"`batch` has {size} samples but {len(labels)} labels")
+    numbers = labels is not None and all(isinstance(label, int) for label in labels)
+    batch = FirstBatch(args, kwargs)
+    return batch.chosen(spec.samples.count, by=None, classes=labels if numbers else None)
+
+
+def _called(function: BatchFunction) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    module, _, name = function.target.rpartition(".")
+    found = getattr(import_module(module), name)(**(function.model_extra or {}))
+    if not (isinstance(found, tuple) and len(found) == 3):
+        raise ProbeError(f"{function.target} must return (args, kwargs, labels), got {type(found)}")
+    args, kwargs, labels = found
+    return tuple(args), dict(kwargs), labels if labels is None else [_plain(x) for x in labels]
+
+
+def _plain(label: Any) -> Any:
+    return label.item() if isinstance(label, torch.Tensor) else label
+
+
+def _as_tensors(values: Mapping[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, value in values.items():
+        try:
+            found[name] = torch.tensor(value, device=device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ProbeError(f"batch.{name} is not a regular list of numbers: {error}") from None
+    return found
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a nested value with a function applied to all of its tensors."""
+    return torch_pytree.tree_map_only(torch.Tensor, function, value)

@@ -1,0 +1,124 @@
+"""Runs code of the program so that neither the program nor tracing notices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import get_ident
+
+import numpy as np
+import torch
+
+from comgra_decl.torch_private import (
+    DeviceMode,
+    dispatch_modes,
+    function_mode_at,
+    function_modes,
+    pop_function_mode,
+    push_function_mode,
+    without_dispatch_modes,
+)
+
+_SEED = 0
+"""Seed of the generators while a copy runs. With the same random numbers at every record, pictures
+change only because the model changes."""
+
+SECLUDED: set[int] = set()
+"""The threads that run a copy. Callers test it before `is_secluded`, which saves a call per hook in
+programs without probes."""
+
+
+def is_secluded() -> bool:
+    """Return whether this thread runs a copy of a model, which tracing must not observe."""
+    return get_ident() in SECLUDED
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """The autocast state of a device type in the program."""
+
+    device: str
+    enabled: bool
+    dtype: torch.dtype
+
+    @classmethod
+    def now(cls, device: str) -> Autocast:
+        """Return the state that is in effect."""
+        return cls(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+
+    def again(self) -> torch.autocast:
+        """Return a context with the same state, without the cache of casted weights."""
+        return torch.autocast(
+            self.device, dtype=self.dtype, enabled=self.enabled, cache_enabled=False
+        )
+
+
+@contextmanager
+def secluded(device: torch.device) -> Iterator[None]:
+    """Run code of the program without consequences for the program, except on its own objects.
+
+    The generators of torch (on the CPU and on `device`), numpy and Python are seeded, and restored
+    afterwards. Function and dispatch modes, of tracing and of the program, are set aside, except
+    for `with torch.device(...)`, on which the code may depend. Hooks and annotations of tracing
+    have no effect in this thread.
+    """
+    mine = get_ident()
+    outer = mine in SECLUDED
+    cuda = [device.index or 0] if device.type == "cuda" else []
+    with ExitStack() as stack:
+        SECLUDED.add(mine)
+        if not outer:
+            stack.callback(SECLUDED.discard, mine)
+        stack.enter_context(torch.inference_mode(mode=False))
+        if dispatch_modes():
+            stack.enter_context(without_dispatch_modes())
+        stack.enter_context(_without_function_modes())
+        stack.enter_context(_generators(cuda))
+        stack.enter_context(_slow_path_of_attention())
+        yield
+
+
+@contextmanager
+def _without_function_modes() -> Iterator[None]:
+    before = [function_mode_at(i) for i in range(function_modes())]
+    _stack([mode for mode in before if isinstance(mode, DeviceMode)])
+    try:
+        yield
+    finally:
+        _stack(before)
+
+
+def _stack(modes: list[object]) -> None:
+    for _ in range(function_modes()):
+        pop_function_mode()
+    for mode in modes:
+        push_function_mode(mode)
+
+
+@contextmanager
+def _generators(cuda: list[int]) -> Iterator[None]:
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=cuda):
+        try:
+            random.seed(_SEED)
+            np.random.seed(_SEED)
+            torch.default_generator.manual_seed(_SEED)
+            for index in cuda:
+                torch.cuda.default_generators[index].manual_seed(_SEED)
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
+
+
+@contextmanager
+def _slow_path_of_attention() -> Iterator[None]:
+    """Let transformer layers call their parts, which a native kernel would compute at once."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)

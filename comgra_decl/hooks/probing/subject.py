@@ -1,0 +1,196 @@
+"""The samples in the copy of a model, as the methods of pictures see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from comgra_decl.errors import ProbeError
+from comgra_decl.hooks.probing.copying import CleanCopy
+from comgra_decl.hooks.probing.samples import Samples
+from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.torch_private import torch_pytree
+
+Target = int | str
+"""A class, or "label", "top" or "loss", as in the spec."""
+
+
+@dataclass
+class Tap:
+    """Takes the outputs of some modules, and their gradients, during a call.
+
+    Outputs are copied when they are returned, because a later operation may change them in place,
+    and gradients are taken by a hook on the tensor, which sees them as of the same moment.
+
+    Attributes:
+        paths: the modules.
+        outputs: a copy of the first output of each module, in the order of the calls.
+        gradients: the gradients of these outputs, after the backward pass.
+        replace: values to use instead of the first output of a module.
+        leaves: stand for outputs without history, so that gradients reach them.
+    """
+
+    paths: frozenset[str]
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    replace: dict[str, torch.Tensor] = field(default_factory=dict)
+    leaves: list[torch.Tensor] = field(default_factory=list)
+
+    def before(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Do nothing at the beginning of a call."""
+
+    def after(self, path: str, module: nn.Module, output: Any) -> Any:
+        """Take an output, or replace it."""
+        if path not in self.paths or path in self.outputs or not isinstance(output, torch.Tensor):
+            return output
+        output = self.replace.get(path, output)
+        if torch.is_grad_enabled() and not output.requires_grad and output.is_floating_point():
+            self.leaves.append(output.detach().requires_grad_())
+            output = self.leaves[-1].view_as(output)
+        self.outputs[path] = output.detach().clone()
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self._keep(path, gradient))
+        return output
+
+    def _keep(self, path: str, gradient: torch.Tensor) -> None:
+        self.gradients[path] = gradient.detach().clone()
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a picture of the input begins: an argument, or the output of the first embedding.
+
+    Attributes:
+        node: the path of the embedding; None for an argument of the model.
+        role: the role of the tensor, such as "input" or "output".
+        value: the tensor there, [samples, ...].
+    """
+
+    node: str | None
+    role: str
+    value: torch.Tensor
+    place: str = ""
+
+
+class Subject:
+    """A copy of the model and the samples that go through it.
+
+    Args:
+        copy: the copy; it is called many times.
+        samples: the samples.
+    """
+
+    def __init__(self, copy: CleanCopy, samples: Samples) -> None:
+        self.copy = copy
+        self.samples = samples
+        self._classes = None if samples.classes is None else samples.classes.to(copy.device)
+
+    def call(self, point: Point | None = None, tap: Tap | None = None) -> torch.Tensor:
+        """Return the outputs of the model, [samples] or [samples, classes].
+
+        Args:
+            point: a value to use at its place.
+            tap: takes outputs of modules.
+
+        Raises:
+            ProbeError: the model returns something else.
+        """
+        args, kwargs = self.samples.to(self.copy.device)
+        if point is not None and point.node is None:
+            args, kwargs = _replaced(args, kwargs, point)
+        elif point is not None and point.node is not None:
+            tap = Tap(frozenset({point.node}), replace={point.node: point.value})
+        return self.scores_of(self.copy.run(args, kwargs, watch=tap))
+
+    def scores_of(self, output: Any) -> torch.Tensor:
+        """Return the tensor of an output that holds one number, or one per class, per sample."""
+        size = len(self.samples)
+        for _, tensor in tensors_in(output):
+            if tensor.is_floating_point() and tensor.dim() and tensor.shape[0] == size:
+                if tensor.dim() > 2:
+                    raise ProbeError(
+                        f"the model returns {list(tensor.shape)}; pictures explain outputs of the "
+                        "form [samples, classes] or [samples]"
+                    )
+                return tensor[:, 0] if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor
+        raise ProbeError("the model returns no tensor with one entry per sample")
+
+    def point(self) -> Point:
+        """Return where pictures of the input begin.
+
+        Raises:
+            ProbeError: the model gets neither floating-point numbers nor tokens.
+        """
+        args, kwargs = self.samples.to(self.copy.device)
+        given = [*tensors_in(args), *tensors_in(kwargs)]
+        for path, tensor in given:
+            if tensor.is_floating_point() and tensor.dim() and len(tensor) == len(self.samples):
+                role = "input" if path == "[0]" else f"input{path}"
+                return Point(None, role, tensor, path)
+        embeddings = {
+            self.copy.paths[id(module)]
+            for module in self.copy.module.modules()
+            if isinstance(module, nn.Embedding)
+        }
+        tap = Tap(frozenset(embeddings))
+        with torch.no_grad():
+            self.copy.run(args, kwargs, watch=tap)
+        for path, value in tap.outputs.items():
+            return Point(path, "output", value)
+        raise ProbeError("the model gets neither floating-point numbers nor tokens of an embedding")
+
+    def classes(self, target: Target) -> torch.Tensor | None:
+        """Return the class that the picture of each sample explains; None if there are no classes.
+
+        Raises:
+            ProbeError: the classes are unknown or do not exist.
+        """
+        with torch.no_grad():
+            scores = self.call()
+        if scores.dim() == 1:
+            return None
+        if target == "top":
+            return scores.argmax(1)
+        if isinstance(target, int):
+            found = torch.full((len(scores),), target, device=scores.device)
+        elif self._classes is None:
+            raise ProbeError(
+                "the classes of the samples are unknown, because no loss got one integer per "
+                "sample. Use `target: top`, a number, or `labels`"
+            )
+        else:
+            found = self._classes
+        if int(found.max()) >= scores.shape[1]:
+            raise ProbeError(f"there is no class {int(found.max())} of {scores.shape[1]}")
+        return found
+
+    def explained(
+        self, scores: torch.Tensor, classes: torch.Tensor | None, target: Target
+    ) -> torch.Tensor:
+        """Return the number that a picture explains, for each sample."""
+        if classes is None:
+            return scores
+        if target == "loss":
+            return F.cross_entropy(scores, classes, reduction="none")
+        return scores.gather(1, classes[:, None])[:, 0]
+
+
+def _replaced(
+    args: tuple[Any, ...], kwargs: dict[str, Any], point: Point
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    found = next(t for p, t in [*tensors_in(args), *tensors_in(kwargs)] if p == point.place)
+
+    def other(tensor: torch.Tensor) -> torch.Tensor:
+        return point.value if tensor is found else tensor
+
+    replaced: tuple[tuple[Any, ...], dict[str, Any]] = torch_pytree.tree_map_only(
+        torch.Tensor, other, (args, kwargs)
+    )
+    return replaced

@@ -1,0 +1,77 @@
+"""Report a step that does not end, with the stacks of all threads; watched from another thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+
+FACTOR = 10.0
+"""A step stalls if it takes this many times the median."""
+
+LEAST = 5.0
+"""Minimum number of seconds of a stalled step."""
+
+_KNOWN = 3  # minimum number of observed durations
+_REMEMBERED = 64
+_MOST_FRAMES = 24
+_OURS = "comgra-"
+
+
+class StallWatch:
+    """Detects a stalled step from the numbers of steps seen about once a second.
+
+    Args:
+        report: called once per run with (seconds since the last step ended, the stacks).
+        clock: returns seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self, report: Callable[[float, str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._report = report
+        self._clock = clock
+        self._step = -1
+        self._since = clock()
+        self._durations: deque[float] = deque(maxlen=_REMEMBERED)
+        self._reported = False
+
+    def look(self, step: int, *, evaluating: bool) -> None:
+        """Check whether the step in progress stalls.
+
+        Args:
+            step: its number.
+            evaluating: whether the program evaluates, which may take any time.
+        """
+        now = self._clock()
+        if step != self._step:
+            if self._step >= 0 and step > self._step:
+                self._durations.append((now - self._since) / (step - self._step))
+            self._step, self._since = step, now
+            return
+        if evaluating:
+            self._since = now
+            return
+        waited = now - self._since
+        if self._reported or len(self._durations) < _KNOWN:
+            return
+        if waited >= max(LEAST, FACTOR * median(self._durations)):
+            self._reported = True
+            self._report(waited, stacks())
+
+
+def stacks() -> str:
+    """Return the stacks of all threads except our own, the main thread first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    parts = []
+    for number, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+        name = names.get(number, f"thread {number}")
+        if not name.startswith(_OURS) and number != threading.get_ident():
+            lines = traceback.format_stack(frame)[-_MOST_FRAMES:]
+            parts.append(f"{name}:\n{''.join(lines)}".rstrip())
+    return "\n".join(parts)

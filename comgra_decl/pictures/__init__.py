@@ -1,0 +1,1 @@
+"""Pictures that need nothing but recorded arrays: numpy in, numpy out."""

@@ -1,0 +1,236 @@
+"""Tells what a run knows about the end of its program: an error, or a process that was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from comgra_decl.store.last_seen import last_seen
+
+if TYPE_CHECKING:
+    from .run import Run
+
+_MOST_TENSORS = 8
+_MOST_FRAMES = 12
+_MOST_STEPS = 10
+_NEARLY = 0.9
+"""Share of the available memory from which a killed process probably ran out of it."""
+
+_PHASES = {
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "in the optimizer step",
+    "loss": "in the loss",
+    "data": "while loading data",
+    "other": "outside the model",
+}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a program ended, if it did not end by itself.
+
+    Attributes:
+        headline: one sentence: what happened, in which step and where.
+        parts: titles and lines of text, most important first.
+        content: the post-mortem as stored; empty if the process was killed.
+    """
+
+    headline: str
+    parts: list[tuple[str, list[str]]] = field(default_factory=list)
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ending_of(run: Run) -> Ending | None:
+    """Returns how the program of a run ended; None if it ended by itself or is still running."""
+    content = run.document("post_mortem")
+    if content is not None:
+        return _failed(content, run)
+    if run.state == "stopped" and run.error is None:
+        return _killed(run)
+    return None
+
+
+# -- a program that raised an error ------------------------------------------------------------
+
+
+def _failed(content: Mapping[str, Any], run: Run) -> Ending:
+    parts = [
+        ("What it means", _lesson(content)),
+        ("Where", _where(content)),
+        *_facts(content),
+        ("Recorded before it", _before(content, run)),
+        ("Stack, innermost last", _stack(content)),
+    ]
+    return Ending(_headline(content), [(title, lines) for title, lines in parts if lines], content)
+
+
+def _headline(content: Mapping[str, Any]) -> str:
+    error = content["error"]
+    first = error["message"].strip().splitlines()
+    where = _PHASES.get(content["phase"], "")
+    module = "" if content["module"] is None else f" of {content['module']}"
+    if content["phase"] in ("data", "other"):
+        module = ""
+    verb = "was interrupted" if error["type"] == "KeyboardInterrupt" else "failed"
+    said = error["type"] + (f": {first[0]}" if first else "")
+    return f"the program {verb} at step {content['step']}, {where}{module}: {said}"
+
+
+def _lesson(content: Mapping[str, Any]) -> list[str]:
+    lesson = content["lesson"]
+    if lesson is None:
+        return []
+    return [
+        f"{lesson['title']}. {lesson['meaning']}",
+        "usual causes:",
+        *(f"- {cause}" for cause in lesson["causes"]),
+        "what to look at:",
+        *(f"- {look}" for look in lesson["look"]),
+    ]
+
+
+def _where(content: Mapping[str, Any]) -> list[str]:
+    lines = []
+    place = content["place"]
+    if place is not None:
+        lines.append(f"{place['file']}:{place['line']} in {place['function']}")
+        if place["text"]:
+            lines.append(f"    {place['text']}")
+    if content["calls"]:
+        names = (f"{call['node']} ({call['class']})" for call in content["calls"])
+        lines.append("module calls in progress: " + " > ".join(names))
+    lines += [f"caused by {e['type']}: {_first_line(e['message'])}" for e in content["because"]]
+    return lines
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")
+
+
+def _facts(content: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Yields the parts with the facts, first those that decide about this error."""
+    deciding = (content["lesson"] or {}).get("decides", [])
+    order = [*deciding, *(name for name in _PARTS if name not in deciding)]
+    for name in order:
+        if name in _PARTS:
+            title, lines = _PARTS[name]
+            yield title, lines(content)
+
+
+def _inputs(content: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for call in content["calls"][-2:]:
+        head = f"{call['node']} ({call['class']})"
+        lines += [f"{head}, {line}" for line in tensor_lines(call["inputs"])]
+    return lines
+
+
+def _needs(content: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for need in content["needs"]:
+        where = ""
+        if need["module"] is not None:
+            where = f" of {need['module']}"
+        elif need["after"] is not None:
+            where = f", called after {need['after']}"
+        lines.append(f"the backward pass of {need['operation']}{where} needs its `{need['value']}`")
+    return lines
+
+
+def _memory(content: Mapping[str, Any]) -> list[str]:
+    return [memory_text(content["memory"])] if content["memory"].get("host") is not None else []
+
+
+def _unused(content: Mapping[str, Any]) -> list[str]:
+    return list(content["unused"])
+
+
+_Lines = Callable[[Mapping[str, Any]], list[str]]
+_PARTS: dict[str, tuple[str, _Lines]] = {
+    "needs": ("Operations that needed the overwritten tensor", _needs),
+    "unused": ("Parameters without a gradient", _unused),
+    "inputs": ("Inputs of the last calls", _inputs),
+    "variables": ("Variables in the failing function", lambda c: tensor_lines(c["variables"])),
+    "parameters": ("Parameters involved", lambda c: tensor_lines(c["parameters"])),
+    "batch": ("The batch", lambda c: tensor_lines(c["batch"])),
+    "memory": ("Memory", _memory),
+}
+
+
+def _before(content: Mapping[str, Any], run: Run) -> list[str]:
+    step = content["step"]
+    steps = [int(number) for number in run.steps if number <= step]
+    if not steps:
+        return ["no step was recorded before the error"]
+    listed = ", ".join(map(str, steps[-_MOST_STEPS:]))
+    more = "..., " if len(steps) > _MOST_STEPS else ""
+    itself = "" if content["recorded"] else "; the failing step was not due to be recorded"
+    return [f"steps {more}{listed}{itself}"]
+
+
+def _stack(content: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{frame['file']}:{frame['line']} in {frame['function']}: {frame['text']}".rstrip(": ")
+        for frame in content["stack"][-_MOST_FRAMES:]
+    ]
+
+
+def tensor_lines(facts: list[Mapping[str, Any]]) -> list[str]:
+    """Returns a line for each of the first tensors of a list."""
+    lines = [tensor_text(fact) for fact in facts[:_MOST_TENSORS]]
+    more = len(facts) - _MOST_TENSORS
+    return [*lines, f"and {more} more"] if more > 0 else lines
+
+
+def tensor_text(fact: Mapping[str, Any]) -> str:
+    """Returns one line: `x: float32 [5, 8] on cpu, requires grad; min -1, max 2, mean 0, std 1`."""
+    shape = ", ".join(map(str, fact["shape"]))
+    text = f"{fact['name']}: {fact['dtype']} [{shape}] on {fact['device']}"
+    if fact["requires_grad"]:
+        text += ", requires grad"
+    if fact.get("has_grad") is False:
+        text += ", has no gradient"
+    numbers = [f"{n} {fact[n]:.4g}" for n in ("min", "max", "mean", "std") if n in fact]
+    if fact.get("nonfinite"):
+        numbers.append(f"{fact['nonfinite']} not finite")
+    if "read" in fact:
+        numbers.append(f"read from {fact['read']} of its elements")
+    return f"{text}; {', '.join(numbers)}" if numbers else text
+
+
+# -- a process that was killed -----------------------------------------------------------------
+
+
+def _killed(run: Run) -> Ending | None:
+    seen = last_seen(run.path)
+    if seen is None:
+        return None
+    when = datetime.fromtimestamp(seen["time"], UTC).astimezone()
+    lines = [f"last seen at step {int(seen['step'])}, {when:%Y-%m-%d %H:%M:%S}"]
+    if "host" in seen:
+        lines.append(memory_text(seen))
+    full = seen.get("limit") and seen.get("used", 0) >= _NEARLY * seen["limit"]
+    why = ", probably because memory ran out" if full else ""
+    return Ending(
+        f"the process ended without finishing the run at or after step {int(seen['step'])}{why}",
+        [("Last seen", lines)],
+    )
+
+
+def memory_text(memory: Mapping[str, Any]) -> str:
+    """Returns one line about the memory in use, from facts in bytes."""
+    parts = [f"the process uses {_gb(memory['host'])}"]
+    if memory.get("limit"):
+        parts.append(f"{_gb(memory.get('used', 0))} of {_gb(memory['limit'])} are in use")
+    if memory.get("device") is not None and memory.get("device_total"):
+        parts.append(
+            f"tensors take {_gb(memory['device'])} of {_gb(memory['device_total'])} on the device"
+        )
+    return ", ".join(parts)
+
+
+def _gb(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"

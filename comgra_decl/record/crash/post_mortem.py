@@ -1,0 +1,297 @@
+"""The post-mortem of a program that failed: what it takes to understand the error, as plain data.
+
+It is made after the fact, from the frames of the traceback and the module objects in them. It
+therefore costs nothing before the error and also works in steps that are not recorded. Nothing of
+the program is kept, and the exception passes on unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from comgra_decl.hooks.call_context import OPTIMIZER_STEP
+from comgra_decl.hooks.frames import Visit, is_module, own_module, variables, visits
+from comgra_decl.hooks.memory_use import memory_facts
+from comgra_decl.hooks.place import ProgramPlace
+from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.record.crash import tensors
+from comgra_decl.record.crash.lessons import lesson_about
+from comgra_decl.record.crash.names import Names
+from comgra_decl.record.crash.overwritten import needs
+from comgra_decl.stats.quiet import quiet
+from comgra_decl.torch_private import ENGINE_CALL
+
+DOCUMENT = "post_mortem"
+"""Name of the document with the post-mortem of a run."""
+
+_MOST_FRAMES = 40
+_MOST_CALLS = 16
+_LONGEST = 4000  # characters of a message
+_LONG = 256  # entries of a container that is not searched for tensors
+_LINE = 300  # characters of a line of code
+_UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+
+
+@dataclass(eq=False)
+class _Call:
+    """A module call in progress when the error was raised."""
+
+    module: nn.Module
+    node: str
+    method: str
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    variables: list[dict[str, Any]] = field(default_factory=list)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "node": self.node,
+            "class": type(self.module).__name__,
+            "method": self.method,
+            "training": bool(getattr(self.module, "training", False)),
+            "inputs": self.inputs,
+            "variables": self.variables,
+        }
+
+
+def post_mortem(error: BaseException, place: ProgramPlace) -> dict[str, Any]:
+    """Return the post-mortem of an error as JSON-serialisable data.
+
+    Args:
+        error: the error, with its traceback.
+        place: where the program was, as far as tracing knows.
+    """
+    chain = [*_chain(error)]
+    frames = _frames(chain)
+    names = Names(place.naming)
+    calls = [*_calls(frames, names)][-_MOST_CALLS:]
+    phase, outputs = _phase(frames, calls)
+    own = _place(frames)
+    document: dict[str, Any] = {
+        "error": {"type": type(error).__name__, "message": str(error)[:_LONGEST]},
+        "because": [{"type": type(e).__name__, "message": str(e)[:_LONGEST]} for e in chain[1:4]],
+        "time": time.time(),
+        "step": place.step,
+        "recorded": place.recorded,
+        "phase": phase,
+        "module": calls[-1].node if calls else None,
+        "calls": [call.facts() for call in calls],
+        "place": None if own is None else _line(own),
+        "variables": [] if own is None else _variables(own),
+        "batch": _batch(frames, calls),
+        "parameters": [],
+        "needs": [],
+        "unused": [*_unused(chain, calls)],
+        "stack": [_line(v) for v in [v for v in frames if not v.is_plumbing][-_MOST_FRAMES:]],
+        "memory": memory_facts(),
+        "lesson": lesson_about(iter(chain)),
+    }
+    held = [*names.parameters_of(calls[-1].module, calls[-1].node)] if calls else []
+    if outputs is not None:
+        found, used = _needs(error, outputs, names, place)
+        document["needs"] = found
+        document["module"] = document["module"] or next((n["module"] for n in found), None)
+        held += used
+    document["parameters"] = tensors.described(held)
+    _note_gradients(document["parameters"], dict(held))
+    return document
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and the errors that caused it."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        hidden = current.__suppress_context__ or current.__cause__ is not None
+        current = current.__cause__ if hidden else current.__context__
+
+
+def _frames(chain: list[BaseException]) -> list[Visit]:
+    """Return the frames of the error, or of the first cause that was raised in a module."""
+    for error in chain:
+        found = [*visits(error.__traceback__)]
+        if any(visit.calls_module for visit in found):
+            return found
+    return [*visits(chain[0].__traceback__)]
+
+
+# -- modules -----------------------------------------------------------------------------------
+
+
+def _calls(frames: list[Visit], names: Names) -> Iterator[_Call]:
+    """Yield the module calls in progress, outermost first."""
+    call: _Call | None = None
+    outermost: nn.Module | None = None
+    for visit in frames:
+        if visit.is_plumbing and not visit.calls_module:
+            continue
+        found = variables(visit.frame, lambda known, at=visit: _seen(known, at))  # type: ignore[misc]
+        if found is None:
+            continue
+        module, inputs, inside = found
+        outermost = outermost or module
+        if visit.calls_module or call is None or call.module is not module:
+            call = _Call(module, names.module(module, within=outermost), "", inputs)
+            yield call
+        if not visit.calls_module:
+            call.method, call.variables = visit.frame.f_code.co_name, inside
+
+
+_Seen = tuple[nn.Module, list[dict[str, Any]], list[dict[str, Any]]]
+
+
+def _seen(known: Mapping[str, Any], visit: Visit) -> _Seen | None:
+    """Return the module whose method a frame runs, its inputs, and the frame's tensors."""
+    module = own_module(known, visit.frame)
+    if module is None:
+        return None
+    if visit.calls_module:
+        given = {"input": known.get("args", ()), **(known.get("kwargs") or {})}
+        return module, tensors.described(_named(given)), []
+    return module, [], [] if visit.in_torch else _tensors_of(known, visit)
+
+
+def _named(given: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    named: list[tuple[str, Tensor]] = []
+    with quiet():
+        for name, value in given.items():
+            found = [*tensors.in_value(name, value)]
+            if name == "input" and len(found) == 1:
+                found = [("input", found[0][1])]
+            named += found
+    return named
+
+
+def _tensors_of(known: Mapping[str, Any], visit: Visit) -> list[dict[str, Any]]:
+    """Return the tensors in the variables of a frame, first those of the running statement."""
+    words = visit.words
+    items = [(name, value) for name, value in [*known.items()] if not name.startswith("__")]
+    items.sort(key=lambda item: item[0] not in words)  # stable
+    found = []
+    with quiet():
+        for name, value in items:
+            if is_module(value) or isinstance(value, type):
+                continue
+            if isinstance(value, (list, tuple, dict)) and len(value) > _LONG:
+                continue  # such as a whole data set
+            found += [*tensors.in_value(name, value)]
+            if len(found) >= tensors.MOST:
+                break
+    return tensors.described(found)
+
+
+# -- where -------------------------------------------------------------------------------------
+
+
+def _phase(frames: list[Visit], calls: list[_Call]) -> tuple[str, Any]:
+    """Return what the program was doing, and the outputs of a backward pass."""
+    for visit in reversed(frames):
+        code, file = visit.frame.f_code, visit.file.replace("\\", "/")
+        if visit.in_torch and code.co_name == ENGINE_CALL:
+            return "backward", variables(visit.frame, lambda known: known.get("t_outputs"))
+        if code is OPTIMIZER_STEP:
+            return "optimizer", None
+        if visit.calls_module:
+            last = calls[-1].module if calls else None
+            return ("loss" if _is_loss(last) else "forward"), None
+        if "/torch/utils/data/" in file:
+            return "data", None
+    own = _place(frames)
+    if own is not None and any(_is_loss_function(visit) for visit in frames):
+        return "loss", None
+    return ("forward" if calls else "other"), None
+
+
+def _is_loss(module: nn.Module | None) -> bool:
+    bases = () if module is None else type(module).__mro__
+    return any(base.__module__ == "torch.nn.modules.loss" for base in bases)
+
+
+def _is_loss_function(visit: Visit) -> bool:
+    name = visit.frame.f_code.co_name
+    return visit.file.endswith("functional.py") and ("loss" in name or "entropy" in name)
+
+
+def _place(frames: list[Visit]) -> Visit | None:
+    """Return the innermost frame outside torch and comgra_decl."""
+    outside = [visit for visit in frames if not (visit.in_torch or visit.is_plumbing)]
+    return outside[-1] if outside else None
+
+
+def _line(visit: Visit) -> dict[str, Any]:
+    text = visit.text[:_LINE]
+    return {"file": visit.file, "line": visit.line, "function": visit.function, "text": text}
+
+
+def _variables(visit: Visit) -> list[dict[str, Any]]:
+    return variables(visit.frame, lambda known: _tensors_of(known, visit)) or []
+
+
+def _batch(frames: list[Visit], calls: list[_Call]) -> list[dict[str, Any]]:
+    """Return the tensors of the training loop: the inputs of the model and variables around it."""
+    given = next((call.inputs for call in calls if call.inputs), [])
+    loop = next((v for v in reversed(frames) if not v.in_torch and not _is_method(v)), None)
+    around = [] if loop is None else _variables(loop)
+    known = [fact | {"name": ""} for fact in around]
+    return [*around, *(fact for fact in given if fact | {"name": ""} not in known)]
+
+
+def _is_method(visit: Visit) -> bool:
+    return visit.ours or bool(
+        variables(visit.frame, lambda known: own_module(known, visit.frame) is not None)
+    )
+
+
+# -- parameters --------------------------------------------------------------------------------
+
+
+def _needs(
+    error: BaseException, outputs: Any, names: Names, place: ProgramPlace
+) -> tuple[list[dict[str, Any]], list[tuple[str, Tensor]]]:
+    """Return the operations that needed an overwritten tensor, and their parameters."""
+    for model in place.models():
+        names.look_at(model)
+    found, used = [], []
+    for need in needs(str(error), [tensor for _, tensor in tensors_in(outputs)]):
+        own = [(name, leaf) for leaf in need.leaves if (name := names.parameter(leaf)) is not None]
+        before = [name for leaf in need.before if (name := names.parameter(leaf)) is not None]
+        used += own
+        module = own[0][0].rpartition(".")[0] if own else None
+        found.append(
+            {
+                "operation": need.operation,
+                "value": need.value,
+                "module": module,
+                "parameters": [name for name, _ in own],
+                "after": before[0].rpartition(".")[0] if before else None,
+                "traceback": need.traceback[:_LONGEST],
+            }
+        )
+    return found, used
+
+
+def _unused(chain: list[BaseException], calls: list[_Call]) -> Iterator[str]:
+    """Yield the names of the parameters that DDP lists by number."""
+    found = next((m for error in chain if (m := _UNUSED.search(str(error)))), None)
+    wrapper = next((call.module for call in calls), None)
+    if found is None or wrapper is None:
+        return
+    trained = [name for name, p in wrapper.named_parameters() if p.requires_grad]
+    for number in map(int, found[1].split()):
+        if number < len(trained):
+            yield trained[number].removeprefix("module.")
+
+
+def _note_gradients(facts: list[dict[str, Any]], held: Mapping[str, Tensor]) -> None:
+    """Add to each parameter whether it has a gradient."""
+    for fact in facts:
+        tensor = held.get(fact["name"])
+        if tensor is not None and tensor.is_leaf:
+            fact["has_grad"] = tensor.grad is not None

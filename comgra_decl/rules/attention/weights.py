@@ -1,0 +1,151 @@
+"""Softmax weights that run over the wrong axis, over a single value, or despite a mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comgra_decl.rules.api import Finding, Place, Rule, Scene
+
+_EFFECT = 0.2  # of the weight that hidden positions would have without a mask
+_FEWEST = 0.02  # share of positions that are hidden
+
+
+class SoftmaxAxis(Rule):
+    """Attention whose softmax runs over the queries instead of the keys."""
+
+    name = "softmax_axis"
+    severity = "error"
+    certainty = 0.85
+    definition = (
+        "The result of a softmax over one of the last two dimensions, both of the same size, is "
+        "multiplied with a matrix by a product that sums over the other of the two (matmul, bmm, "
+        "`@` or einsum). The weights of each sum then do not add up to 1. Weights of other shapes, "
+        "such as assignments of points to clusters, are not checked, and neither are weights that "
+        "are normalized again."
+    )
+    source = (
+        "Vaswani et al., Attention Is All You Need (2017), equation 1: the softmax gives the "
+        "weights of the values, over which the product sums. Own definition."
+    )
+    advice = (
+        "Compute the softmax over the dimension that the product sums over: dim=-1 for "
+        "`weights @ values`."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first such product."""
+        for fact in scene.telling:
+            if fact.get("kind") == "weighs" and _is_wrong(fact):
+                shape = [*fact["shape"]]
+                return [
+                    self.finding(
+                        scene,
+                        place=Place(str(fact.get("where") or "softmax")),
+                        first_step=0,
+                        message=f"The softmax of the weights {shape} runs over dimension "
+                        f"{fact['dim']}, but the product in {fact['where']} sums over dimension "
+                        f"{fact['summed'][0]}: the attention weights of a query do not add up "
+                        "to 1.",
+                        evidence={"dim": int(fact["dim"]), "shape": str(shape)},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return _missing(scene)
+
+
+def _is_wrong(fact: dict[str, Any]) -> bool:
+    shape, dim, summed = [*fact["shape"]], int(fact["dim"]), [*fact["summed"]]
+    last = {len(shape) - 1, len(shape) - 2}
+    square = len(shape) > 2 and shape[-1] == shape[-2] > 1
+    return square and dim in last and dim not in summed and len({*summed} & last) == 1
+
+
+class IneffectiveMask(Rule):
+    """Masks that hide nothing from a softmax, because they set scores to 0."""
+
+    name = "ineffective_mask"
+    certainty = 0.8
+    definition = (
+        "A mask sets at least "
+        f"{_FEWEST:.0%} of the scores of a softmax to a number (`masked_fill`, `where`, or a "
+        "product with zeros and ones), and these positions receive at least "
+        f"{_EFFECT:.0%} of the weight that they would have if all positions were equal. Not "
+        "reported if the result of the softmax is masked as well."
+    )
+    source = (
+        "Velickovic et al., Graph Attention Networks (2018), section 2.1: masked attention "
+        "computes scores only for neighbours. exp(0) is 1, so a score of 0 is an average one. "
+        "Own definition."
+    )
+    advice = (
+        "Fill masked scores with -inf (or the smallest number of the dtype) before the softmax."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first mask without effect."""
+        for fact in scene.telling:
+            if fact.get("kind") != "mask" or fact.get("masked again"):
+                continue
+            hidden, weight = float(fact["hidden"]), float(fact["weight"])
+            if hidden >= _FEWEST and weight >= _EFFECT * hidden:
+                return [
+                    self.finding(
+                        scene,
+                        place=Place(str(fact.get("where") or "softmax")),
+                        first_step=0,
+                        message=f"A mask sets {100 * hidden:.3g}% of the scores to "
+                        f"{float(fact['fill']):.3g} before the softmax in {fact['where']}, but "
+                        f"these positions still receive {100 * weight:.3g}% of the attention.",
+                        evidence={"hidden": hidden, "weight": weight, "fill": fact["fill"]},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return _missing(scene)
+
+
+class SingleWeight(Rule):
+    """A softmax over a dimension of size 1, which always returns 1."""
+
+    name = "single_weight"
+    severity = "hint"
+    certainty = 0.6
+    definition = (
+        "In the first records, a softmax runs over a dimension of size 1, although another "
+        "dimension besides the first is larger, as for scores [batch, positions, 1]."
+    )
+    source = "exp(x) / exp(x) is 1 for every x. Own definition."
+    advice = (
+        "Compute the softmax over the dimension that should be weighted, such as dim=1 for scores "
+        "of shape [batch, positions, 1]."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first such softmax."""
+        for fact in scene.telling:
+            if fact.get("kind") == "single":
+                shape = [*fact["shape"]]
+                return [
+                    self.finding(
+                        scene,
+                        place=Place(str(fact.get("where") or "softmax")),
+                        first_step=0,
+                        message=f"A softmax over dimension {fact['dim']} of {shape} in "
+                        f"{fact['where']} returns 1 everywhere, because this dimension has size 1.",
+                        evidence={"dim": int(fact["dim"]), "shape": str(shape)},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return _missing(scene)
+
+
+def _missing(scene: Scene) -> str | None:
+    return None if scene.objectives else "calls are not followed; it needs `graph: true`"

@@ -1,0 +1,73 @@
+"""Sequence models that read their result from padding."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from comgra_decl.rules.api import Field, Finding, Fraction, Place, Rule, RuleParameters, Scene
+
+
+class LastStepParameters(RuleParameters):
+    """Options of `padded_last_step`."""
+
+    share: Annotated[Fraction, Field(ge=0.01)] = 0.25
+    """Smallest share of samples that end with padding."""
+
+
+class PaddedLastStep(Rule):
+    """Sequence models that read their result from padding."""
+
+    name = "padded_last_step"
+    certainty = 0.8
+    definition = (
+        "The model's input is tokens [batch, positions] of which, on average over the first "
+        "records, at least the share `share` of samples end with padding. The model reads the "
+        "last position of a tensor [batch, positions, features], such as `out[:, -1]`. Only a "
+        "hint: it uses the final state of a recurrent module that received the padded sequences "
+        "without packing them. A token counts as padding if it ends several samples, in runs of "
+        "different lengths, and occurs nowhere else."
+    )
+    source = (
+        "PyTorch's documentation of `pack_padded_sequence`: without packing, a recurrent module "
+        "continues through the padding. Own definition."
+    )
+    advice = (
+        "Read the output at the last token of each sample, `out[torch.arange(len(out)), lengths - "
+        "1]`, use `pack_padded_sequence(..., enforce_sorted=False)`, or pad on the left."
+    )
+    Parameters = LastStepParameters
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first tensor that is read at padding."""
+        for kind in ("last step", "final state"):
+            found: dict[str, list[float]] = {}
+            for fact in scene.telling:
+                if fact.get("kind") == kind:
+                    found.setdefault(str(fact["where"]), []).append(float(fact["padded"]))
+            for where, shares in found.items():
+                share = sum(shares) / len(shares)
+                if share >= self.parameters.share:
+                    return [self._report(scene, where, share, of_state=kind == "final state")]
+        return []
+
+    def _report(self, scene: Scene, where: str, share: float, *, of_state: bool) -> Finding:
+        read = (
+            "The final state of a recurrent module"
+            if of_state
+            else "The last position of a sequence"
+        )
+        return self.finding(
+            scene,
+            place=Place(where or "sequence"),
+            first_step=0,
+            message=f"{read} is used in {where}, but {100 * share:.3g}% of the samples end with "
+            "padding: for them, the result is read after the padding instead of at the last "
+            "token.",
+            severity="hint" if of_state else self.severity,
+            certainty=0.6 if of_state else self.certainty,
+            evidence={"padded samples": share},
+        )
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return None if scene.objectives else "calls are not followed; it needs `graph: true`"

@@ -1,0 +1,51 @@
+"""Optimizer steps that use gradients left over from before the previous step."""
+
+from __future__ import annotations
+
+from comgra_decl.rules.api import Finding, Rule, Scene
+
+
+class StaleGradient(Rule):
+    """Optimizer steps that use gradients left over from before the previous step."""
+
+    name = "stale_gradient"
+    severity = "error"
+    certainty = 0.85
+    definition = (
+        "In the second record, a backward pass that follows an optimizer step finds gradients that "
+        "are not zero in its parameters, adds to them, and the next optimizer step uses the sum. "
+        "The gradients of the previous step, or those of another loss, such as the generator's in "
+        "the discriminator, were not cleared. Gradients that accumulate between two optimizer "
+        "steps are not reported, and neither are leftover gradients that are cleared before they "
+        "are used. At most 16 parameters of each loss are checked."
+    )
+    source = (
+        "PyTorch's documentation of `Optimizer.zero_grad`: `backward` adds to existing gradients. "
+        "Own definition."
+    )
+    advice = (
+        "Call `zero_grad()` of the same optimizer right before the backward pass whose gradients "
+        "it uses."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first optimizer that uses such gradients."""
+        for fact in scene.telling:
+            if fact.get("kind") == "stale gradient":
+                several = len(scene.optimizers) > 1
+                which = f" with parameters of shape {fact['shapes'][0]}" if several else ""
+                return [
+                    self.finding(
+                        scene,
+                        first_step=1,
+                        message=f"{fact['optimizer']}{which} steps with gradients that were not "
+                        "cleared: before the backward pass, its parameters already had gradients "
+                        "from before the previous optimizer step.",
+                        evidence={"parameters": int(fact["count"])},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return None if scene.objectives else "the structure of the loss is not known"

@@ -1,0 +1,1 @@
+"""Rules about memory, time and input of the program around the network."""

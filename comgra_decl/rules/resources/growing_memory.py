@@ -1,0 +1,133 @@
+"""Memory that grows from step to step."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+
+from comgra_decl.rules.api import (
+    AUTOMATIC,
+    GROWING,
+    Curve,
+    Field,
+    Finding,
+    Int,
+    Number,
+    Numbers,
+    Positive,
+    Rule,
+    RuleParameters,
+    Scene,
+    per_run,
+)
+
+_PARTS = 8
+_MEMORY = f"{AUTOMATIC}memory/"
+_GROWING = AUTOMATIC + GROWING
+_WHOSE = {"host": "of the process", "device": "on the device"}
+
+
+class GrowingMemoryParameters(RuleParameters):
+    """Options of `growing_memory`."""
+
+    growth: Positive = 0.05
+    """Largest allowed growth, relative to the memory after the first quarter of the readings."""
+
+    least_mb: Positive = 64.0
+    """Largest allowed growth in mebibytes."""
+
+    steadiness: Annotated[Number, Field(gt=0, le=1)] = 0.25
+    """Smallest growth in any part of the run, relative to the median growth of the parts."""
+
+    least: Annotated[Int, Field(ge=16)] = 24
+    """Number of readings required."""
+
+
+class GrowingMemory(Rule):
+    """Memory that grows steadily, as if something of each step were kept."""
+
+    name = "growing_memory"
+    severity = "warning"
+    certainty = 0.8
+    definition = (
+        "The first quarter of all readings of `memory/host` or `memory/device` is left out, and "
+        f"the others are divided into {_PARTS} parts. The mean grows from each part to the next, "
+        "by at least `steadiness` times the median growth. In total, it grows by more than "
+        "`growth` times the memory after the first quarter, and by more than `least_mb`."
+    )
+    source = (
+        "The FAQ of PyTorch on memory names losses that are accumulated with their graphs as the "
+        "usual cause. The thresholds were set on programs with and without a leak."
+    )
+    advice = (
+        "Something of each step is kept. Store numbers instead of tensors: `loss.item()` or "
+        "`loss.detach()` in lists, sums and logs. Detach hidden states that are carried to the "
+        "next step. Limit caches and buffers."
+    )
+    Parameters = GrowingMemoryParameters
+
+    _curves: dict[str, Curve] = per_run(dict)
+    _holders: dict[str, tuple[int, float]] = per_run(dict)
+
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Adds readings of the memory, and what was found to grow."""
+        if numbers.name.startswith(_MEMORY):
+            curve = self._curves.setdefault(numbers.name.removeprefix(_MEMORY), Curve())
+            curve.add(numbers.steps, numbers.values)
+        elif numbers.name.startswith(_GROWING):
+            holder = numbers.name.removeprefix(_GROWING)
+            self._holders[holder] = int(numbers.steps[-1]), float(numbers.values[-1])
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the memory that grows most."""
+        found = [self._judge(scene, name, curve) for name, curve in self._curves.items()]
+        kept = [finding for finding in found if finding is not None]
+        return kept[:1]
+
+    def _judge(self, scene: Scene, name: str, curve: Curve) -> Finding | None:
+        limits, means, steps = self.parameters, curve.means, np.array(curve.steps)
+        if curve.count < limits.least or len(means) < 2 * _PARTS:
+            return None
+        start = len(means) // 4
+        parts = [part.mean() for part in np.array_split(means[start:], _PARTS)]
+        gains = np.diff(parts)
+        if gains.min() <= 0 or gains.min() < limits.steadiness * np.median(gains):
+            return None
+        gain = parts[-1] - parts[0]
+        if gain < limits.growth * means[start] or gain < limits.least_mb * 2**20:
+            return None
+        slope = float(np.polyfit(steps[start:], means[start:], 1)[0])
+        evidence: dict[str, float | str] = {
+            "mib_per_step": slope / 2**20,
+            "from_mib": float(means[start]) / 2**20,
+            "to_mib": float(means[-1]) / 2**20,
+        }
+        text = (
+            f"The memory {_WHOSE.get(name, name)} grows steadily, by {_size(slope)} per step: from "
+            f"{_size(float(means[start]))} to {_size(float(means[-1]))}."
+        )
+        if self._holders:
+            holder, (_, tensors) = max(self._holders.items(), key=lambda item: item[1][1])
+            text += f" What grows is `{holder}` ({tensors:.3g} more per step)."
+            evidence["grows"] = holder
+        return self.finding(scene, first_step=int(steps[start]), message=text, evidence=evidence)
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns the reason why the memory could not be checked, or None."""
+        count = max((curve.count for curve in self._curves.values()), default=0)
+        if not count:
+            return "no memory is recorded; set `kpis: {automatic: true}`"
+        least = self.parameters.least
+        return (
+            None
+            if count >= least
+            else f"it needs {least} readings of the memory; there are {count}"
+        )
+
+
+def _size(size: float) -> str:
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
+        if abs(size) >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size / 2**10:.3g} KiB"

@@ -1,0 +1,139 @@
+"""Training that waits for data, and steps that stall."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from comgra_decl.rules.api import (
+    AUTOMATIC,
+    STALLED,
+    Field,
+    Finding,
+    Int,
+    Numbers,
+    Positive,
+    Rule,
+    RuleParameters,
+    Scene,
+    Share,
+    per_run,
+)
+
+_DATA, _STEP = f"{AUTOMATIC}time/data", f"{AUTOMATIC}time/step"
+_STALLED = AUTOMATIC + STALLED
+
+
+class InputBoundParameters(RuleParameters):
+    """Options of `input_bound`."""
+
+    share: Share = 0.4
+    """Largest allowed share of a step's time before the model is called."""
+
+    least_ms: Positive = 2.0
+    """Largest allowed time before the model is called, in milliseconds."""
+
+    least: Annotated[Int, Field(ge=3)] = 5
+    """Number of timed steps required."""
+
+
+class InputBound(Rule):
+    """Training that spends much of its time waiting for the next batch."""
+
+    name = "input_bound"
+    severity = "hint"
+    certainty = 0.8
+    definition = (
+        "The mean of `time/data`, the time from the end of a step to the first model call of the "
+        "next, is above `share` times the mean of `time/step` and above `least_ms`."
+    )
+    source = "The profilers of PyTorch and Lightning report the same share."
+    advice = (
+        "Load data in parallel to the training: raise `num_workers`, set `persistent_workers=True` "
+        "and `pin_memory=True`, and move slow transforms out of the training loop. If the data "
+        "fits into memory, load it once."
+    )
+    Parameters = InputBoundParameters
+
+    _sums: dict[str, tuple[int, float]] = per_run(dict)
+    _first: int = -1
+
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Adds the times of steps."""
+        if numbers.name in (_DATA, _STEP):
+            count, total = self._sums.get(numbers.name, (0, 0.0))
+            self._sums[numbers.name] = (
+                count + len(numbers.values),
+                total + float(numbers.values.sum()),
+            )
+            if self._first < 0:
+                self._first = int(numbers.steps[0])
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the whole run."""
+        if self.missing(scene) is not None:
+            return []
+        data, step = (total / count for count, total in (self._sums[_DATA], self._sums[_STEP]))
+        share = data / step if step > 0 else 0.0
+        if share <= self.parameters.share or 1000 * data <= self.parameters.least_ms:
+            return []
+        return [
+            self.finding(
+                scene,
+                first_step=self._first,
+                message=f"Training waits for data: of the {1000 * step:.3g} ms of a step, "
+                f"{1000 * data:.3g} ms ({min(share, 1.0):.0%}) pass before the model is called.",
+                evidence={"share": min(share, 1.0), "data_ms": 1000 * data, "step_ms": 1000 * step},
+            )
+        ]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns the reason why the times could not be checked, or None."""
+        count = min(self._sums.get(name, (0, 0.0))[0] for name in (_DATA, _STEP))
+        least = self.parameters.least
+        return None if count >= least else f"it needs {least} timed steps; the run has {count}"
+
+
+class StalledStep(Rule):
+    """A step that did not end for a long time."""
+
+    name = "stalled_step"
+    severity = "warning"
+    certainty = 0.7
+    definition = (
+        "Outside of evaluations, a step has not ended after ten times the median duration of a "
+        "step and at least five seconds. The run then has a note with the stacks of all threads. "
+        "Only the first such step is reported."
+    )
+    source = "The watchdogs of distributed training libraries report hanging steps in the same way."
+    advice = (
+        "The note at this step shows where each thread was. Usual causes are a worker of the "
+        "DataLoader that hangs or is starved, a slow file system, a checkpoint being written, and "
+        "a rank that waits for another one."
+    )
+
+    _found: dict[int, float] = per_run(dict)
+
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Stores the stalled step."""
+        if numbers.name == _STALLED:
+            self._found.update(zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True))
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first stalled step."""
+        if not self._found:
+            return []
+        step, seconds = next(iter(self._found.items()))
+        return [
+            self.finding(
+                scene,
+                first_step=step,
+                last_step=step,
+                message=f"Step {step} had not ended after {seconds:.0f} s, more than ten times the "
+                "median. A note at this step shows the stacks of all threads.",
+                evidence={"seconds": seconds},
+            )
+        ]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns None, because every run is checked while it is recorded."""
+        return None

@@ -1,0 +1,114 @@
+"""Views that are used where a permutation of dimensions was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+from comgra_decl.rules.api import Finding, Place, Rule, Scene
+
+
+class ViewForPermute(Rule):
+    """Views that are used where a permutation of dimensions was meant."""
+
+    name = "view_for_permute"
+    certainty = 0.8
+    definition = (
+        "`view` or `reshape` gives a tensor a shape in which a dimension of the same size stands "
+        "at another place, such as [batch, height, width, 3] as [batch, 3, height, width], or "
+        "[batch, positions, heads * size] as [batch, heads, positions, size]. A view does not move "
+        "elements, so the values of different positions are mixed. Dimensions of size 1 are "
+        "ignored, and shapes are compared between the boundaries that both have in common. If two "
+        "dimensions are swapped of which one is a multiple of the other, the view may also be a "
+        "merge of neighbours. This is only a hint, and not reported if one of the two is the batch "
+        "or twice the other. Results of `cat` and `pad` are ignored, because a view of a padded "
+        "tensor shifts its rows (relative positions)."
+    )
+    source = (
+        "PyTorch's documentation of `Tensor.view`: the new shape must keep the order of elements. "
+        "Own definition."
+    )
+    advice = (
+        "Use `permute` or `transpose` to reorder dimensions, and `reshape` only to split or merge "
+        "neighbouring ones. For heads: `x.view(B, T, H, D).transpose(1, 2)`."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first such view, a certain one if there is one."""
+        found: list[tuple[bool, int, bool, dict[str, Any]]] = []
+        batches = {i.shape[i.batch_dim] for i in scene.table.infos if i.batch_dim is not None}
+        for fact in scene.telling:
+            if fact.get("kind") == "reshape":
+                sure = moved(fact["source"], fact["target"], batches=batches)
+                if sure is not None:
+                    found.append((not sure, len(found), sure, fact))
+        if not found:
+            return []
+        _, _, sure, fact = min(found, key=lambda entry: entry[:2])
+        return [
+            self.finding(
+                scene,
+                place=Place(str(fact.get("where") or "view")),
+                first_step=0,
+                message=f"A view of shape {fact['source']} as {fact['target']} in {fact['where']} "
+                "mixes positions: it gives the dimensions a new order, but leaves the elements "
+                "in theirs. A permute or transpose was probably meant.",
+                severity="warning" if sure else "hint",
+                certainty=self.certainty if sure else 0.5,
+                evidence={"from": str(fact["source"]), "to": str(fact["target"])},
+                also=len({f["where"] for _, _, _, f in found}) - 1,
+            )
+        ]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return None if scene.objectives else "calls are not followed; it needs `graph: true`"
+
+
+def moved(
+    source: Sequence[int], target: Sequence[int], *, batches: AbstractSet[int] = frozenset()
+) -> bool | None:
+    """Returns whether a view moves a dimension: True, False if in doubt, and None if not.
+
+    Args:
+        source: the shape before.
+        target: the shape after.
+        batches: sizes of batches; a doubtful move of such a dimension is none.
+    """
+    found = [_of_group(*group, batches) for group in _groups(source, target)]
+    doubts = [each for each in found if each is not None]
+    return max(doubts) if doubts else None
+
+
+Group = tuple[list[int], list[int]]
+"""Dimensions before and after."""
+
+
+def _groups(source: Sequence[int], target: Sequence[int]) -> Iterator[Group]:
+    """Yields the dimensions between common boundaries, where a view splits and merges at once."""
+    one, two = [n for n in source if n > 1], [n for n in target if n > 1]
+    ends, others = [*accumulate(one, mul)], [*accumulate(two, mul)]
+    at = other = 0
+    for end in ends:
+        if end in others:
+            then, after = ends.index(end) + 1, others.index(end) + 1
+            if then - at > 1 and after - other > 1:
+                yield one[at:then], two[other:after]
+            at, other = then, after
+
+
+def _of_group(one: list[int], two: list[int], batches: AbstractSet[int]) -> bool | None:
+    if sorted(one) == sorted(two):
+        low, high = sorted(one)[:2]
+        if len(one) > 2 or high % low:
+            return True
+        if high == 2 * low:  # halves, or a shift by relative positions
+            return None
+        return None if batches & {low, high} else False
+    for few, many in ((one, two), (two, one)):  # heads, split and merged
+        if len(few) == 2 and len(many) == 3 and few[0] == many[1] != many[0]:
+            return True
+    return None

@@ -1,0 +1,162 @@
+"""Pictures that methods make of the samples of a probe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from comgra_decl.errors import did_you_mean
+from comgra_decl.spec.base import Int, Number, SpecModel
+from comgra_decl.spec.nodes import Selectors
+
+Target = Literal["label", "top", "loss"] | Annotated[Int, Field(ge=0)]
+
+
+class _PictureSpec(SpecModel):
+    """What all pictures have in common."""
+
+    of: Annotated[str, Field(min_length=1)]
+    """The probe."""
+
+    target: Target = "top"
+    """What the picture explains. `label`: the output for the class of the sample. `top`: the
+    output for the class with the highest output at this step. `loss`: the cross-entropy of the
+    outputs and the class of the sample. A number: the output for that class. If the model returns
+    a single number per sample, that number, whatever the target."""
+
+
+class GradCamSpec(_PictureSpec):
+    """Grad-CAM (Selvaraju et al. 2017): where the channels of a convolution support the target.
+
+    The values are signed; the usual picture shows the positive ones.
+    """
+
+    method: Literal["grad_cam"]
+    """Names the method."""
+
+    select: Selectors = Field(min_length=1)
+    """The layers, such as `{class: Conv2d}`."""
+
+
+class GuidedGradCamSpec(_PictureSpec):
+    """Guided backpropagation times the positive part of Grad-CAM, enlarged to the input's size."""
+
+    method: Literal["guided_grad_cam"]
+    """Names the method."""
+
+    select: Selectors = Field(min_length=1)
+    """The layer of the Grad-CAM; if several match, the last that is called."""
+
+
+class SaliencySpec(_PictureSpec):
+    """The magnitude of the target's gradient with respect to the input (Simonyan et al. 2014)."""
+
+    method: Literal["saliency"]
+    """Names the method."""
+
+
+class InputXGradientSpec(_PictureSpec):
+    """The input times the target's gradient (Shrikumar et al. 2016)."""
+
+    method: Literal["input_x_gradient"]
+    """Names the method."""
+
+
+class GuidedBackpropSpec(_PictureSpec):
+    """The gradient, where each ReLU passes on positive gradients only (Springenberg et al. 2015).
+
+    A network without ReLU is refused, because its picture would be the plain gradient.
+    """
+
+    method: Literal["guided_backprop"]
+    """Names the method."""
+
+
+class IntegratedGradientsSpec(_PictureSpec):
+    """Gradients along the straight line from a baseline to the input (Sundararajan et al. 2017).
+
+    The record also holds the completeness gap of each sample: the sum of the picture minus the
+    difference of the target between the input and the baseline. A large gap calls for more points.
+    """
+
+    method: Literal["integrated_gradients"]
+    """Names the method."""
+
+    points: Annotated[Int, Field(ge=1, le=10_000)] = 50
+    """Number of points on the line (Gauss-Legendre quadrature)."""
+
+    baseline: Number = 0.0
+    """The value of every element of the baseline."""
+
+
+class OcclusionSpec(_PictureSpec):
+    """How much the target drops if a window of the input is covered (Zeiler and Fergus 2014)."""
+
+    method: Literal["occlusion"]
+    """Names the method."""
+
+    window: Annotated[list[Annotated[Int, Field(ge=1)]], Field(min_length=1)]
+    """Size of the window in the last dimensions of the input, such as [8, 8]. It covers all
+    channels."""
+
+    stride: Annotated[Int, Field(ge=1)] = 1
+    """Distance between neighbouring windows."""
+
+    baseline: Number | Literal["mean"] = 0.0
+    """The value that covers the window; `mean`: the mean of each sample and channel."""
+
+    @model_validator(mode="after")
+    def _covers_everything(self) -> OcclusionSpec:
+        if self.stride > min(self.window):
+            raise ValueError(
+                f"a stride of {self.stride} leaves parts of the input uncovered; it must not "
+                f"exceed the window, {self.window}"
+            )
+        return self
+
+
+_KINDS: dict[str, type[_PictureSpec]] = {
+    "grad_cam": GradCamSpec,
+    "guided_grad_cam": GuidedGradCamSpec,
+    "saliency": SaliencySpec,
+    "input_x_gradient": InputXGradientSpec,
+    "guided_backprop": GuidedBackpropSpec,
+    "integrated_gradients": IntegratedGradientsSpec,
+    "occlusion": OcclusionSpec,
+}
+
+METHODS = tuple(_KINDS)
+"""The methods that make a picture of a probe."""
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, _PictureSpec):
+        return type(value).__name__
+    method = value.get("method") if isinstance(value, Mapping) else None
+    known = _KINDS.get(method) if isinstance(method, str) else None
+    return None if known is None else known.__name__
+
+
+def _with_known_method(value: Any) -> Any:
+    if isinstance(value, Mapping) and _kind(value) is None:
+        method = value.get("method")
+        raise ValueError(
+            f"method {method!r} is not one of {', '.join(METHODS)}{did_you_mean(method, METHODS)}"
+        )
+    return value
+
+
+PictureSpec = Annotated[
+    Annotated[GradCamSpec, Tag("GradCamSpec")]
+    | Annotated[GuidedGradCamSpec, Tag("GuidedGradCamSpec")]
+    | Annotated[SaliencySpec, Tag("SaliencySpec")]
+    | Annotated[InputXGradientSpec, Tag("InputXGradientSpec")]
+    | Annotated[GuidedBackpropSpec, Tag("GuidedBackpropSpec")]
+    | Annotated[IntegratedGradientsSpec, Tag("IntegratedGradientsSpec")]
+    | Annotated[OcclusionSpec, Tag("OcclusionSpec")],
+    Discriminator(_kind),
+    BeforeValidator(_with_known_method),
+]
+"""One entry of `pictures`."""

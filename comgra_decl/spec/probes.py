@@ -1,0 +1,142 @@
+"""Probes: the same samples, put through a copy of the model at recorded steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+
+from comgra_decl.records import PROBE_PREFIX
+from comgra_decl.spec.base import Bool, Int, Number, SpecModel
+from comgra_decl.spec.budget import BudgetSpec
+from comgra_decl.spec.keep import checked_target
+from comgra_decl.spec.samples import SamplesSpec
+from comgra_decl.spec.schedule import CadenceSpec
+
+_NAME = re.compile(r"[^\W\d][\w-]*")
+
+
+def checked_name(name: str) -> str:
+    """Return `name` if it can name a probe or a picture.
+
+    Raises: ValueError: it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a name; use letters, digits, '_' and '-'")
+    return name
+
+
+def _limits_time_only(budget: BudgetSpec) -> BudgetSpec:
+    if budget.disk is not None:
+        raise ValueError("a probe has no disk budget; schedule.budget.disk limits the whole run")
+    return budget
+
+
+class ProbeCadenceSpec(CadenceSpec):
+    """At which recorded training steps a probe runs; only recorded training steps are counted."""
+
+    every: Annotated[Int, Field(ge=1)] | None = 10
+    """After the first recorded steps, the probe runs at every n-th one; null for none."""
+
+    budget: Annotated[BudgetSpec, AfterValidator(_limits_time_only)] = BudgetSpec()
+    """The share of the training time that this probe may take, as in {time: "2%"}."""
+
+
+class BatchFunction(SpecModel):
+    """Gets the samples from a custom function; other keys are its keyword arguments.
+
+    The function is called once, before the first training step that is recorded. It returns
+    `(args, kwargs, labels)`: the arguments of the model, with one entry per sample in the first
+    dimension of each tensor, and one label per sample or None.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    target: Annotated[str, AfterValidator(checked_target)] = Field(alias="_target_")
+    """The function: package.module.function."""
+
+
+class BatchValues(SpecModel):
+    """The samples themselves: arguments of the model by name, as nested lists of numbers."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by name."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+def _which(value: Any) -> str:
+    function = isinstance(value, BatchFunction)
+    function = function or (isinstance(value, Mapping) and "_target_" in value)
+    return "BatchFunction" if function else "BatchValues"
+
+
+class ImageSpec(SpecModel):
+    """How to turn a normalised image back into one to look at: `value * std + mean` is in 0..1."""
+
+    mean: Annotated[list[Number], Field(min_length=1)] = [0.0]
+    """The mean that was subtracted, for each channel or for all."""
+
+    std: Annotated[list[Number], Field(min_length=1)] = [1.0]
+    """The standard deviation that was divided by, for each channel or for all."""
+
+
+class ShowSpec(SpecModel):
+    """How the viewer shows a sample."""
+
+    image: ImageSpec | None = None
+    """The input is an image, [channels, height, width]."""
+
+
+class ProbeSpec(SpecModel):
+    """The same samples at every record, put through a copy of the model.
+
+    The copy has the parameters and buffers with which the forward pass of the step began. Whatever
+    it does changes nothing in the program. Its records have the type of execution `probe:NAME`.
+    """
+
+    samples: SamplesSpec = SamplesSpec()
+    """Which samples of the first batch to keep. `count` must not exceed the `samples.count` of the
+    run."""
+
+    batch: (
+        Annotated[
+            Annotated[BatchFunction, Tag("BatchFunction")]
+            | Annotated[BatchValues, Tag("BatchValues")],
+            Discriminator(_which),
+        ]
+        | None
+    ) = None
+    """The samples, if they are not taken from the first batch: arguments of the model by name, as
+    in {input_ids: [[1, 2, 3], [4, 5, 6]]}, or a function, as in {_target_: my_project.probe}."""
+
+    labels: list[Int] | None = None
+    """The class of each sample, if `batch` gives the samples."""
+
+    mode: Literal["eval", "train", "as_is"] = "eval"
+    """`eval` and `train` set all modules of the copy to that mode; `as_is` leaves each module of
+    the copy in the mode that it has in the program. Random numbers are the same at every record."""
+
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """The class of the model to copy, if a step trains several. null: the first that is called."""
+
+    values: Bool = True
+    """Whether to store all tensors that `nodes` select as they are. Pictures are always stored."""
+
+    schedule: ProbeCadenceSpec = ProbeCadenceSpec()
+    """At which recorded steps the probe runs."""
+
+    show: ShowSpec = ShowSpec()
+    """How the viewer shows a sample."""
+
+
+ProbeName = Annotated[str, AfterValidator(checked_name)]
+
+
+def probe_type(name: str) -> str:
+    """Return the type of execution of a probe's records."""
+    return PROBE_PREFIX + name

@@ -1,0 +1,134 @@
+"""A probe changes nothing in the training, and nothing that tracing records of it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from comgra_decl.hooks.probing.copying import CleanCopy
+from comgra_decl.records import PICTURE_PREFIX, PROBE_MODE
+from tests.probing.nets import MODELS, Trained, train
+from tests.support.recording import EVERYTHING, Recording, contents, recording
+
+PICTURES = {
+    "saliency": {"method": "saliency", "of": "eyes", "target": "label"},
+    "line": {"method": "integrated_gradients", "of": "eyes", "points": 2},
+    "cam": {"method": "grad_cam", "of": "eyes", "select": {"class": "Conv2d"}, "target": "loss"},
+    "guided": {"method": "guided_backprop", "of": "eyes"},
+}
+
+
+def probes(mode: str = "eval", name: str = "conv", **spec: Any) -> dict[str, Any]:
+    eyes = {"samples": {"count": 4}, "mode": mode, "schedule": {"first": 2, "every": 2}, **spec}
+    possible = [*PICTURES] if name == "conv" else ["saliency", "line"]
+    return {"probes": {"eyes": eyes}, "pictures": {k: PICTURES[k] for k in possible}}
+
+
+def traced(name: str, **spec: Any) -> tuple[Trained, Recording]:
+    with recording({**EVERYTHING, **spec}) as found:
+        result = train(name)
+    assert found.faults == []
+    return result, found
+
+
+@pytest.mark.parametrize("mode", ["eval", "train", "as_is"])
+@pytest.mark.parametrize("name", MODELS)
+def test_training_and_all_other_records_are_the_same_to_the_last_bit(name: str, mode: str) -> None:
+    plain = train(name).state()
+    without, bare = traced(name)
+    with_probes, found = traced(name, **probes(mode, name))
+    assert with_probes.state() == plain == without.state()
+    assert with_probes.seen == without.seen
+
+    others = [s for s in found.steps if s.info.mode != PROBE_MODE]
+    assert len(found.steps) - len(others) == 4  # of steps 0, 1, 2 and 4
+    slots = {k: i for k, i in found.slots.items() if not k.pass_.startswith(PICTURE_PREFIX)}
+    assert {k: (i.kind, i.shape, i.dtype) for k, i in slots.items()} == {
+        k: (i.kind, i.shape, i.dtype) for k, i in bare.slots.items()
+    }
+    hashes = [s.info.structure for s in others]
+    assert hashes == [s.info.structure for s in bare.steps]
+    for at, step in enumerate(bare.steps):
+        place = next(i for i, s in enumerate(found.steps) if s is others[at])
+        assert contents(found, place) == contents(bare, at)
+        assert (step.info.step, step.info.type) == (others[at].info.step, others[at].info.type)
+
+
+def test_an_error_in_the_copy_ends_the_probe_but_neither_tracing_nor_training() -> None:
+    calls = 0
+
+    def fails(*_: Any, **__: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        raise RuntimeError("no such kernel")
+
+    with patch.object(CleanCopy, "run", fails):
+        result, found = traced("conv", **probes())
+    assert result.state() == train("conv").state()
+    assert [s.info.type for s in found.steps] == ["train"] * 5
+    assert calls == 1
+    (warning,) = found.report["warnings"]
+    assert "the copy of the model failed (RuntimeError: no such kernel)" in warning
+
+
+def calls_of_probing(**spec: Any) -> int:
+    """Count the calls of functions of the room during a traced training."""
+    count = 0
+
+    def see(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal count
+        if event == "call":
+            count += "/hooks/probing/" in frame.f_code.co_filename
+
+    with recording({**EVERYTHING, **spec}):
+        sys.setprofile(see)
+        try:
+            train("conv")
+        finally:
+            sys.setprofile(None)
+    return count
+
+
+def test_without_probes_none_of_their_code_is_called() -> None:
+    assert calls_of_probing() == 0
+    assert calls_of_probing(**probes()) > 100
+
+
+def test_a_copy_is_freed_when_it_is_closed_and_not_when_python_looks_for_cycles() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    gc.collect()
+    gc.disable()
+    try:
+        copy = CleanCopy(model, {})
+        copy.run((torch.ones(2, 3),), {})
+        parts = [weakref.ref(part) for part in copy.module.modules()]
+        copy.close()
+        assert [part() for part in parts] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_memory_stays_flat_over_many_records() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    counts: list[int] = []
+    spec = probes(schedule={"first": 1000})
+    with recording({**EVERYTHING, **spec, "pictures": {"s": PICTURES["saliency"]}}) as found:
+        for step in range(30):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(8, 1, 8, 8)), torch.randint(3, (8,))).backward()
+            optimizer.step()
+            found.steps.clear()
+            if step % 10 == 9:
+                gc.collect()
+                counts.append(sum(isinstance(each, torch.Tensor) for each in gc.get_objects()))
+    assert counts[1] == counts[2]

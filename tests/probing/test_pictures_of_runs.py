@@ -1,0 +1,198 @@
+"""Pictures computed from the records of a run, without torch and without the model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA  # type: ignore[import-untyped]
+from sklearn.metrics import confusion_matrix  # type: ignore[import-untyped]
+from torch import nn
+from torch.nn import functional as F
+
+import comgra_decl as comgra
+from comgra_decl.errors import UnknownNameError
+from comgra_decl.pictures import likeness
+from comgra_decl.query import Run
+
+EYES = "probe:eyes"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 5, 3)
+        self.act = nn.ReLU()
+        self.head = nn.Linear(5, 3)
+        with torch.no_grad():
+            assert self.conv.bias is not None
+            self.conv.bias[2] = -50.0  # a unit that is always dead
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.act(self.conv(x)).mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    spec: dict[str, Any] = {
+        "nodes": {
+            "all": {
+                "select": "**",
+                "capture": ["output", "output_grad", "parameter"],
+                "values": True,
+            }
+        },
+        "schedule": {"first": 100},
+        "samples": {"count": 12, "by": "target"},
+        "probes": {"eyes": {"samples": {"count": 12, "by": "target"}, "schedule": {"every": 2}}},
+        "pictures": {
+            "cam": {"method": "grad_cam", "of": "eyes", "select": ["conv", "act"]},
+        },
+    }
+    with comgra.trace(spec, root=tmp_path_factory.mktemp("runs")) as session:
+        for _ in range(6):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(12, 1, 6, 6)), torch.arange(12) % 3).backward()
+            optimizer.step()
+    assert session.path is not None
+    return comgra.open_run(session.path)
+
+
+def test_names_are_those_of_the_spec_followed_by_what_records_give(run: Run) -> None:
+    assert run.pictures[0] == "cam"
+    assert {"likeness", "confusion", "flow", "loss_cam"} < {*run.pictures}
+
+
+def test_a_cloud_has_one_basis_for_all_steps(run: Run) -> None:
+    found = run.embedding("conv")
+    values = np.stack([run.value("conv", s, type=EYES).reshape(12, -1) for s in (0, 2, 4)])
+    flat = values.reshape(36, -1).astype(np.float64)
+    wanted = PCA(2, svd_solver="full").fit_transform(flat).reshape(3, 12, 2)
+    np.testing.assert_allclose(found.values, wanted, atol=1e-9)
+    assert found.axes == ("step", "sample", "component")
+    assert found.labels["step"] == [0, 2, 4]
+    assert found.basis is not None
+    again = run.embedding("conv", found.basis)
+    assert (again.values == found.values).all()
+    assert run.embedding("conv", "last").basis is not None
+
+
+def test_likeness_is_cka_of_the_recorded_values(run: Run) -> None:
+    picture = run.picture("likeness", 2)
+    names = picture.labels["node"]
+    assert {"conv", "act", "head", "Net"} == {*names}
+    for i, one in enumerate(names):
+        for j, other in enumerate(names):
+            wanted = likeness.cka(run.value(one, 2, type=EYES), run.value(other, 2, type=EYES))
+            assert picture.values[i, j] == pytest.approx(wanted, rel=1e-12)
+    assert (
+        run.similarity("conv", "act", 2) == picture.values[names.index("conv"), names.index("act")]
+    )
+    over = run.picture("likeness_over_steps", node="act")
+    assert over.values.shape == (3, 3)
+    np.testing.assert_allclose(np.diag(over.values), 1)
+
+
+def test_confusions_are_counted_at_each_step(run: Run) -> None:
+    found = run.picture("confusion")
+    assert found.axes == ("step", "class", "predicted class")
+    for step, counts in zip(found.labels["step"], found.values, strict=True):
+        labels = [int(label) for label in run.samples(step, type=EYES)["label"]]
+        predicted = run.value("Net", step, type=EYES).argmax(1)
+        assert (counts == confusion_matrix(labels, predicted, labels=range(3))).all()
+    assert run.picture("confusion", 4).values.shape == (1, 3, 3)
+
+
+def test_calibration_covers_every_sample(run: Run) -> None:
+    found = run.picture("reliability")
+    assert found.step == 4
+    assert found.values[:, 2].sum() == 12
+
+
+def test_a_linear_model_is_fitted_for_each_layer_and_step(run: Run) -> None:
+    found = run.picture("linear_probe")
+    assert found.values.shape == (3, len(found.labels["node"]))
+    assert ((found.values >= 0) & (found.values <= 1)).all()
+
+
+def test_dead_units_are_those_that_are_never_above_zero(run: Run) -> None:
+    found = run.picture("dead_units", node="act")
+    assert found.axes == ("unit", "step")
+    wanted = np.stack(
+        [(run.value("act", s, type=EYES) <= 0).all((0, 2, 3)) for s in (0, 2, 4)], axis=1
+    )
+    assert (found.values == wanted).all()
+    assert found.values[2].all()
+
+
+def test_a_spectrum_has_the_singular_values_of_the_weight_at_each_step(run: Run) -> None:
+    found = run.picture("spectrum", node="head")
+    for step, values in zip(found.labels["step"], found.values, strict=True):
+        weight = run.slot("head", role="weight").value(step)[0]
+        wanted = np.linalg.svd(weight.astype(np.float64), compute_uv=False)
+        np.testing.assert_allclose(values, wanted, rtol=1e-10)
+
+
+def test_flow_is_the_norm_of_each_gradient_in_the_order_of_the_nodes(run: Run) -> None:
+    found = run.picture("flow", 3)
+    assert found.labels["node"] == [n for n in run.nodes if n in found.labels["node"]]
+    for node, norm in zip(found.labels["node"], found.values, strict=True):
+        assert norm == pytest.approx(run.slot(node).grad.series("l2")[3])
+
+
+def test_the_cam_of_the_loss_needs_no_model(run: Run) -> None:
+    found = run.picture("loss_cam", 5, "conv")
+    output, gradient = run.value("conv", 5), run.slot("conv").grad.value(5)
+    wanted = (gradient.astype(np.float64).mean((2, 3), keepdims=True) * output).sum(1)
+    np.testing.assert_allclose(found.values, wanted, rtol=1e-12)
+    assert found.axes == ("sample", "height", "width")
+
+
+MISTAKES: dict[str, tuple[Callable[[Run], Any], str]] = {
+    "unknown": (lambda run: run.picture("camm"), "did you mean 'cam'"),
+    "several nodes": (lambda run: run.picture("cam"), "pass node, one of 'conv', 'act'"),
+    "other node": (lambda run: run.picture("cam", node="head"), "does not show 'head'"),
+    "no node": (lambda run: run.picture("dead_units"), "shows one node; pass node"),
+    "no step": (lambda run: run.picture("cam", 3, "conv"), "step 3 was not recorded"),
+    "no places": (lambda run: run.picture("loss_cam", 3, "head"), "no places to map"),
+    "no classes": (
+        lambda run: run.picture("confusion", node="conv"),
+        r"has the shape \(12, 5, 4, 4\), not \[samples, classes\]",
+    ),
+    "basis": (lambda run: run.embedding("conv", "first"), "is not 'all', 'last' or a basis"),
+    "axes": (lambda run: run.embedding("target"), "no values|has no cloud|role"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_what_cannot_be_shown_says_why(run: Run, case: str) -> None:
+    ask, why = MISTAKES[case]
+    with pytest.raises(UnknownNameError, match=why):
+        ask(run)
+
+
+_WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from comgra_decl.query import open_run
+run = open_run(sys.argv[1])
+for name in ("likeness", "confusion", "reliability", "linear_probe", "flow"):
+    assert run.picture(name).values.size
+for name in ("dead_units", "loss_cam", "cam", "likeness_over_steps"):
+    assert run.picture(name, node="conv").values.size
+assert run.embedding("conv").values.size
+"""
+
+
+def test_pictures_are_read_where_torch_is_not_installed(run: Run) -> None:
+    code = [sys.executable, "-c", _WITHOUT_TORCH, str(run.path)]
+    done = subprocess.run(code, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,447 @@
+"""After an error: what the run tells, what the program keeps, and what remains unchanged."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import traceback
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import comgra_decl as comgra
+from comgra_decl.hooks.frames import variables
+from comgra_decl.hooks.place import ProgramPlace
+from comgra_decl.query import Run
+from comgra_decl.record.crash.post_mortem import post_mortem
+from comgra_decl.record.crash.tensors import describe
+from comgra_decl.store.documents import check_document
+
+SPEC = {
+    "nodes": {"all": {"select": "**", "capture": ["output", "output_grad"]}},
+    "schedule": {"first": 2, "every": 1_000_000},
+    "graph": False,
+}
+
+
+class Block(nn.Module):
+    """Fails from the given call on."""
+
+    def __init__(self, fails_at: int) -> None:
+        super().__init__()
+        self.wide = nn.Linear(4, 8)
+        self.narrow = nn.Linear(8, 4)
+        self.calls, self.fails_at = 0, fails_at
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        hidden = torch.relu(self.wide(x))
+        if self.calls > self.fails_at:
+            hidden = hidden[:, :6]
+        return self.narrow(hidden)
+
+
+class Net(nn.Module):
+    def __init__(self, fails_at: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), Block(fails_at)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def train(net: nn.Module, steps: int = 20, *, seen: Callable[[Tensor], Any] = id) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    torch.manual_seed(0)
+    for _ in range(steps):
+        batch = torch.randn(5, 4)
+        seen(batch)
+        optimizer.zero_grad()
+        net(batch).square().mean().backward()
+        optimizer.step()
+
+
+def failed(root: Path, program: Callable[[], Any], **spec: Any) -> tuple[Run, BaseException]:
+    """Return the run of a program that raises, and the exception that reached the caller."""
+    caught: list[BaseException] = []
+    with pytest.raises(BaseException) as raised:  # noqa: PT011, SIM117  (any)
+        with comgra.trace({**SPEC, **spec}, root=root, group="g", name="n"):
+            program()
+    caught.append(raised.value)
+    return comgra.open_run(root / "g" / "n"), caught[0]
+
+
+@pytest.fixture(scope="module")
+def unrecorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Tensor]]:
+    """A run that failed in a step that is not recorded, and the batches of its program."""
+    batches: list[Tensor] = []
+    torch.manual_seed(1)
+    net = Net(fails_at=12)
+    run, _ = failed(tmp_path_factory.mktemp("runs"), lambda: train(net, seen=batches.append))
+    return run, batches
+
+
+def test_the_run_names_step_module_and_place(unrecorded: tuple[Run, list[Tensor]]) -> None:
+    run, _ = unrecorded
+    found = run.document("post_mortem")
+    assert found["error"]["type"] == "RuntimeError"
+    assert (found["step"], found["recorded"], found["phase"]) == (12, False, "forward")
+    assert found["module"] == "blocks.1.narrow"
+    nodes = [(call["node"], call["class"], call["method"]) for call in found["calls"]]
+    assert nodes == [
+        ("Net", "Net", "forward"),
+        ("blocks.1", "Block", "forward"),
+        ("blocks.1.narrow", "Linear", "forward"),
+    ]
+    assert found["place"]["text"] == "return self.narrow(hidden)"
+    assert found["place"]["function"] == "Block.forward"
+    assert found["lesson"]["name"] == "matmul_shapes"
+    assert [frame["function"] for frame in found["stack"]][-2:] == [
+        "Block.forward",
+        "Linear.forward",
+    ]
+
+
+def test_the_tensors_of_the_last_calls_are_described(
+    unrecorded: tuple[Run, list[Tensor]],
+) -> None:
+    run, batches = unrecorded
+    found = run.document("post_mortem")
+    (given,) = found["calls"][0]["inputs"]
+    last = batches[12].numpy().astype(np.float64)
+    assert given["shape"] == [5, 4]
+    assert (given["dtype"], given["device"], given["requires_grad"]) == ("float32", "cpu", False)
+    expected = last.min(), last.max(), last.mean(), last.std(), 0
+    names = ("min", "max", "mean", "std", "nonfinite")
+    assert [given[name] for name in names] == pytest.approx(expected)
+    assert found["calls"][2]["inputs"][0]["shape"] == [5, 6]
+    assert [fact["name"] for fact in found["variables"]] == ["hidden", "x"]
+    assert "batch" in [fact["name"] for fact in found["batch"]]
+    assert [fact["name"] for fact in found["parameters"]] == [
+        "blocks.1.narrow.weight",
+        "blocks.1.narrow.bias",
+    ]
+    assert found["memory"]["host"] > 1 << 20
+
+
+def test_the_reading_api_tells_it_in_words(unrecorded: tuple[Run, list[Tensor]]) -> None:
+    run, _ = unrecorded
+    ending = run.ending
+    assert ending is not None
+    assert ending.headline == (
+        "the program failed at step 12, in the forward pass of blocks.1.narrow: RuntimeError: "
+        "mat1 and mat2 shapes cannot be multiplied (5x6 and 8x4)"
+    )
+    parts = dict(ending.parts)
+    assert parts["Recorded before it"] == [
+        "steps 0, 1; the failing step was not due to be recorded"
+    ]
+    titles = [title for title, _ in ending.parts]
+    assert titles.index("Inputs of the last calls") < titles.index("The batch")
+    assert ending.content == run.document("post_mortem")
+
+
+def test_a_program_that_ends_by_itself_or_exits_has_no_post_mortem(tmp_path: Path) -> None:
+    with comgra.trace(SPEC, root=tmp_path, group="g", name="whole"):
+        train(Net(99), 3)
+    assert comgra.open_run(tmp_path / "g" / "whole").ending is None
+
+    def leave() -> None:
+        train(Net(99), 3)
+        sys.exit(4)
+
+    run, error = failed(tmp_path, leave)
+    assert isinstance(error, SystemExit)
+    assert run.document("post_mortem") is None
+
+
+def test_an_interruption_names_where_the_program_was(tmp_path: Path) -> None:
+    def interrupt(_: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    run, _ = failed(tmp_path, lambda: train(Net(99), seen=interrupt))
+    assert run.ending is not None
+    assert run.ending.headline.startswith(
+        "the program was interrupted at step 0, outside the model"
+    )
+
+
+# -- neutrality --------------------------------------------------------------------------------
+
+
+def test_the_exception_passes_on_unchanged_and_keeps_nothing_alive(tmp_path: Path) -> None:
+    kept: list[weakref.ref[Tensor]] = []
+
+    def program() -> None:
+        train(Net(fails_at=4), seen=lambda batch: kept.append(weakref.ref(batch)))
+
+    def plainly() -> BaseException:
+        try:
+            program()
+        except RuntimeError as error:
+            return error
+        raise AssertionError
+
+    def stack(error: BaseException) -> list[str]:
+        frames = traceback.extract_tb(error.__traceback__)
+        return [f.name for f in frames if f.filename == __file__]
+
+    plain = plainly()
+    own = stack(plain)
+    _, error = failed(tmp_path, program)
+    assert type(error) is type(plain)
+    assert error.args == plain.args
+    assert (error.__cause__, error.__context__, error.__notes__ if hasattr(error, "__notes__") else
+            None) == (None, None, None)  # fmt: skip
+    assert stack(error)[-3:] == own[-3:]
+
+    gc.collect()
+    assert kept[-1]() is not None  # held by the traceback, as without tracing
+    traceback.clear_frames(error.__traceback__)
+    gc.collect()
+    assert kept[-1]() is None  # nothing else holds it
+
+
+def test_a_dict_of_variables_that_the_program_holds_is_unchanged(tmp_path: Path) -> None:
+    held: dict[str, Any] = {}
+
+    def program() -> None:
+        net = Net(fails_at=0)
+        held["locals"] = locals()
+        held["copy"] = dict(held["locals"])
+        batch = torch.ones(5, 4)
+        net(batch)
+
+    run, _ = failed(tmp_path, program)
+    assert held["locals"] == held["copy"]
+    assert run.document("post_mortem")["module"] == "blocks.1.narrow"
+
+
+def test_reading_variables_leaves_no_copies_in_a_frame() -> None:
+    references: list[weakref.ref[Tensor]] = []
+
+    def function() -> None:
+        tensor = torch.ones(3)
+        references.append(weakref.ref(tensor))
+        raise ValueError
+
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        function()
+    frame = raised.tb.tb_next.tb_frame if raised.tb.tb_next is not None else None
+    assert frame is not None
+    assert variables(frame, sorted) == ["references", "tensor"]
+    frame.clear()
+    assert references[0]() is None
+
+
+def test_random_numbers_and_modes_are_untouched(tmp_path: Path) -> None:
+    def program() -> None:
+        torch.manual_seed(3)
+        Net(fails_at=0)(torch.ones(5, 4))
+
+    with pytest.raises(RuntimeError):
+        program()
+    before = torch.get_rng_state()
+    failed(tmp_path, program)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.is_grad_enabled()
+
+
+# -- phases ------------------------------------------------------------------------------------
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.second = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.sigmoid(self.first(x))
+        out = self.second(hidden)
+        hidden += 1
+        return out
+
+
+def test_an_overwritten_tensor_names_the_modules_that_needed_it(tmp_path: Path) -> None:
+    def program() -> None:
+        model = InPlace()
+        model(torch.ones(3, 4)).sum().backward()
+
+    run, _ = failed(tmp_path, program)
+    found = run.document("post_mortem")
+    assert found["phase"] == "backward"
+    assert found["lesson"]["name"] == "overwritten_before_backward"
+    needs = {(n["operation"], n["value"], n["module"], n["after"]) for n in found["needs"]}
+    assert needs == {
+        ("AddmmBackward0", "mat1", "second", None),
+        ("SigmoidBackward0", "result", None, "first"),
+    }
+    assert found["module"] == "second"
+    assert [fact["name"] for fact in found["parameters"]] == ["second.bias", "second.weight"]
+
+
+def test_unpacking_hooks_of_the_program_are_not_called(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def unpack(tensor: Tensor) -> Tensor:
+        calls.append("unpacked")
+        return tensor
+
+    def program() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+            out = InPlace()(torch.ones(3, 4))
+        (out.sum() * torch.ones(2)).backward()  # not a scalar
+
+    with pytest.raises(RuntimeError):
+        program()
+    before = [*calls]
+    run, _ = failed(tmp_path, program)
+    assert calls == before * 2
+    assert run.document("post_mortem")["lesson"]["name"] == "loss_not_scalar"
+
+
+def test_errors_in_losses_optimizers_and_data_are_told_apart(tmp_path: Path) -> None:
+    net = nn.Linear(4, 3)
+
+    def loss() -> None:
+        nn.functional.cross_entropy(net(torch.ones(2, 4)), torch.tensor([0, 3]))
+
+    def step() -> None:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.param_groups[0]["lr"] = "fast"
+        optimizer.step()
+
+    uneven: Any = [torch.ones(2), torch.ones(3)]
+
+    def data() -> None:
+        next(iter(torch.utils.data.DataLoader(uneven, batch_size=2)))
+
+    phases: dict[str, str] = {}
+    for number, program in enumerate((loss, step, data)):
+        run, _ = failed(tmp_path / str(number), program)
+        phases[program.__name__] = run.document("post_mortem")["phase"]
+    assert phases == {"loss": "loss", "step": "optimizer", "data": "data"}
+
+
+def test_an_error_in_a_hook_of_the_program_is_placed_in_its_module(tmp_path: Path) -> None:
+    def program() -> None:
+        net = Net(99)
+        net.blocks[0].register_forward_hook(lambda *_: {"a": 1}["missing"])
+        train(net)
+
+    run, _ = failed(tmp_path, program)
+    found = run.document("post_mortem")
+    assert (found["error"]["type"], found["module"]) == ("KeyError", "blocks.0")
+    assert found["lesson"] is None
+
+
+# -- the ring ----------------------------------------------------------------------------------
+
+
+def test_the_ring_is_kept_when_the_program_fails(tmp_path: Path) -> None:
+    keep = {"ring": 5, "when": ["nonfinite"]}
+    schedule = {"first": 1, "every": 1_000_000}
+    run, _ = failed(tmp_path, lambda: train(Net(fails_at=12)), keep=keep, schedule=schedule)
+    assert list(run.steps) == [0, 7, 8, 9, 10, 11]
+    reasons = run.records.set_index("step")["kept"]
+    assert reasons[11] == "before the end: the program failed"
+
+
+# -- tensors -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12).view(3, 4),
+        torch.ones(3, 4, dtype=torch.bfloat16),
+        torch.tensor([1.0, float("nan"), float("inf"), -3.0]),
+        torch.randn(50, 40).t()[::2],
+        torch.tensor([True, False, True]),
+        torch.tensor([3 + 4j, 0j]),
+    ],
+    ids=lambda tensor: str(tensor.dtype),
+)
+def test_statistics_equal_those_of_numpy(tensor: Tensor) -> None:
+    fact = describe("x", tensor)
+    values = tensor.to(torch.complex128).abs() if tensor.is_complex() else tensor.to(torch.float64)
+    array = values.numpy()
+    finite = array[np.isfinite(array)]
+    assert fact["shape"] == list(tensor.shape)
+    assert fact["nonfinite"] == array.size - finite.size
+    expected = finite.min(), finite.max(), finite.mean(), finite.std()
+    assert [fact[n] for n in ("min", "max", "mean", "std")] == pytest.approx(expected)
+    assert "read" not in fact
+
+
+def test_of_a_large_tensor_a_sample_is_read_and_said_so() -> None:
+    tensor = torch.arange(3_000_000, dtype=torch.float32)
+    fact = describe("x", tensor)
+    assert fact["read"] == len(range(0, 3_000_000, 3))
+    assert fact["max"] == 2_999_997
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(3, device="meta"),
+        torch.eye(3).to_sparse(),
+        torch.empty(0, 4),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    ],
+    ids=["meta", "sparse", "empty", "nested"],
+)
+def test_a_tensor_that_cannot_be_read_has_no_statistics(tensor: Tensor) -> None:
+    fact = describe("x", tensor)
+    assert fact["dtype"] == "float32"
+    assert "mean" not in fact
+
+
+def test_parameters_that_ddp_lists_by_number_are_named(tmp_path: Path) -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            used: Tensor = self.used(x)
+            return used
+
+    distributed = torch.distributed
+    meeting = f"file://{tmp_path / 'store'}"
+    distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(Branches())
+        model(torch.ones(3, 4)).sum().backward()
+        with pytest.raises(RuntimeError) as raised:
+            model(torch.ones(3, 4))
+    finally:
+        distributed.destroy_process_group()
+    found = post_mortem(raised.value, ProgramPlace(1, False, lambda _: None, list))
+    assert found["lesson"]["name"] == "unused_parameters"
+    assert found["unused"] == ["unused.weight", "unused.bias"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": "3"}, {"calls": [{"node": "x"}]}, {"lesson": {"name": "x"}}, {"stack": [3]},
+     {"parameters": [{"name": "w", "shape": ["4"]}]}, {"memory": {"host": "much"}}],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_a_forged_post_mortem_is_rejected(
+    unrecorded: tuple[Run, list[Tensor]], change: dict[str, Any]
+) -> None:
+    content = unrecorded[0].document("post_mortem")
+    assert check_document("post_mortem", content) == content
+    with pytest.raises(ValueError, match="post_mortem"):
+        check_document("post_mortem", content | change)

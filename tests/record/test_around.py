@@ -1,0 +1,488 @@
+"""What is recorded around the network: automatic metrics, growing memory, waiting and stalls."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import comgra_decl as comgra
+from comgra_decl.hooks import stalls
+from comgra_decl.hooks.scalars import automatic, growth
+from comgra_decl.query import Run
+from comgra_decl.record import live_spec
+from comgra_decl.store.last_seen import FILE, last_seen
+from tests.support.forked import Program
+
+AROUND = {"growing_memory", "input_bound", "stalled_step"}
+TIMES = {"time/data", "time/forward", "time/backward", "time/optimizer", "time/step"}
+SPEC = {
+    "nodes": {"weights": {"select": "**", "capture": ["parameter_grad"]}},
+    "schedule": {"first": 1, "every": 10},
+    "graph": False,
+}
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times every step that is not recorded, and reads the memory in every step."""
+    monkeypatch.setattr(automatic, "INTERVAL", 0.0)
+    monkeypatch.setattr(automatic, "MEMORY_INTERVAL", 0.0)
+
+
+def traced(root: Path, program: Callable[[], Any], **spec: Any) -> Run:
+    with comgra.trace({**SPEC, **spec}, root=root, group="g") as session:
+        program()
+    assert session.path is not None
+    return comgra.open_run(session.path)
+
+
+def net(*widths: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    pairs = pairwise(widths)
+    return nn.Sequential(*(part for a, b in pairs for part in (nn.Linear(a, b), nn.Tanh())))
+
+
+# -- automatic metrics -------------------------------------------------------------------------
+
+
+def two_groups(steps: int = 25) -> list[float]:
+    """Train with two learning rates, one of which is halved every ten steps."""
+    model = net(8, 16, 1)
+    groups: list[dict[str, Any]] = [
+        {"params": model[0].parameters()},
+        {"params": model[2].parameters(), "lr": 0.5},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
+    norms = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        norms.append(float(torch.linalg.vector_norm(torch.cat([g.flatten() for g in grads]))))
+        optimizer.step()
+        schedule.step()
+    return norms
+
+
+@pytest.mark.usefixtures("always")
+def test_metrics_are_taken_without_code_and_kept_apart(tmp_path: Path) -> None:
+    norms: list[float] = []
+    run = traced(tmp_path, lambda: norms.extend(two_groups()))
+    assert set(run.kpis()["name"]) == {"loss"}
+    table = run.kpis(automatic=True)
+    assert {"lr", "lr[1]", "grad_norm", "memory/host", "samples_per_second", *TIMES} <= set(
+        table["name"]
+    )
+    series = {str(name): part.set_index("step")["value"] for name, part in table.groupby("name")}
+    assert series["lr"][5] == 0.1
+    assert series["lr"][15] == 0.05
+    assert series["lr[1]"][24] == 0.125
+    recorded = series["grad_norm"]
+    assert list(recorded.index) == list(run.steps)
+    assert list(recorded) == pytest.approx([norms[step] for step in run.steps], rel=1e-5)
+    assert series["memory/host"].min() > 1 << 20
+    assert set(series["time/data"].index).isdisjoint(run.steps)  # these include the recording
+    for name in TIMES:
+        assert (series[name] >= 0).all()
+    rate = series["samples_per_second"] * series["time/step"]
+    assert rate.dropna().to_numpy() == pytest.approx(np.full(len(rate.dropna()), 4.0))
+
+
+@pytest.mark.usefixtures("always")
+def test_one_key_switches_them_off(tmp_path: Path) -> None:
+    run = traced(tmp_path, two_groups, kpis={"automatic": False})
+    assert set(run.kpis(automatic=True)["name"]) == {"loss"}
+
+
+@pytest.mark.usefixtures("always")
+def test_a_metric_that_the_program_logs_takes_precedence(tmp_path: Path) -> None:
+    def program() -> None:
+        model = net(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(5):
+            model(torch.ones(2, 4)).sum().backward()
+            comgra.kpi("lr", 100.0 + step)
+            optimizer.step()
+
+    table = traced(tmp_path, program).kpis(automatic=True)
+    assert list(table[table["name"] == "lr"]["value"]) == [100.0, 101.0, 102.0, 103.0, 104.0]
+
+
+def test_between_timed_steps_nothing_is_attached(tmp_path: Path) -> None:
+    """Timed steps are at most every two seconds, so a short program has none."""
+    seen = []
+
+    def program() -> None:
+        model = net(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            hooks = nn.modules.module._global_forward_pre_hooks
+            seen.append(len(hooks))
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(automatic, "INTERVAL", 1e9)
+    try:
+        run = traced(tmp_path, program, schedule={"first": 1, "every": 1000})
+    finally:
+        monkey.undo()
+    assert seen[2:] == [0] * 6
+    assert "time/data" not in set(run.kpis(automatic=True)["name"])
+
+
+# -- healthy programs --------------------------------------------------------------------------
+
+
+def _loop(model: nn.Module, batches: Iterator[tuple[Tensor, ...]], loss: Any = None) -> list[float]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    losses = []
+    for inputs, *targets in batches:
+        optimizer.zero_grad()
+        out = model(inputs)
+        out = out[0] if isinstance(out, tuple) else out
+        value = out.square().mean() if loss is None else loss(out, *targets)
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    return losses
+
+
+def _random(*shape: int, steps: int = 40) -> Iterator[tuple[Tensor, ...]]:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        yield (torch.randn(shape, generator=generator),)
+
+
+def mlp() -> list[float]:
+    return _loop(net(8, 32, 1), _random(16, 8))
+
+
+def cnn() -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    return _loop(model, _random(4, 3, 8, 8))
+
+
+def lstm() -> list[float]:
+    torch.manual_seed(0)
+    return _loop(nn.LSTM(4, 8), _random(6, 2, 4))
+
+
+def transformer() -> list[float]:
+    torch.manual_seed(0)
+    return _loop(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), _random(2, 5, 8))
+
+
+def data_loader() -> list[float]:
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(320, 8), torch.randint(0, 3, (320,)))
+    batches = (tuple(batch) for batch in DataLoader(data, batch_size=8, shuffle=True))
+    return _loop(nn.Linear(8, 3), batches, nn.functional.cross_entropy)
+
+
+def accumulated() -> list[float]:
+    model, losses = net(8, 8, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, (inputs,) in enumerate(_random(4, 8, steps=80), 1):
+        loss = model(inputs).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        if number % 2 == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def two_models() -> list[float]:
+    one, two, losses = net(4, 8, 4), net(4, 8, 1), []
+    first = torch.optim.Adam(one.parameters(), lr=1e-3)
+    second = torch.optim.Adam(two.parameters(), lr=1e-3)
+    for (noise,) in _random(8, 4):
+        second.zero_grad()
+        critic = two(one(noise).detach()).mean()
+        critic.backward()
+        second.step()
+        first.zero_grad()
+        loss = -two(one(noise)).mean()
+        loss.backward()
+        first.step()
+        losses.append(loss.item())
+    return losses
+
+
+def evaluated() -> list[float]:
+    model, losses = net(8, 8, 1), []
+    for epoch in range(4):
+        model.train()
+        losses += _loop(model, _random(8, 8, steps=10))
+        model.eval()
+        with torch.no_grad():
+            losses.append(model(torch.full((32, 8), float(epoch))).mean().item())
+    return losses
+
+
+def mixed_precision() -> list[float]:
+    model, losses = net(8, 16, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for (inputs,) in _random(8, 8):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def closure() -> list[float]:
+    model, losses = net(4, 4, 1), []
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    for (inputs,) in _random(8, 4, steps=20):
+
+        def again(inputs: Tensor = inputs) -> Tensor:
+            optimizer.zero_grad()
+            loss = (model(inputs) - 1).square().mean()
+            loss.backward()
+            return loss
+
+        losses.append(optimizer.step(again).item())
+    return losses
+
+
+HEALTHY = (mlp, cnn, lstm, transformer, data_loader, accumulated, two_models, evaluated,
+           mixed_precision, closure)  # fmt: skip
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("program", HEALTHY, ids=lambda program: program.__name__)
+def test_healthy_programs_train_bit_equal_and_get_none_of_the_findings(
+    program: Callable[[], list[float]], tmp_path: Path
+) -> None:
+    plain, state = program(), torch.get_rng_state()
+    losses: list[float] = []
+    rules = {"input_bound": {"least_ms": 20}}  # a busy machine may delay a tiny program
+    run = traced(tmp_path, lambda: losses.extend(program()), rules=rules)
+    assert losses == plain
+    assert torch.equal(torch.get_rng_state(), state)
+    assert AROUND.isdisjoint(run.findings()["rule"])
+    values = run.kpis(automatic=True)
+    assert np.isfinite(values["value"]).all()
+    assert "memory/host" in set(values["name"])
+
+
+# -- unhealthy programs ------------------------------------------------------------------------
+
+
+def leaking(steps: int = 160) -> list[float]:
+    """Keep the loss of each step with its graph."""
+    losses = []
+    model = net(64, 1024, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(256, 64)).square().mean()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        losses.append(loss)
+    return [loss.item() for loss in losses]
+
+
+@pytest.mark.usefixtures("always")
+def test_a_leak_is_found_and_what_grows_is_named(tmp_path: Path) -> None:
+    run = traced(tmp_path, leaking)
+    found = run.findings().set_index("rule")
+    assert "growing_memory" in found.index
+    message = str(found.loc["growing_memory", "message"])
+    assert "What grows is `losses in leaking (test_around.py)` (1 more per step)." in message
+    growing = run.kpis(automatic=True).query("name.str.startswith('growing/')")
+    assert (growing["value"] == 1.0).all()
+
+
+@pytest.mark.usefixtures("always")
+def test_a_starved_loader_is_found(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def starved() -> None:
+        model = net(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for (inputs,) in _random(4, 8, steps=14):
+            gate.wait(0.05)  # a batch that comes late
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+
+    found = traced(tmp_path, starved).findings().set_index("rule")
+    assert "input_bound" in found.index
+    assert "pass before the model is called" in str(found.loc["input_bound", "message"])
+
+
+def test_a_stalled_worker_leaves_a_report_with_all_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_spec, "_INTERVAL", 0.01)
+    monkeypatch.setattr(stalls, "LEAST", 0.5)
+    reported = threading.Event()
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "has not ended for" in record.getMessage():
+                reported.set()
+
+    batches: list[Tensor] = []
+
+    def fetch_the_batch() -> None:
+        assert reported.wait(60)
+        batches.append(torch.ones(4, 8))
+
+    def program() -> None:
+        model = net(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        inputs, steps, until = torch.ones(4, 8), 0, time.monotonic() + 0.5
+        while steps < 100 or time.monotonic() < until:  # so that steps are seen to end
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            steps += 1
+        worker = threading.Thread(target=fetch_the_batch, name="worker")
+        worker.start()
+        worker.join(60)
+        model(batches[0]).square().mean().backward()
+        optimizer.step()
+
+    handler = Listening()
+    logging.getLogger("comgra_decl").addHandler(handler)
+    try:
+        run = traced(tmp_path, program)
+    finally:
+        logging.getLogger("comgra_decl").removeHandler(handler)
+    (note,) = [text for text in run.notes()["text"] if "has not ended" in text]
+    assert "MainThread:" in note
+    assert "worker:" in note
+    assert "in fetch_the_batch" in note
+    assert "comgra-" not in note
+    assert "stalled_step" in set(run.findings()["rule"])
+
+
+def test_only_long_steps_outside_of_evaluations_stall() -> None:
+    now, reports = [0.0], []
+    watch = stalls.StallWatch(lambda *found: reports.append(found[0]), clock=lambda: now[0])
+    for step in range(5):
+        now[0] += 1.0
+        watch.look(step, evaluating=False)
+    for evaluating, until in ((True, 100.0), (False, 109.0)):
+        while now[0] < until:
+            now[0] += 1.0
+            watch.look(4, evaluating=evaluating)
+        assert not reports
+    for _ in range(5):
+        now[0] += 1.0
+        watch.look(4, evaluating=False)
+    assert reports == [10.0]
+
+
+def growing() -> dict[str, float]:
+    """Return what is found to grow while a list of tensors and a list of numbers do.
+
+    Not part of a test, because pytest rewrites functions with assertions to call `locals`.
+    """
+    watch = growth.Growth()
+    kept: list[Tensor] = [torch.ones(1)] * 10
+    numbers = list(range(10))
+    found: dict[str, float] = {}
+    for step in range(100):
+        kept.append(torch.ones(1))
+        numbers.append(step)
+        found |= watch.look(step, step << 20)
+    return found
+
+
+def test_growth_needs_a_container_of_tensors_that_grows_with_the_steps() -> None:
+    assert growing() == {"kept in growing (test_around.py)": 1.0}
+    steady = growth.Growth()
+    assert not any(steady.look(step, 1 << 30) for step in range(50))
+
+
+# -- a process that is killed ------------------------------------------------------------------
+
+TRAINING = """
+import torch
+from torch import nn
+import comgra_decl as comgra
+from comgra_decl.record import live_spec
+live_spec._INTERVAL = 0.02
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with comgra.trace("light", root="runs", group="g", name="n"):
+    while True:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_killed_process_leaves_the_step_and_memory_it_was_last_seen_with(tmp_path: Path) -> None:
+    program = Program(tmp_path, "-c", TRAINING)
+    folder, until = tmp_path / "runs" / "g" / "n", time.monotonic() + 120
+    while (seen := last_seen(folder)) is None or seen["step"] < 10:
+        assert time.monotonic() < until, program.err.read_text()
+        assert program.process.is_alive(), program.err.read_text()
+        time.sleep(0.02)
+    program.kill()
+    run = comgra.open_run(folder)
+    ending = run.ending
+    assert run.state == "stopped"
+    assert ending is not None
+    assert ending.headline.startswith(
+        "the process ended without finishing the run at or after step"
+    )
+    kept = last_seen(folder)
+    assert kept is not None
+    assert kept["step"] >= seen["step"]
+    assert any("the process uses" in line for line in ending.parts[0][1])
+
+
+def test_a_finished_run_leaves_no_such_file(tmp_path: Path) -> None:
+    run = traced(tmp_path, two_groups)
+    assert run.ending is None
+    assert isinstance(run.path, Path)
+    assert not (run.path / FILE).exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{", '{"time": "now", "step": 3}', '{"time": 1.0}', '{"time": 1, "step": -4}',
+     "[" * 100_000],
+)  # fmt: skip
+def test_a_forged_file_is_ignored(content: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(content)
+    assert last_seen(tmp_path) is None
+
+
+def test_a_nearly_full_memory_is_named_as_the_probable_reason(tmp_path: Path) -> None:
+    run = traced(tmp_path, two_groups)
+    facts = {"time": 1.0e9, "step": 7, "host": 15 << 30, "limit": 16 << 30, "used": 15.9 * 2**30}
+    assert isinstance(run.path, Path)
+    (run.path / FILE).write_text(json.dumps(facts))
+    os.utime(run.path / FILE)
+
+    class Stopped(Run):
+        state = "stopped"
+
+    ending = Stopped(run.path).ending
+    assert ending is not None
+    assert ending.headline.endswith("at or after step 7, probably because memory ran out")

@@ -1,0 +1,200 @@
+"""Attention weights: what is found, what is drawn, and the tokens beside it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from comgra_decl.query import Run
+from comgra_decl.viewer.components.attention import AttentionView
+from comgra_decl.viewer.dashboard import Dashboard
+from comgra_decl.viewer.model.attention import attention, layer_at, layers, thumbnails, tokens
+from comgra_decl.viewer.model.catalogue import Catalogue
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.page import create_page
+from comgra_decl.viewer.panes.attention import AttentionPane
+from tests.support.traced import traced
+
+expect = pytest.importorskip("playwright.sync_api").expect
+
+LENGTH, HEADS = 7, 3
+NODES = {
+    "all": {"select": "**", "capture": ["input", "output"], "values": True},
+    "weights": {"select": "*.weights", "values": True, "axes": ["head", "query", "key"]},
+}
+
+
+class Weights(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.unflatten(2, (HEADS, -1)).transpose(1, 2)
+        return (3 * heads @ heads.transpose(-1, -2)).softmax(-1)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights, self.mix = Weights(), nn.Linear(12, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = self.weights(x) @ x.unflatten(2, (HEADS, -1)).transpose(1, 2)
+        return self.mix(x + mixed.transpose(1, 2).flatten(2))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.first, self.second = nn.Embedding(50, 12), Layer(), Layer()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(self.embed(tokens)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    torch.manual_seed(2)
+    model, ids = Net(), torch.randint(0, 50, (4, LENGTH))
+
+    def training() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(ids).square().mean().backward()
+            optimizer.step()
+
+    return traced(tmp_path_factory.mktemp("attention") / "runs", NODES, training)
+
+
+@pytest.fixture
+def view(run: Run) -> RunView:
+    return RunView(run)
+
+
+def at(node: str = "first.weights", **fields: Any) -> Selection:
+    return Selection(step=1, node=node, role="output", **fields)
+
+
+def test_weights_are_found_in_the_order_of_execution(view: RunView) -> None:
+    assert [slot.node for slot in layers(view)] == ["first.weights", "second.weights"]
+    second = layer_at(view, at("second.weights"))
+    assert second is not None
+    assert second.node == "second.weights"
+    other = layer_at(view, at("embed"))
+    assert other is not None
+    assert other.node == "first.weights"
+
+
+def test_the_selected_sample_is_shown_with_its_tokens(view: RunView, run: Run) -> None:
+    slot = layers(view)[0]
+    for batch, sample in (("mean", 0), ("2", 2)):
+        found = attention(view, slot, at(batch=batch))
+        assert found is not None
+        np.testing.assert_array_equal(found.weights, run.value("first.weights", 1)[sample])
+        node, role = next((s.node, s.role) for s in view.slots.values() if s.kind == "input")
+        ids = run.slot(node, role=role).value(1)[sample]
+        assert found.keys == found.queries == tuple(map(str, ids.tolist()))
+        np.testing.assert_allclose(found.weights.sum(-1), 1, rtol=1e-5)
+    assert attention(view, slot, at(batch="9")) is None
+
+
+def test_tokens_of_another_length_are_not_taken(view: RunView) -> None:
+    assert len(tokens(view, at(), 0, LENGTH)) == LENGTH
+    assert tokens(view, at(), 0, LENGTH + 1) == ()
+
+
+def test_a_thumbnail_shows_the_largest_weight_of_each_block(view: RunView) -> None:
+    found = attention(view, layers(view)[0], at())
+    assert found is not None
+    np.testing.assert_array_equal(thumbnails(found), found.weights)
+    big = np.random.default_rng(0).random((2, 60, 49)).astype(np.float32)
+    small = thumbnails(type(found)(big, (), (), ""))
+    expected = [
+        [[big[h, 3 * i : 3 * i + 3, 3 * j : 3 * j + 3].max() for j in range(17)] for i in range(20)]
+        for h in range(2)
+    ]
+    np.testing.assert_array_equal(small, np.array(expected, np.float32))
+
+
+@pytest.fixture
+def dashboard(run: Run) -> Dashboard:
+    return Dashboard(Catalogue(Path(str(run.path)).parents[1]), query="?section=attention&step=1")
+
+
+def shown(dashboard: Dashboard) -> AttentionView:
+    (pane,) = dashboard.screen.sections["attention"].panes
+    assert isinstance(pane, AttentionPane)
+    view: AttentionView = pane.view
+    return view
+
+
+def test_the_section_sends_bytes_of_which_255_is_the_largest(
+    dashboard: Dashboard, run: Run
+) -> None:
+    dashboard.change(node="second.weights", batch="1")
+    sent = shown(dashboard).shown or {}
+    values = run.value("second.weights", 1)[1]
+    np.testing.assert_allclose(sent["largest"], values.max((1, 2)), rtol=1e-6)
+    read = np.frombuffer(base64.b64decode(sent["weights"]), np.uint8).reshape(values.shape)
+    assert (read.max((1, 2)) == 255).all()
+    np.testing.assert_allclose(read / 255 * values.max((1, 2), keepdims=True), values, atol=3e-3)
+    assert [layer["name"] for layer in shown(dashboard).layers] == [
+        "first.weights",
+        "second.weights",
+    ]
+    assert shown(dashboard).chosen == 1
+
+
+def test_a_click_on_a_layer_selects_its_tensor(dashboard: Dashboard) -> None:
+    shown(dashboard)._handle_msg({"layer": 1})
+    assert dashboard.state.node == "second.weights"
+    for nonsense in ({"layer": 2}, {"layer": -1}, {"layer": True}, {"layer": "1"}, {"leyer": 0}):
+        shown(dashboard)._handle_msg(nonsense)
+    assert dashboard.state.node == "second.weights"
+
+
+def test_a_run_without_attention_has_no_such_tab_and_says_why(root: Path) -> None:
+    dashboard = Dashboard(Catalogue(root), query="?section=inspect")
+    assert 'data-send="attention"' not in dashboard.screen.tabs.html
+    dashboard.change(section="attention")
+    assert "no attention weights" in shown(dashboard).missing
+
+
+@pytest.mark.browser
+def test_attention_is_drawn_in_three_ways(run: Run, serve: Callable[..., str], page: Any) -> None:
+    address = serve(lambda: create_page([str(Path(str(run.path)).parents[1])]))
+    page.goto(f"{address}?section=attention&step=1")
+    maps = page.locator(".map canvas")
+    expect(maps).to_have_count(HEADS)
+    box = maps.first.bounding_box()
+    assert box["width"] == pytest.approx(box["height"], abs=1)
+    ids = run.value("embed", 1)[0].shape[0]
+    for side in ("down", "across"):
+        assert page.locator(f".map:first-child .labels.{side} span").count() == ids == LENGTH
+    maps.nth(1).hover(position={"x": box["width"] - 4, "y": 5})
+    weight = run.value("first.weights", 1)[0, 1, 0, LENGTH - 1]
+    expect(page.locator(".said")).to_contain_text("head 1 \u00b7 query 0")
+    said = float(page.locator(".said").inner_text().rpartition(" ")[2])
+    assert said == pytest.approx(weight, abs=5e-3)
+    page.get_by_role("button", name="Heads", exact=True).click()
+    lines = page.locator(".tokens line")
+    expect(lines.first).to_be_attached()
+    for head in (1, 2):
+        page.get_by_role("button", name=f"Head {head}").click()
+    values = run.value("first.weights", 1)[0, 0]
+    expect(lines).to_have_count(int((np.rint(values / values.max() * 255) / 255 >= 0.04).sum()))
+    page.locator(".tokens li").nth(2).hover()
+    row = np.rint(values[2] / values.max() * 255) / 255
+    expect(lines).to_have_count(int((row >= 0.04).sum()))
+    page.get_by_role("button", name="Model").click()
+    expect(page.locator(".thumb")).to_have_count(2 * HEADS)
+    page.get_by_role("button", name="second.weights, head 2").click()
+    expect(page.locator(".attention header b")).to_have_text("second.weights")
+    expect(page.get_by_role("button", name="Head 2")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="Head 0")).to_have_attribute("aria-pressed", "false")

@@ -1,0 +1,172 @@
+"""The Pictures section shows the samples of a probe and the pictures of the selected one."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import comgra_decl
+from comgra_decl.query import Run
+from comgra_decl.viewer.model.pictures import Cloud, album, png
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.selection import Selection, resolve
+from comgra_decl.viewer.panes.base import Shown
+from comgra_decl.viewer.panes.pictures import PicturesPane
+
+SPEC: dict[str, Any] = {
+    "nodes": {"all": {"select": "**"}},
+    "schedule": {"first": 100},
+    "probes": {
+        "eyes": {
+            "samples": {"count": 6, "by": "target"},
+            "schedule": {"first": 0, "every": 2},
+            "show": {"image": {"mean": [0.5], "std": [0.25]}},
+        }
+    },
+    "pictures": {
+        "cam": {"method": "grad_cam", "of": "eyes", "select": "0", "target": "label"},
+        "guided": {"method": "guided_backprop", "of": "eyes"},
+    },
+}
+
+
+def trained(root: Path, spec: dict[str, Any]) -> RunView:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 3))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with comgra_decl.trace(spec, root=root) as session:
+        for _ in range(6):
+            optimizer.zero_grad()
+            F.cross_entropy(net(torch.randn(9, 1, 6, 6)), torch.arange(9) % 3).backward()
+            optimizer.step()
+    assert session.path is not None
+    return RunView(comgra_decl.open_run(session.path))
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> RunView:
+    return trained(tmp_path_factory.mktemp("runs"), SPEC)
+
+
+def at(view: RunView, **wanted: Any) -> Selection:
+    return replace(resolve(view, Selection(), {}), **wanted)
+
+
+def shown(view: RunView, **wanted: Any) -> Shown:
+    chosen = at(view, **wanted)
+    return Shown(view, chosen, colour="kind", scale="linear", expanded=None, follow=False)
+
+
+def pixels(source: str) -> Any:
+    """Decode the one form of PNG that the section writes."""
+    content = base64.b64decode(source.removeprefix("data:image/png;base64,"))
+    width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
+    start = content.index(b"IDAT") + 4
+    lines = np.frombuffer(zlib.decompress(content[start:]), np.uint8).reshape(height, -1)
+    return lines[:, 1:].reshape(height, width, 3)
+
+
+def test_an_image_survives_its_encoding() -> None:
+    image = np.random.default_rng(0).integers(256, size=(5, 7, 3), dtype=np.uint8)
+    assert (pixels(png(image)) == image).all()
+
+
+def test_the_gallery_holds_input_label_prediction_and_loss_at_the_nearest_record(
+    probed: RunView,
+) -> None:
+    run: Run = probed.run
+    found = album(probed, at(probed, step=3))
+    assert (found.probe, found.step) == ("eyes", 2)
+    scores = torch.from_numpy(run.value("Sequential", 2, type="probe:eyes"))
+    given = run.slot("input", role="input").value(2, type="probe:eyes")
+    assert len(found.tiles) == 6
+    for tile in found.tiles:
+        label = run.samples(2, type="probe:eyes")["label"][tile.sample]
+        assert tile.label == label
+        assert tile.prediction == int(scores[tile.sample].argmax())
+        wanted = F.cross_entropy(scores[tile.sample], torch.tensor(int(label)))
+        assert tile.loss == pytest.approx(float(wanted), rel=1e-5)
+        grey = np.clip(given[tile.sample, 0] * 0.25 + 0.5, 0, 1) * 255
+        assert np.abs(pixels(tile.image)[..., 0] - grey).max() <= 0.51
+
+
+def test_a_picture_has_one_scale_for_all_steps_and_says_why_if_there_is_none(
+    probed: RunView,
+) -> None:
+    largest = max(np.abs(probed.run.picture("cam", step).values).max() for step in (0, 2, 4))
+    for step in (0, 4):
+        cards = {
+            card.title.partition(":")[0]: card
+            for card in album(probed, at(probed, step=step)).cards
+        }
+        assert cards["cam"].high == -cards["cam"].low == pytest.approx(largest)
+        assert "defined for ReLU" in cards["guided (guided_backprop)"].missing
+
+
+def test_the_cloud_of_the_selected_node_keeps_its_frame_between_steps(probed: RunView) -> None:
+    clouds = [album(probed, at(probed, step=step, node="0")).cloud for step in (0, 4)]
+    first, second = clouds
+    assert isinstance(first, Cloud)
+    assert isinstance(second, Cloud)
+    assert (first.low, first.high, first.steps) == (second.low, second.high, 3)
+    assert (first.points != second.points).any()
+
+
+def test_a_click_selects_the_sample_for_all_sections(probed: RunView) -> None:
+    chosen: list[dict[str, Any]] = []
+    pane = PicturesPane(lambda **changes: chosen.append(changes))
+    pane.refresh(shown(probed, batch="2"))
+    assert 'data-send="sample:2" aria-pressed="true"' in pane.view.html
+    assert pane.view.html.count('aria-pressed="true"') == 1
+    assert pane.view.check({"send": "sample:4"})
+    assert not pane.view.check({"send": "sample:6"})
+    pane._on_message({"send": "sample:4"})
+    assert chosen == [{"batch": "4"}]
+
+
+def test_without_a_probe_the_section_names_the_lines_that_would_fill_it(tmp_path: Path) -> None:
+    view = trained(tmp_path, {"nodes": SPEC["nodes"]})
+    pane = PicturesPane(lambda **_: None)
+    pane.refresh(shown(view))
+    assert "probes:\n  eyes: {samples: {count: 8}}" in pane.view.html
+
+
+@pytest.mark.browser
+def test_the_browser_draws_the_pictures_and_reports_the_chosen_sample(
+    probed: RunView, serve: Callable[..., str], page: Any
+) -> None:
+    from playwright.sync_api import expect
+
+    panel: Any = pytest.importorskip("panel")
+
+    def make() -> Any:
+        def act(**changes: Any) -> None:
+            pane.refresh(shown(probed, node="0", step=4, **changes))
+
+        pane = PicturesPane(act)
+        act()
+        panel.state.onload(lambda: pane.view.param.update(ready=True))
+        return pane.panel
+
+    page.goto(serve(make))
+    page.wait_for_function("!!(window.Bokeh && Bokeh.documents[0]?.is_idle)")
+    expect(page.get_by_role("heading", name="Probe eyes at step 4")).to_be_visible()
+    images = page.locator(".gallery img, .cards img")
+    expect(images).to_have_count(7)  # six samples and one picture
+    sizes = images.evaluate_all("all => all.map(image => image.naturalWidth)")
+    assert sizes == [6] * 6 + [4]
+    expect(page.locator(".cards circle")).to_have_count(6)
+    sample = page.get_by_role("button", name="sample 4")
+    expect(sample).to_have_attribute("aria-pressed", "false")
+    sample.press("Enter")
+    expect(sample).to_have_attribute("aria-pressed", "true")

@@ -1,0 +1,128 @@
+"""Attention weights of the run: which tensors hold them, one sample's matrices, and its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.query import Preview
+from comgra_decl.query.preview import axis_names
+from comgra_decl.records import Axis
+from comgra_decl.viewer.model.drawing import numbers
+from comgra_decl.viewer.model.runview import RunView, Slot
+from comgra_decl.viewer.model.selection import Selection
+
+_PAIR = ("query", "key")
+_HEADS, _SMALL = 32, 24
+"""Heads that are drawn, and rows and columns of a thumbnail, at most."""
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention weights of one sample in one tensor.
+
+    Attributes:
+        weights: [heads, queries, keys]; NaN where they are not finite.
+        queries: Label of each row.
+        keys: Label of each column.
+        facts: What is seen, such as the number of heads and the size of the matrices.
+    """
+
+    weights: Floats
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    facts: str
+
+
+def layers(view: RunView) -> list[Slot]:
+    """Returns the slots that hold attention weights, in order of execution."""
+    return view.now("attention", lambda: [s for s in view.slots.values() if _is_attention(view, s)])
+
+
+def _is_attention(view: RunView, slot: Slot) -> bool:
+    if slot.pass_ != "forward" or slot.kind != "computed" or slot.batch_dim is None:
+        return False
+    info = view.run.arrays.slots[slot.id]
+    dims = tuple(n for i, n in enumerate(slot.shape) if i != slot.batch_dim)
+    return axis_names(info, dims, whole_numbers=False)[-2:] == _PAIR
+
+
+def layer_at(view: RunView, at: Selection) -> Slot | None:
+    """Returns the selected attention tensor, or the first one; None if there is none."""
+    found = layers(view)
+    same = (s for s in found if (s.node, s.role, s.iteration) == (at.node, at.role, at.iteration))
+    return next(same, found[0] if found else None)
+
+
+def attention(view: RunView, slot: Slot, at: Selection) -> Attention | None:
+    """Returns the weights of the selected sample, or of the first; None if there are none."""
+    if at.step is None:
+        return None
+    try:
+        preview = view.preview(slot, at.step, at.type)
+    except ComgraError:
+        return None
+    sample = at.sample or 0
+    if sample >= len(preview.values) or preview.values.ndim not in (3, 4):
+        return None
+    whole = numbers(preview.values)[sample]
+    weights = whole.reshape(-1, *whole.shape[-2:]).astype(np.float32)
+    rows, columns = preview.meanings[-2:]
+    words = tokens(view, at, sample, max(rows.size, columns.size))
+    heads = weights.shape[0]
+    many = f"{heads} heads" if heads != 1 else "1 head"
+    return Attention(
+        weights[:_HEADS],
+        _labels(rows, weights.shape[1], words),
+        _labels(columns, weights.shape[2], words),
+        f"{many} \u00b7 {weights.shape[1]}\u00d7{weights.shape[2]}{_of(preview, sample)}",
+    )
+
+
+def _of(preview: Preview, sample: int) -> str:
+    means = any(axis.how == "mean" for axis in preview.meanings)
+    sizes = "\u00d7".join(str(axis.size) for axis in preview.meanings[-2:])
+    return f", means of {sizes} \u00b7 sample {sample}" if means else f" \u00b7 sample {sample}"
+
+
+def tokens(view: RunView, at: Selection, sample: int, length: int) -> tuple[str, ...]:
+    """Returns the tokens of a sample: the whole numbers of an input of this length, or ().
+
+    Bytes are shown as letters, and other numbers as themselves.
+    """
+    for slot in view.slots.values():
+        fits = slot.kind == "input" and slot.pass_ == "forward" and slot.shape[1:] == (length,)
+        if not fits or slot.batch_dim != 0 or "int" not in slot.dtype or at.step is None:
+            continue
+        try:
+            ids = view.value(slot, at.step, at.type)
+        except ComgraError:
+            continue
+        if sample < len(ids):
+            letters = slot.dtype == "uint8"
+            return tuple(chr(i) if letters else str(i) for i in ids[sample].tolist())
+    return ()
+
+
+def _labels(axis: Axis, count: int, words: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the label of each entry: its token where the entry stands for one, or its range."""
+    if axis.how != "mean":
+        return words[:count] if len(words) >= count else tuple(map(str, range(count)))
+    ends = [(i * axis.size // count, -(-(i + 1) * axis.size // count) - 1) for i in range(count)]
+    return tuple(f"{a}\u2013{b}" if b > a else str(a) for a, b in ends)
+
+
+def thumbnails(found: Attention) -> Floats:
+    """Returns the largest weight of each block of cells, [heads, rows, columns], for small maps."""
+    heads, rows, columns = found.weights.shape
+    down, across = (-(-n // _SMALL) for n in (rows, columns))
+    padded = np.full((heads, -(-rows // down) * down, -(-columns // across) * across), -np.inf)
+    padded[:, :rows, :columns] = np.nan_to_num(found.weights, nan=0.0)
+    blocks = padded.reshape(heads, -1, down, padded.shape[2] // across, across)
+    largest: Floats = blocks.max((2, 4)).astype(np.float32)
+    return largest

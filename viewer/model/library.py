@@ -1,0 +1,264 @@
+"""Facts, metrics and series of all runs, read in the background and shared by all sessions."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import ComgraError, UnknownNameError
+from comgra_decl.query import (
+    Clock,
+    Run,
+    RunRow,
+    RunSummary,
+    at_steps,
+    clock_of,
+    metrics_of,
+    open_run,
+    row_of,
+)
+from comgra_decl.viewer.model.cache import size_of
+from comgra_decl.viewer.model.catalogue import Catalogue
+
+HELD = 256 << 20
+"""Maximum size in bytes of the metrics and series in memory."""
+
+_RECENT = 30.0
+"""Seconds for which numbers count as being on screen. They do not make room for others, which would
+have to make room for them in turn."""
+
+_LOG = logging.getLogger(__name__)
+
+XAxis = Literal["step", "time", "samples"]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to draw of a run: a metric or, with a node, a statistic of a tensor.
+
+    Attributes:
+        run: Name of the run below the root.
+        metric: Name of the metric, as in `RunRow.last`; "" for a tensor.
+        node, role, iteration, pass_: The tensor.
+        statistic, over, type: The statistic, its aggregate over the batch, and the step type.
+    """
+
+    run: str
+    metric: str = ""
+    node: str = ""
+    role: str = ""
+    iteration: int = 0
+    pass_: str = "forward"
+    statistic: str = ""
+    over: str = "mean"
+    type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Numbers of one run by step, with the clock that turns steps into times and samples.
+
+    Empty if the run lacks the metric or the tensor, or if `left_out`: there was no room for it.
+    """
+
+    steps: NDArray[np.int64]
+    values: Floats
+    clock: Clock
+    left_out: bool = False
+
+    def x(self, axis: XAxis) -> Floats:
+        """Returns the position of each value on an axis."""
+        return at_steps(self.clock, self.steps, axis)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Numbers of a run, and the summary of the run when they were read."""
+
+    summary: RunSummary | None
+    found: Recorded
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return size_of(self.found)
+
+
+class Library:
+    """Reads all runs of a catalogue, one after the other, on a background thread.
+
+    What a session asks for comes first. `version` increases whenever something has been read.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.version = 0
+        self._catalogue = catalogue
+        self._rows: dict[str, tuple[RunSummary, RunRow | str]] = {}
+        self._held: OrderedDict[Wanted, _Held] = OrderedDict()
+        self._used: dict[Wanted, float] = {}
+        self._size = 0
+        self._asked: dict[Wanted, None] = {}  # in order
+        self._due: list[str] = []
+        self._reading = ""
+        self._lock = threading.Lock()
+        self._worker: threading.Thread | None = None
+
+    def refresh(self) -> None:
+        """Notices new and changed runs; returns immediately."""
+        summaries = self._catalogue.summaries
+        with self._lock:
+            self._due = [
+                name
+                for name, summary in summaries.items()
+                if self._rows.get(name, (None,))[0] != summary and name != self._reading
+            ]
+            gone = self._rows.keys() - summaries.keys()
+            for name in gone:
+                del self._rows[name]
+            self.version += bool(gone)
+        self._work()
+
+    def rows(self) -> dict[str, RunRow]:
+        """Returns the rows read so far by name of the run, newest run first."""
+        known = dict(self._rows)
+        found = {name: known[name][1] for name in self._catalogue.summaries if name in known}
+        return {name: row for name, row in found.items() if isinstance(row, RunRow)}
+
+    def names(self) -> list[str]:
+        """Returns the names of all listed runs, read or not, newest first."""
+        return list(self._catalogue.summaries)
+
+    def problems(self) -> dict[str, str]:
+        """Returns why runs could not be read, by name."""
+        listed = self._catalogue.summaries
+        known = [(name, row) for name, (_, row) in list(self._rows.items()) if name in listed]
+        return {name: row for name, row in known if isinstance(row, str)}
+
+    def get(self, wanted: Wanted) -> Recorded | None:
+        """Returns what is wanted, or None until it has been read.
+
+        Of a run with new records, returns the previous numbers until the new ones have been read.
+        """
+        with self._lock:
+            held = self._held.get(wanted)
+            if held is not None:
+                self._held.move_to_end(wanted)
+                self._used[wanted] = time.monotonic()
+            if held is None or held.summary != self._stamp(wanted.run):
+                self._asked[wanted] = None
+        self._work()
+        return None if held is None else held.found
+
+    def wait(self) -> None:
+        """Waits until everything has been read."""
+        while (worker := self._worker) is not None:
+            worker.join()
+
+    def _stamp(self, run: str) -> RunSummary | None:
+        return self._catalogue.summaries.get(run)
+
+    # --- on the background thread ------------------------------------------------------------
+
+    def _work(self) -> None:
+        with self._lock:
+            if self._worker is None and (self._asked or self._due):
+                self._worker = threading.Thread(
+                    target=self._read_all, name="comgra_decl library", daemon=True
+                )
+                self._worker.start()
+
+    def _read_all(self) -> None:
+        while True:
+            with self._lock:
+                self._reading = ""
+                if not (self._asked or self._due):
+                    self._worker = None
+                    return
+                wanted = next(iter(self._asked), None)
+                name = self._due.pop(0) if wanted is None else wanted.run
+                self._reading = name if wanted is None else ""
+            summary = self._stamp(name)
+            if wanted is None and summary is not None:
+                row = _row(summary)
+                with self._lock:
+                    self._rows[name] = summary, row
+            elif wanted is not None:
+                self._hold(wanted, _Held(summary, _recorded(summary, wanted)))
+            with self._lock:
+                self.version += 1
+
+    def _hold(self, wanted: Wanted, new: _Held) -> None:
+        with self._lock:
+            del self._asked[wanted]
+            self._drop(wanted)
+            now = time.monotonic()
+            while self._held and self._size + new.size > HELD:
+                oldest = next(iter(self._held))
+                if now - self._used[oldest] < _RECENT:
+                    new = replace(new, found=replace(_NOTHING, left_out=True))
+                    break
+                self._drop(oldest)
+            self._held[wanted] = new
+            self._used[wanted] = now
+            self._size += new.size
+
+    def _drop(self, wanted: Wanted) -> None:
+        old = self._held.pop(wanted, None)
+        self._used.pop(wanted, None)
+        self._size -= 0 if old is None else old.size
+
+
+_libraries: WeakKeyDictionary[Catalogue, Library] = WeakKeyDictionary()
+
+
+def library_of(catalogue: Catalogue) -> Library:
+    """Returns the only library of a catalogue."""
+    return _libraries.setdefault(catalogue, Library(catalogue))
+
+
+def _row(summary: RunSummary) -> RunRow | str:
+    """Returns the row of a run, or why it cannot be read."""
+    if summary.error is not None and summary.state in ("damaged", "unreadable"):
+        return summary.error
+    try:
+        return row_of(open_run(summary.path))
+    except Exception as error:  # noqa: BLE001 - the table shows it, and other runs are read
+        if not isinstance(error, ComgraError):
+            _LOG.exception("cannot read %s", summary.path)
+        return str(error) or type(error).__name__
+
+
+_NO_CLOCK = Clock(np.empty(0, np.int64), np.empty(0), np.empty(0))
+_NOTHING = Recorded(np.empty(0, np.int64), np.empty(0), _NO_CLOCK)
+
+
+def _recorded(summary: RunSummary | None, wanted: Wanted) -> Recorded:
+    if summary is None:
+        return _NOTHING
+    try:
+        return _read(open_run(summary.path), wanted)
+    except (UnknownNameError, KeyError):
+        return _NOTHING
+    except Exception:  # noqa: BLE001 - other runs are read nevertheless
+        _LOG.exception("cannot read %s", summary.path)
+        return _NOTHING
+
+
+def _read(run: Run, wanted: Wanted) -> Recorded:
+    if wanted.metric:
+        steps, values = metrics_of(run)[wanted.metric]
+        return Recorded(steps, values, clock_of(run))
+    slot = run.slot(wanted.node, role=wanted.role, of=wanted.pass_, iteration=wanted.iteration)
+    series = slot.series(wanted.statistic, over_batch=wanted.over, type=wanted.type or None)
+    known = series.dropna()
+    values = np.asarray(known, np.float64)
+    return Recorded(np.asarray(known.index, np.int64), values, clock_of(run))

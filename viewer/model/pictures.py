@@ -1,0 +1,350 @@
+"""The samples of a probe, and the pictures of the selected one, as numbers and images to draw."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from base64 import b64encode
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import ComgraError, UnknownNameError
+from comgra_decl.pictures.cloud import Basis
+from comgra_decl.query import Picture
+from comgra_decl.records import PICTURE_PREFIX, PROBE_PREFIX
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.selection import Selection, nearest
+
+_MOST_SAMPLES = 64
+_MOST_NODES = 32
+_MOST_POINTS = 2000
+
+Image = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A sample of the probe: what went in, and what came out at this step.
+
+    Attributes:
+        sample: its number in the record.
+        label: its category; "" if it has none.
+        prediction: the class with the highest output; None if there are no classes.
+        loss: the cross-entropy of the outputs and the label; None if unknown.
+        image: the input as the source of an `img`; "" if it cannot be drawn.
+    """
+
+    sample: int
+    label: str
+    prediction: int | None
+    loss: float | None
+    image: str
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One picture of the selected sample, or the reason why there is none.
+
+    Attributes:
+        title: the name of the picture and what it shows.
+        image: the source of an `img`; "" if there is none.
+        low: the value of the first colour, the same at all steps.
+        high: the value of the last colour.
+        note: further facts.
+        missing: why there is no picture.
+    """
+
+    title: str
+    image: str = ""
+    low: float = 0.0
+    high: float = 0.0
+    note: str = ""
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cloud:
+    """Principal components of a node, [samples, 2], in a frame that is the same at all steps."""
+
+    points: NDArray[np.float64]
+    low: tuple[float, float]
+    high: tuple[float, float]
+    labels: list[str]
+    explained: tuple[float, ...]
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Album:
+    """All that the Pictures section shows.
+
+    Attributes:
+        probe: the name of the probe; "" if the run has no record of one.
+        step: the step of the probe's record, the nearest one to the selected step.
+        sample: the selected sample.
+        tiles: the samples.
+        cards: the pictures of the selected sample.
+        cloud: the selected node's cloud, or the reason why there is none.
+        likeness: nodes and their CKA, or the reason why there is none.
+        confusion: counts by class and predicted class, or the reason why there are none.
+    """
+
+    probe: str
+    step: int
+    sample: int
+    tiles: tuple[Tile, ...] = ()
+    cards: tuple[Card, ...] = ()
+    cloud: Cloud | str = ""
+    likeness: Picture | str = ""
+    confusion: Picture | str = ""
+
+
+def album(view: RunView, at: Selection) -> Album:
+    """Returns the pictures at the probe's record nearest to the selected step."""
+    types = [t for t in view.run.types if t.startswith(PROBE_PREFIX)]
+    type_ = at.type if at.type in types else types[0] if types else ""
+    steps = view.steps(type_) if type_ else None
+    step = None if steps is None else nearest(steps, at.step if at.step is not None else -1)
+    if step is None:
+        return Album("", -1, 0)
+    tiles = view.ever(("tiles", type_, step), lambda: _tiles(view, type_, step))
+    sample = min(at.sample or 0, max(0, len(tiles) - 1))
+    return Album(
+        type_.removeprefix(PROBE_PREFIX),
+        step,
+        sample,
+        tiles,
+        _cards(view, type_, step, sample),
+        _cloud(view, type_, step, at.node),
+        _computed(view, "likeness", type_, step),
+        _computed(view, "confusion", type_, step),
+    )
+
+
+def _computed(view: RunView, name: str, type_: str, step: int) -> Picture | str:
+    def compute() -> Picture | str:
+        try:
+            found = view.run.picture(name, step, type=type_)
+        except ComgraError as error:
+            return str(error)
+        if len(found.values) > _MOST_NODES:
+            return f"{len(found.values)} nodes are too many to show; select fewer in the spec."
+        return found
+
+    return view.ever((name, type_, step), compute)
+
+
+# -- samples -----------------------------------------------------------------------------------
+
+
+def _tiles(view: RunView, type_: str, step: int) -> tuple[Tile, ...]:
+    run = view.run
+    labels = run.samples(step, type=type_)["label"].tolist()[:_MOST_SAMPLES]
+    inputs = _input(view, type_, step)
+    scores = _scores(view, type_, step)
+    tiles = []
+    for number, label in enumerate(labels):
+        known = scores is not None and number < len(scores)
+        row = scores[number] if known and scores is not None else None
+        image = (
+            "" if inputs is None or number >= len(inputs) else _photo(view, type_, inputs[number])
+        )
+        tiles.append(
+            Tile(
+                number,
+                "" if label is None else str(label),
+                None if row is None else int(row.argmax()),
+                None if row is None else _cross_entropy(row, label),
+                image,
+            )
+        )
+    return tuple(tiles)
+
+
+def _input(view: RunView, type_: str, step: int) -> NDArray[Any] | None:
+    for slot in view.slots.values():
+        if slot.kind == "input" and slot.pass_ == "forward":
+            try:
+                return view.value(slot, step, type_)
+            except UnknownNameError:
+                continue
+    return None
+
+
+def _scores(view: RunView, type_: str, step: int) -> NDArray[Any] | None:
+    """Returns the outputs of the model, [samples, classes]; None if there are none."""
+    described = view.run.document("modules") or []
+    for node in [entry["node"] for entry in described if entry["path"] == ""]:
+        try:
+            found = view.run.slot(node).value(step, type=type_)
+        except ComgraError:
+            continue
+        if found.ndim == 2 and found.shape[1] > 1:
+            return np.asarray(found, np.float64)
+    return None
+
+
+def _cross_entropy(scores: NDArray[Any], label: Any) -> float | None:
+    try:
+        place = int(label)
+    except (TypeError, ValueError):
+        return None
+    if not 0 <= place < len(scores):
+        return None
+    shifted = scores - scores.max()
+    return float(np.log(np.exp(shifted).sum()) - shifted[place])
+
+
+def _photo(view: RunView, type_: str, value: NDArray[Any]) -> str:
+    """Returns an input as an image: a photo if the spec says how, else its values in grey."""
+    value = np.asarray(value, np.float64)
+    probe = view.run.spec.probes.get(type_.removeprefix(PROBE_PREFIX))
+    declared = None if probe is None else probe.show.image
+    if value.ndim == 3 and value.shape[0] in (1, 3):
+        if declared is not None:
+            channels = (-1, 1, 1)
+            value = value * np.reshape(declared.std, channels) + np.reshape(declared.mean, channels)
+        else:
+            value = _stretched(value)
+        colours = np.repeat(value, 3, 0) if len(value) == 1 else value
+        return png(_bytes(colours.transpose(1, 2, 0)))
+    flat = _flat(value)
+    return png(_bytes(np.repeat(_stretched(flat)[..., None], 3, -1)))
+
+
+def _stretched(value: NDArray[np.float64]) -> NDArray[np.float64]:
+    finite = value[np.isfinite(value)]
+    if not finite.size or finite.max() == finite.min():
+        return np.full(value.shape, 0.5)
+    stretched: NDArray[np.float64] = (value - finite.min()) / (finite.max() - finite.min())
+    return stretched
+
+
+def _bytes(colours: NDArray[np.float64]) -> Image:
+    return (np.clip(np.nan_to_num(colours), 0, 1) * 255 + 0.5).astype(np.uint8)
+
+
+# -- pictures ----------------------------------------------------------------------------------
+
+
+def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...]:
+    cards = []
+    extra = view.run.picture_facts(step, type=type_)
+    slots = [s for s in view.slots.values() if s.pass_.startswith(PICTURE_PREFIX)]
+    for name, fact in extra.items():
+        if "refused" in fact:
+            cards.append(Card(f"{name} ({fact['method']})", missing=str(fact["refused"])))
+    for slot in slots:
+        name = slot.pass_.removeprefix(PICTURE_PREFIX)
+        if name not in extra:
+            continue
+        fact = extra[name]
+        try:
+            values = view.value(slot, step, type_)[sample]
+        except (ComgraError, IndexError):
+            continue
+        bound = _bound(view, slot, type_)
+        title = f"{name}: {fact['method']}, {slot.node}"
+        drawn = png(_signed(_flat(values) / bound if bound else 0 * _flat(values)))
+        cards.append(Card(title, drawn, -bound, bound, _note(fact, sample)))
+    return tuple(cards)
+
+
+def _note(fact: dict[str, Any], sample: int) -> str:
+    parts = []
+    target = fact.get("target")
+    if target == "loss":
+        parts.append("explains the loss")
+    elif isinstance(target, list) and sample < len(target):
+        parts.append(f"explains class {target[sample]}")
+    gap = fact.get("gap")
+    if isinstance(gap, list) and sample < len(gap):
+        parts.append(f"completeness gap {gap[sample]:.2g}")
+    return ", ".join(parts)
+
+
+def _bound(view: RunView, slot: Any, type_: str) -> float:
+    """Returns the largest magnitude of a picture over all samples and steps."""
+
+    def largest(step: int) -> float:
+        try:
+            values = view.value(slot, step, type_)
+        except ComgraError:
+            return 0.0
+        flat = np.abs(np.stack([_flat(value) for value in values]))
+        return float(flat[np.isfinite(flat)].max(initial=0.0))
+
+    steps = view.steps(type_).tolist()
+    bounds = [view.ever(("bound", slot.id, type_, s), lambda s=s: largest(s)) for s in steps]  # type: ignore[misc]
+    return max(bounds, default=0.0)
+
+
+def _flat(value: NDArray[Any]) -> NDArray[np.float64]:
+    """Returns a value of one sample as rows and columns; channels are added up."""
+    value = np.asarray(value, np.float64)
+    while value.ndim > 2:
+        value = value.sum(0)
+    return value if value.ndim == 2 else value.reshape(1, -1)
+
+
+def _signed(place: NDArray[np.float64]) -> Image:
+    """Returns colours from blue for -1 through white to orange for 1; grey where missing."""
+    ends = {-1: np.array([0x24, 0x63, 0xAD]), 1: np.array([0xD1, 0x56, 0x1F])}
+    white = np.full(3, 255.0)
+    share = np.clip(np.abs(place), 0, 1)[..., None]
+    end = np.where((place < 0)[..., None], ends[-1], ends[1])
+    colours = white + share * (end - white)
+    colours[np.isnan(place)] = 128
+    image: Image = (np.nan_to_num(colours) + 0.5).astype(np.uint8)
+    return image
+
+
+def png(image: Image) -> str:
+    """Returns an image [height, width, 3] as a data URL."""
+    height, width, _ = image.shape
+    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line begins with its filter, 0
+    lines[:, 1:] = image.reshape(height, -1)
+    parts = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(lines.tobytes(), 6)),
+        (b"IEND", b""),
+    )
+    content = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts
+    )
+    return "data:image/png;base64," + b64encode(content).decode()
+
+
+# -- clouds ------------------------------------------------------------------------------------
+
+
+def _cloud(view: RunView, type_: str, step: int, node: str) -> Cloud | str:
+    try:
+        # kept, so that a record that arrives moves no point that is drawn
+        basis: Basis | None = view.ever(
+            ("basis", type_, node), lambda: view.run.embedding(node, type=type_).basis
+        )
+        assert basis is not None
+        all_steps: Picture = view.now(
+            ("cloud", type_, node), lambda: view.run.embedding(node, basis, type=type_)
+        )
+    except ComgraError as error:
+        return str(error)
+    steps, values = all_steps.labels["step"], all_steps.values
+    if step not in steps:
+        return f"{node} was recorded with another shape at step {step}."
+    if values.shape[1] > _MOST_POINTS:
+        return f"{values.shape[1]} points are too many to show."
+    low, high = values.min((0, 1)), values.max((0, 1))
+    return Cloud(
+        values[steps.index(step)],
+        (float(low[0]), float(low[1])),
+        (float(high[0]), float(high[1])),
+        ["" if label is None else str(label) for label in all_steps.labels["sample"]],
+        tuple(basis.explained.tolist()),
+        basis.steps,
+    )

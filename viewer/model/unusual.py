@@ -1,0 +1,107 @@
+"""Colours the graph by how unusual a sample is at each node, compared with its batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.query.unusual import Floats
+from comgra_decl.viewer.model.graph import Graph, Scale, painted_slots
+from comgra_decl.viewer.model.numbers import signed
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.selection import Selection, slots_of
+from comgra_decl.viewer.palette import SCALE, signed_colour
+
+UNUSUAL = "unusual"
+"""Value of `colour` that paints the graph with the distances of a sample."""
+
+_SCALE = Scale(-8.0, 8.0, diverging=True)
+"""The same for all tensors and steps; in standard deviations."""
+
+OUTLIER, ENOUGH = 4.0, 8
+"""Distance from which a sample counts as an outlier, in batches of at least this many samples."""
+
+
+def paint_of(
+    view: RunView, at: Selection, graph: Graph, boxes: Iterable[tuple[str, tuple[str, ...]]]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Returns the paint of each box and the legend.
+
+    Shows the selected sample. If an aggregate is selected, shows the most unusual sample of each
+    tensor, with its number. A folded group shows the largest distance inside it.
+
+    Args:
+        view: The run.
+        at: The selection; its statistic is compared.
+        graph: The graph.
+        boxes: Id of each box, and the nodes in it.
+    """
+    found = distances(view, at, graph)
+    paint: dict[str, dict[str, Any]] = {}
+    for box, members in boxes:
+        known = [found[name] for name in members if name in found]
+        if known:
+            sample, away = max(known, key=lambda one: abs(one[1]))
+            number = "" if at.sample is not None else f" #{sample}"
+            fill = _SCALE.colour(min(max(away, -8.0), 8.0))
+            text = f"{signed(away, digits=3)}{number}" if math.isfinite(away) else f"apart{number}"
+            paint[box] = {"fill": fill, "text": text, "hatched": False}
+    few = _batch_size(view, at) < ENOUGH
+    return paint, _legend(at, "" if few else beginning(graph, found), few)
+
+
+def _batch_size(view: RunView, at: Selection) -> int:
+    """Returns the number of samples in the batch of the selected tensor; 0 without a batch dim."""
+    slot = next((slot for slot in slots_of(view, at) if slot is not None), None)
+    if slot is None or slot.batch_dim is None:
+        return 0
+    return view.shape(slot, at)[slot.batch_dim]
+
+
+def distances(view: RunView, at: Selection, graph: Graph) -> dict[str, tuple[int, float]]:
+    """Returns the number and the distance of the shown sample at each node."""
+    wide = at.wide
+    if at.step is None:
+        return {}
+    step, type_ = at.step, at.type or None
+
+    def read() -> Floats:
+        try:
+            return view.run.arrays.unusual(step, wide.statistic, type=type_)
+        except ComgraError:  # a derived statistic has no samples
+            return np.full((0, 0), np.nan)
+
+    table = view.ever(("unusual", step, at.type, wide.statistic), read)
+    found: dict[str, tuple[int, float]] = {}
+    for node, slot in painted_slots(view, at, graph, "forward").items():
+        row = table[slot] if slot < len(table) else table[:0].ravel()
+        if at.sample is not None:
+            row = np.where(np.arange(len(row)) == at.sample, row, np.nan)
+        if not np.isnan(row).all():
+            sample = int(np.nanargmax(np.abs(row)))
+            found[node] = sample, float(row[sample])
+    return found
+
+
+def beginning(graph: Graph, found: dict[str, tuple[int, float]]) -> str:
+    """Returns the first node, in order of execution, at which the sample is an outlier, or ""."""
+    first = sorted(graph.nodes, key=lambda node: node.order)
+    return next((n.name for n in first if abs(found.get(n.name, (0, 0.0))[1]) >= OUTLIER), "")
+
+
+def _legend(at: Selection, begins: str, few: bool) -> dict[str, Any]:
+    who = "most unusual sample" if at.sample is None else f"sample {at.sample}"
+    where = f"outlier from {begins} on" if begins else f"nowhere beyond {OUTLIER:g}"
+    where = "batch too small to tell outliers" if few else where
+    return {
+        "title": f"{who} \u00b7 {at.wide.statistic} \u00b7 {where}",
+        "low": "\u22128",
+        "high": "8",
+        "colors": [signed_colour(float(place)) for place in np.linspace(-1, 1, len(SCALE))],
+        "help": "Distance from the mean of the other samples of the batch, in their standard "
+        "deviations. Choose a sample at Batch.",
+    }

@@ -1,0 +1,197 @@
+"""The samples of a probe, and pictures of the selected one at the selected step."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from comgra_decl.query import Picture
+from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.escaping import html_token as _raw
+from comgra_decl.viewer.model.numbers import MISSING, count, number
+from comgra_decl.viewer.model.pictures import Album, Card, Cloud, Tile, album
+from comgra_decl.viewer.palette import LINES, colour_at
+from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+
+_CSS = """
+.gallery, .cards { display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px; }
+.tile { background: none; border: 2px solid var(--line); border-radius: 8px; color: inherit;
+  cursor: pointer; font: inherit; padding: 6px; text-align: left; width: 104px; }
+.tile[aria-pressed="true"] { border-color: #3f6fd8; }
+.tile img, .card img { display: block; image-rendering: pixelated; object-fit: contain; }
+.tile img { height: 88px; width: 88px; }
+.card { border: 1px solid var(--line); border-radius: 8px; padding: 8px 10px; }
+.card h3 { font-size: 13px; letter-spacing: 0; margin: 0 0 6px; overflow-wrap: anywhere;
+  text-transform: none; }
+.card img { background: var(--faint); height: 190px; width: 190px; }
+.card p { margin: 6px 0 0; max-width: 260px; overflow-wrap: anywhere; }
+.card table td, .card table th { font-size: 11px; padding: 2px 5px; text-align: right; }
+.card pre { margin: 6px 0 0; max-width: 420px; overflow: auto; }
+.ramp { background: linear-gradient(to right, #2463ad, #fff, #d1561f); display: inline-block;
+  height: 8px; margin: 0 6px; width: 70px; }
+"""
+
+_NO_PROBE = """
+<div class="notice"><h2>No samples to follow</h2>
+<p>A probe puts the same samples through a copy of the model at recorded steps. Declare one, and
+the pictures to make of its samples:</p>
+<pre>probes:
+  eyes: {samples: {count: 8}}
+pictures:
+  cam: {method: grad_cam, of: eyes, select: {class: Conv2d}, target: label}</pre></div>
+"""
+
+_NO_PICTURE = """
+<div class="card"><h3>No picture is declared</h3><pre>pictures:
+  cam:  {{method: grad_cam, of: {probe}, select: {{class: Conv2d}}, target: label}}
+  maps: {{method: integrated_gradients, of: {probe}, target: top}}</pre></div>
+"""
+
+
+class PicturesPane(Pane):
+    """A gallery of the probe's samples. A click selects a sample for all sections."""
+
+    reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "batch"})
+    sizing: ClassVar = "stretch_width"
+
+    def build(self) -> Any:
+        """Creates the HTML view."""
+        self.view = html_view(_CSS)
+        self.view.on_message(self._on_message)
+        return self.view
+
+    def components(self) -> list[Any]:
+        """Returns the HTML view, which handles clicks."""
+        return [self.view]
+
+    def update(self, shown: Shown) -> None:
+        """Rewrites the gallery and the cards."""
+        found = album(shown.view, shown.at)
+        tokens = [f"sample:{tile.sample}" for tile in found.tiles]
+        tokens += [f"node:{node}" for node in _nodes(found)]
+        self.view.param.update(html=_page(found, shown.at.node), tokens=tokens)
+
+    def _on_message(self, message: Message) -> None:
+        kind, _, rest = message["send"].partition(":")
+        if kind == "sample":
+            self.act(batch=rest)
+        else:
+            self.act(node=rest)
+
+
+def _nodes(found: Album) -> list[str]:
+    return [] if isinstance(found.likeness, str) else [*found.likeness.labels["node"]]
+
+
+def _page(found: Album, node: str) -> str:
+    if not found.probe:
+        return _NO_PROBE
+    tiles = "".join(_tile(tile, tile.sample == found.sample) for tile in found.tiles)
+    cards = "".join(_card(card) for card in found.cards)
+    cards = cards or _NO_PICTURE.format(probe=_e(found.probe))
+    cards += _cloud(found.cloud, node, found.sample) + _likeness(found) + _confusion(found)
+    return (
+        f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>"
+        f'<div class="gallery" role="group" aria-label="Samples">{tiles}</div>'
+        f'<div class="cards">{cards}</div>'
+    )
+
+
+def _tile(tile: Tile, chosen: bool) -> str:
+    image = f'<img src="{tile.image}" alt="">' if tile.image else ""
+    lines = [f"sample {tile.sample}"]
+    if tile.label:
+        lines.append(f"label {_e(tile.label)}")
+    if tile.prediction is not None:
+        lines.append(f"predicted {tile.prediction}")
+    if tile.loss is not None:
+        lines.append(f"loss {number(tile.loss, digits=3)}")
+    return (
+        f'<button type="button" class="tile" data-send="sample:{tile.sample}" '
+        f'aria-pressed="{str(chosen).lower()}">{image}{"<br>".join(lines)}</button>'
+    )
+
+
+def _card(card: Card) -> str:
+    if card.missing:
+        return f'<div class="card"><h3>{_e(card.title)}</h3><p>{_e(card.missing)}</p></div>'
+    ramp = f'{number(card.low, digits=3)}<span class="ramp"></span>{number(card.high, digits=3)}'
+    note = f"<p>{_e(card.note)}</p>" if card.note else ""
+    return (
+        f'<div class="card"><h3>{_e(card.title)}</h3>'
+        f'<img src="{card.image}" alt="{_e(card.title)}"><p>{ramp}</p>{note}</div>'
+    )
+
+
+def _missing(title: str, why: str) -> str:
+    return f'<div class="card"><h3>{_e(title)}</h3><p>{_e(why)}</p></div>'
+
+
+_SIZE, _MARGIN = 190, 8
+
+
+def _cloud(found: Cloud | str, node: str, sample: int) -> str:
+    if isinstance(found, str):
+        return _missing(f"cloud: {node}", found)
+    groups = sorted(set(found.labels))
+    low, high = np.array(found.low), np.array(found.high)
+    span = np.where(high > low, high - low, 1.0)
+    inner = _SIZE - 2 * _MARGIN
+    places = _MARGIN + (found.points - low) / span * inner
+    dots = []
+    for i, (x, y) in enumerate(places.tolist()):
+        label = found.labels[i] if i < len(found.labels) else ""
+        colour = LINES[groups.index(label) % len(LINES)] if label in groups else LINES[0]
+        ring = ' stroke="currentColor" stroke-width="2"' if i == sample else ""
+        dots.append(
+            f'<circle cx="{x:.1f}" cy="{_SIZE - y:.1f}" r="4.5" fill="{colour}"{ring} '
+            f'tabindex="0" data-send="sample:{i}"><title>sample {i} {_e(label)}</title></circle>'
+        )
+    shares = " and ".join(f"{100 * share:.0f} %" for share in found.explained)
+    return (
+        f'<div class="card"><h3>cloud: {_e(node)}</h3>'
+        f'<svg width="{_SIZE}" height="{_SIZE}" role="img" aria-label="Cloud of {_e(node)}">'
+        f"{''.join(dots)}</svg><p>principal components with {shares} of the variance, fitted to "
+        f"{count(found.steps)} steps</p></div>"
+    )
+
+
+def _likeness(found: Album) -> str:
+    if isinstance(found.likeness, str):
+        return _missing("likeness of layers", found.likeness)
+    names = found.likeness.labels["node"]
+    return (
+        '<div class="card"><h3>likeness of layers (CKA, unbiased)</h3>'
+        f"{_heat(found.likeness, names, 1.0, linked=True)}</div>"
+    )
+
+
+def _heat(picture: Picture, names: list[str], most: float, *, linked: bool = False) -> str:
+    lines = []
+    for name, row in zip(names, picture.values.tolist(), strict=True):
+        cells = "".join(_cell(value, most) for value in row)
+        send = f' tabindex="0" data-send="node:{_raw(name)}"' if linked else ""
+        lines.append(f"<tr><th{send}>{_e(name)}</th>{cells}</tr>")
+    return f"<table><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _cell(value: float, most: float) -> str:
+    if value != value:  # NaN
+        return f'<td title="not defined">{MISSING}</td>'
+    share = min(max(value / most, 0.0), 1.0) if most else 0.0
+    dark = "#fff" if share < 0.6 else "#111"
+    return f'<td style="background:{colour_at(share)};color:{dark}">{value:.2g}</td>'
+
+
+def _confusion(found: Album) -> str:
+    if isinstance(found.confusion, str):
+        return _missing("confusion of classes", found.confusion)
+    counts = found.confusion.values[0]
+    whole = Picture("confusion", counts, ("class", "predicted class"))
+    names = [str(i) for i in range(len(counts))]
+    return (
+        '<div class="card"><h3>confusion (rows: class, columns: predicted)</h3>'
+        f"{_heat(whole, names, float(counts.max(initial=0)))}</div>"
+    )
