@@ -70,7 +70,7 @@ class UnknownNameError(ComgraError, KeyError):
 
 
 class ProbeError(ComgraError, ValueError):
-    """A probe or a picture cannot be made of this model; the message states the reason."""
+    """A probe or picture cannot be made for this model; the message states the reason."""
 
 
 def shown(value: object) -> str:

@@ -273,10 +273,10 @@ AUTOMATIC = "auto:"
 """Prefix of the stored names of automatic metrics, to keep them apart from the program's own."""
 
 GROWING = "growing/"
-"""Prefix, after `AUTOMATIC`, of the number of tensors per step that a growing container gains."""
+"""Prefix, after `AUTOMATIC`, of the number of tensors that a growing container gains per step."""
 
 STALLED = "stalled"
-"""Automatic metric: the seconds for which a step had not ended when it was reported as stalled."""
+"""Automatic metric: how many seconds a stalled step had taken when it was reported."""
 
 GRAD_SCALE = "grad_scale"
 """Name of the metric for the mixed-precision loss scale of recorded and skipped steps."""
@@ -317,7 +317,8 @@ tokens at positions that no query sees.
 """
 
 TELLING = "telling"
-"""Fact of the first records: calls whose arguments can show a mistake, at most 64, once per line.
+"""Fact stored in the first records: calls whose arguments can reveal a mistake, at most 64, once
+per line.
 
 Each is a dict with "kind" and "where", the function and line of the program. The kinds are:
 
@@ -338,8 +339,8 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 """
 
 OBJECTIVES = "objectives"
-"""Fact of the first records: the structure of each loss that `backward` was called on, a dict of
-counts; see `hooks.tensors.objective`."""
+"""Fact stored in the first records: the structure of each loss that `backward` was called on, a
+dict of counts; see `hooks.tensors.objective`."""
 
 MODES = "modes"
 """Fact stored in a record, by node: whether each model called with gradients was in training mode
@@ -355,9 +356,9 @@ PICTURE_PREFIX = "picture:"
 """Beginning of the pass of a picture; the name of the picture follows."""
 
 PICTURES = "pictures"
-"""Fact of a probe's record: for each picture by name, a dict with "method" and "target" (the class
-that each sample's picture explains, or "loss"), and "gap" (the completeness gap of each sample) of
-integrated gradients. "refused" is the reason why there is no picture."""
+"""Fact stored in a probe's record: for each picture by name, a dict with "method" and "target" (the
+class that each sample's picture explains, or "loss"), and, for integrated gradients, "gap" (the
+completeness gap of each sample). "refused" is the reason why there is no picture."""
 
 OPTIMIZERS = "optimizers"
 """Fact stored in a record: the optimizers that stepped, in order.

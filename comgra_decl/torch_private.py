@@ -136,8 +136,8 @@ ATTRIBUTES = {
     "_callback_from_stance": "torch._dynamo.eval_frame",
     "_next_isolate_recompiles_id": "torch._dynamo.eval_frame, 2.13",
     "_CODE_STATE": "torch._dynamo.pgo",
-    "_raw_saved_self": "autograd's nodes of products and quotients",
-    "_raw_saved_other": "autograd's nodes of products and quotients",
+    "_raw_saved_self": "autograd's nodes for products and quotients",
+    "_raw_saved_other": "autograd's nodes for products and quotients",
     "_clone_with_backend": "callables that torch._dynamo.convert_frame creates for a backend",
     "_torchdynamo_orig_backend": "the same, 2.13",
     "_FrameAction": "torch._C._dynamo.eval_frame",
@@ -149,7 +149,7 @@ ATTRIBUTES = {
 """The attributes, with the objects that have them; in 2.6 to 2.13 unless stated otherwise."""
 
 RAW_SAVED = "_raw_saved_"
-"""Prefix of the attributes of autograd nodes that hold saved tensors; 2.6 to 2.13."""
+"""Prefix of the autograd node attributes that hold saved tensors; 2.6 to 2.13."""
 
 ENGINE_CALL = "_engine_run_backward"
 """Name of the function in `torch.autograd.graph` that calls the engine; 2.6 to 2.13."""

@@ -115,7 +115,7 @@ class CallRouter:
         settled = training and not (roots.evaluating or roots.maybe)
         if settled or self._ending.over or torch.compiler.is_compiling():
             return
-        if SECLUDED and is_secluded():  # the copy of a probe switches parts of itself
+        if SECLUDED and is_secluded():  # a probe's copy switches parts of itself
             return
         with self._together:
             if self._hooks.is_of_another_thread() and not self._turns.turn_here():

@@ -349,7 +349,7 @@ class StepRecords:
         self._sink(raw)
 
     def _probe(self, probing: Probing, info: StepInfo, *, due: bool) -> None:
-        """Run the probes after a scheduled step; a step that may yet be dropped has none."""
+        """Run the probes after a scheduled step; a step that may still be dropped has none."""
         if due:
             probing.ended(info, self._table, self._sink)
         probing.drop()

@@ -71,7 +71,7 @@ class Steps:
         graphs: detects the capture of CUDA graphs.
         losses: observes `backward`.
         scalars: receives the metrics of all steps.
-        automatic: takes the metrics that need no code in the program.
+        automatic: collects the metrics that need no code in the program.
         idle: counts the steps that need no other work.
         reporter: receives choices and warnings.
         ending: whether tracing continues, and how it ends.

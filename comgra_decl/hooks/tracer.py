@@ -539,7 +539,7 @@ class ModuleTracer:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        """Let the probes copy a model that is trained, and look for the classes of its samples."""
+        """Make the probes copy a trained model, and search for the classes of its samples."""
         if capture.categories is not None:
             capture.categories.enter(module, args, kwargs, capture.batch_size)
         if capture.probing is None:
@@ -551,7 +551,7 @@ class ModuleTracer:
             capture.probing.called(module, args, kwargs, capture.batch_size)
 
     def input_slot(self, role: str, iteration: int) -> Slot:
-        """Return the slot of an input of a model; `iteration` counts the models of a step."""
+        """Return the slot of an input of a model; `iteration` counts the models in a step."""
         return self._ends.input_slot(role, iteration)
 
     def _prepares(self, plan: TopPlan, args: Any, kwargs: Any) -> bool:

@@ -67,7 +67,7 @@ class Recording:
         self.path = self._session.path
 
     def end(self, error: BaseException | None = None) -> None:
-        """Finish the current run, if any; after an error, it includes the post-mortem."""
+        """Finish the current run, if any; after an error, the run includes the post-mortem."""
         session, self._session = self._session, None
         if session is not None:
             finish_session(session, error)

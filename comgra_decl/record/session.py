@@ -127,10 +127,10 @@ class Session:
         return None if self._hooks is None else self._hooks.enter_direct(module, args, kwargs)
 
     def failed(self, error: BaseException) -> None:
-        """Examine the error that ended the program, before `finish` stores what was found.
+        """Examine the error that ended the program; `finish` stores the result.
 
-        The error and its traceback remain unchanged. A program that exits, or that a finding has
-        ended, has not failed.
+        The error and its traceback remain unchanged. A program that exits by itself, or is ended by
+        a finding, has not failed.
         """
         if self._hooks is None or isinstance(error, (SystemExit, GeneratorExit)):
             return
@@ -146,7 +146,7 @@ class Session:
             _log.error("the error that ended the program could not be examined", exc_info=own)
 
     def _finish_at_exit(self) -> None:
-        """Finish when Python exits, possibly because of an error that nobody has handled."""
+        """Finish when Python exits, possibly because of an unhandled error."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         asked = hasattr(sys, "ps1") or sys.flags.interactive or "ipykernel" in sys.modules
         if isinstance(error, BaseException) and not asked:  # else an error of an earlier command
@@ -444,7 +444,7 @@ class Session:
         return self._with_findings(batches)
 
     def _tell_norm(self, step: RawStep, norm: float | None) -> None:
-        """Store the norm of the gradient of a training step; runs on the writer thread."""
+        """Store the gradient norm of a training step; runs on the writer thread."""
         if norm is None or step.info.mode != "train":
             return
         name, type_ = f"{AUTOMATIC}grad_norm", step.info.type
@@ -518,7 +518,7 @@ def _reads_all_gradients(spec: Spec) -> bool:
 
 
 def _seen(hooks: HookManager) -> dict[str, Any]:
-    """Return the step and the memory that a killed process leaves behind."""
+    """Return the step and memory use that a killed process leaves behind."""
     from comgra_decl.hooks.memory_use import device_bytes, memory_limit
 
     facts = {"time": time.time(), "step": hooks.place().step, "device": device_bytes()}

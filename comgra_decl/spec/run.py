@@ -112,9 +112,9 @@ class KpisSpec(SpecModel):
     ...."""
 
     automatic: Bool = True
-    """Whether to store learning rates, the norm of the gradient, the times of data, forward pass,
-    backward pass and optimizer, and the memory, without any code in the program. They are taken in
-    recorded steps and in a step every two seconds; see `docs/around.md`."""
+    """Whether to store the learning rates, the gradient norm, the times spent on data, forward
+    pass, backward pass and optimizer, and the memory use, without any code in the program. They are
+    measured in recorded steps and in one step every two seconds; see `docs/around.md`."""
 
 
 class StoreSpec(SpecModel):

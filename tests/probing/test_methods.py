@@ -1,4 +1,4 @@
-"""Pictures equal those of Captum and of formulas written out for the same copy."""
+"""Pictures equal Captum's and explicit formulas for the same copy."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, Any
         lambda: nn.Linear(4, 3),
         (2, 4),
         {"method": "saliency", "target": 3},
-        "no class 3 of 3",
+        "class 3 does not exist; the model has 3 classes",
     ),
     "no labels": (
         lambda: nn.Linear(4, 3),

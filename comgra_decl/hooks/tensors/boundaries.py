@@ -155,7 +155,7 @@ class Ends:
                 self._attended.tokens = self._telling.tokens = weakref.ref(tensor)
 
     def input_slot(self, role: str, iteration: int) -> Slot:
-        """Returns the slot of an input of a model; `iteration` counts the models of a step."""
+        """Returns the slot of an input of a model; `iteration` counts the models in a step."""
         slot = self._inputs.get((role, iteration))
         if slot is None:
             slot = Slot(lambda: "input", role, iteration=iteration, kind="input")
