@@ -405,7 +405,7 @@ class HookManager:
             self._steps.announce()
 
     def _report_stall(self, seconds: float, stacks: str) -> None:
-        """Store that the step in progress does not end; called from another thread."""
+        """Record that the step in progress does not end; called from another thread."""
         number = self._state.number
         text = (
             f"step {number} has not ended for {seconds:.0f} s. The threads are running:\n{stacks}"

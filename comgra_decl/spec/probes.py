@@ -100,7 +100,7 @@ class ProbeSpec(SpecModel):
     """
 
     samples: SamplesSpec = SamplesSpec()
-    """Which samples of the first batch to keep. `count` must not exceed the run's
+    """Which samples in the first batch to keep. `count` must not exceed the run's
     `samples.count`."""
 
     batch: (

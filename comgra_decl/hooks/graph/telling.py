@@ -1,4 +1,4 @@
-"""Facts about calls whose arguments alone show a mistake, in the first records of a run.
+"""Facts about calls whose arguments alone show a mistake, in the first records in a run.
 
 A view that should be a permutation, a softmax over the wrong axis, a mask without effect, or a last
 step that is padding does not change the magnitude of any tensor, so statistics do not reveal it.

@@ -70,7 +70,7 @@ class FirstBatch:
     def chosen(
         self, count: int, *, by: Sequence[Any] | None, classes: Sequence[Any] | None
     ) -> Samples:
-        """Return `count` samples of the batch.
+        """Return `count` samples in the batch.
 
         Args:
             count: the number of samples.

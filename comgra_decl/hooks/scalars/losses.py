@@ -136,7 +136,7 @@ class LossWatch:
             patch.apply()
 
     def time(self, timer: Callable[[bool], None] | None) -> None:
-        """Sets a function that is called with True before each `backward` and False after it."""
+        """Sets a function that is called with True before and False after each `backward`."""
         self._timer = timer
         self._settle()
 

@@ -154,7 +154,7 @@ class Scalars:
         self.saying.numbers.append((name, number))
 
     def told(self, name: str, number: float) -> None:
-        """Adds tracing's own value of the current step, from any thread."""
+        """Adds one of tracing's own values to the current step, from any thread."""
         self._closed.append((self.saying.step, self.saying.type, [(name, number)]))
 
     def note(self, text: str) -> None:

@@ -75,7 +75,7 @@ def _is_it(saved: Any, shape: list[int], version: int) -> bool:
 
 
 def _nodes(roots: list[Any], most: int = _MOST_NODES) -> Iterator[Any]:
-    """Yield the nodes of a graph, nearest to the roots first."""
+    """Yield the nodes in a graph, nearest to the roots first."""
     waiting: deque[Any] = deque(node for node in roots if node is not None)
     seen: set[Any] = set()
     while waiting and len(seen) < most:

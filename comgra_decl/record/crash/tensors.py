@@ -86,7 +86,7 @@ def _statistics(tensor: Tensor) -> dict[str, Any]:
 
 
 def _read(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return all elements of a tensor or, if it is large, every k-th element."""
+    """Return all elements in a tensor or, if it is large, every k-th element."""
     most = _ON_HOST if tensor.is_cpu else _ON_DEVICE
     tensor = tensor.detach()
     if tensor.numel() > most:
