@@ -1,9 +1,9 @@
 """Read the frames of a traceback after the fact: module calls in progress and local variables.
 
-Nothing is attached to the program for this. Before Python 3.13, reading the variables of a frame
-stores a dict in the frame. That dict would keep tensors alive, and if the program called
-`locals()`, the call returned the same dict. `variables` therefore empties a dict to which there is
-no other reference, and does not read a frame whose code could keep one.
+This attaches nothing to the program. Before Python 3.13, reading the variables of a frame stores a
+dict in the frame. That dict would keep tensors alive, and if the program called `locals()`, the
+call returned the same dict. `variables` therefore empties a dict to which there is no other
+reference, and does not read a frame whose code could keep one.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def variables(frame: FrameType, look: Callable[[Mapping[str, Any]], T]) -> T | N
     """Pass the local variables of a frame to a function, and return its result.
 
     The frame is left as it was: no dict in it keeps a variable alive, and no dict of the program
-    changes. None if that is impossible: before Python 3.13, if the code uses `locals()` or similar.
+    changes. Returns None if that is impossible: before Python 3.13, if the code uses `locals()` or
+    similar.
 
     Args:
         frame: a frame.

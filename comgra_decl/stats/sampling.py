@@ -1,4 +1,4 @@
-"""Selects the elements in a tensor that enter its histogram."""
+"""Selects the elements of a tensor that enter its histogram."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts about attention in the first records in a run: which positions see which others.
+"""Facts about attention in the first records of a run: which positions see which others.
 
 The attention weights of a whole model are large, and most implementations do not return them. A few
 values per call are enough to store what a mask allows, or which weights are exactly zero. See

@@ -1,4 +1,4 @@
-"""Facts about calls whose arguments alone show a mistake, in the first records in a run.
+"""Facts about calls whose arguments alone reveal a mistake, in the first records of a run.
 
 A view that should be a permutation, a softmax over the wrong axis, a mask without effect, or a last
 step that is padding does not change the magnitude of any tensor, so statistics do not reveal it.
@@ -69,7 +69,7 @@ class Telling:
         return found
 
     def see(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
-        """Stores the facts of a call. Torch function modes must be disabled."""
+        """Stores the facts about a call. Torch function modes must be disabled."""
         read = _READ.get(name)
         if self._states and any(_is(self._states, t) for t in tensors_of(args)):
             with quiet():

@@ -117,7 +117,7 @@ class CleanCopy:
         """Set the mode of every module, without calling `train`, which programs override.
 
         Args:
-            training: None to leave every module in the mode it was copied in.
+            training: None to leave every module in the mode in which it was copied.
         """
         if training is not None:
             for module in self._modules:
