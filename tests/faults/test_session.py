@@ -305,7 +305,7 @@ def test_recording_that_stops_while_the_programs_logging_is_broken(
     told = capfd.readouterr().err
     assert "Traceback" not in told
     expected = (
-        "comgra: recording has stopped because the store cannot be written (the disk burns); the "
+        "comgra: recording has stopped because the store cannot be written (the disk burns); "
         f"training continues unaffected, and everything committed so far is kept in {path}"
     )
     assert told.splitlines() == [expected]

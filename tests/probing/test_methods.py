@@ -268,7 +268,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, Any
         Smooth,
         (2, 4),
         {"method": "grad_cam", "select": "layer"},
-        r"layer returns \[2, 1\], which has no places",
+        r"layer returns \[2, 1\], which has no positions",
     ),
     "no layer": (Smooth, (2, 4), {"method": "grad_cam", "select": "conv*"}, "matches no module"),
     "no class": (
