@@ -88,7 +88,7 @@ def _texts(found: Any) -> list[str]:
     labels = [found] if isinstance(found, str) or not isinstance(found, Iterable) else [*found]
     if any(not isinstance(label, str) or not label.strip() for label in labels):
         raise TypeError(
-            f"a step type must be a non-empty string, or a list of non-empty strings: {found!r}"
+            f"a step type must be a non-empty string or a list of non-empty strings, got {found!r}"
         )
     return labels
 
