@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 class ComgraError(Exception):
-    """Base of all errors raised by comgra_decl."""
+    """The base class of all errors raised by comgra_decl."""
 
 
 class SpecError(ComgraError, ValueError):
@@ -70,7 +70,7 @@ class UnknownNameError(ComgraError, KeyError):
 
 
 class ProbeError(ComgraError, ValueError):
-    """A probe or a picture cannot be made of this model; the message states the reason."""
+    """A probe or picture cannot be made for this model; the message states the reason."""
 
 
 def shown(value: object) -> str:
@@ -91,7 +91,7 @@ _REPR.maxstring = _REPR.maxother = 120
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """Returns `"; did you mean 'x' or 'y'?"` for near matches of `name`, else an empty string.
+    """Returns `"; did you mean 'x' or 'y'?"` for close matches of `name`, else an empty string.
 
     Only strings are matched, because a number passed instead of a name is a different mistake.
     """
@@ -118,7 +118,7 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
 
 
 _PARTS = re.compile(r"[._\[\]]+")
-"""Separators between the parts of a key or of a module path."""
+"""Separators between the parts of a key or module path."""
 
 
 class Exit(enum.IntEnum):

@@ -77,7 +77,7 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StoredPreview:
-    """A small part of a tensor, [samples, ...], or without samples if it has no batch dim."""
+    """A small part of a tensor, [samples, ...], or without a sample dim if it has no batch dim."""
 
     axes: tuple[Axis, ...]
     values: NDArray[Any]
@@ -112,7 +112,7 @@ class SlotInfo:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Positions of each slot's rows in `RawStep.raw`; steps of the same layout share one object.
+    """Positions of each slot's rows in `RawStep.raw`; steps with the same layout share one object.
 
     Per slot (n): `slots` int32 ids, in any order, and `tensors` int64, the index of each slot's
     reduced tensor (shared by two slots if the same tensor was seen under two names). Per reduced
@@ -158,7 +158,7 @@ class StepInfo:
     structure: str | None = None  # hash of the dependency graph valid at this step
     batch_size: int | None = None
     samples: list[int] = field(default_factory=list)  # batch indices recorded individually
-    cost: float = 0.0  # seconds of the training thread spent on this record
+    cost: float = 0.0  # seconds that the training thread spent on this record
     extra: dict[str, Any] = field(default_factory=dict)
     previews: dict[int, StoredPreview] = field(default_factory=dict)  # by slot; stored as values
 
@@ -234,9 +234,9 @@ class StepBatch:
     batch (AGGREGATES). `samples` float32 [k, n, c, len(statistics)]: the same statistics of the
     recorded samples, NaN where a slot has fewer. `counts` uint32 [k, n, bins] and `ranges` float32
     [k, n, 2] (lowest and highest edge), or None. `rows` [n] or [k, n]: the number of samples
-    aggregated, used as weight when the aggregates of several ranks are joined; None if unknown.
-    `shapes`: shape of each slot in these records; empty, or None for a slot, if the shapes are
-    those in the slot table.
+    aggregated, used as the weight when the aggregates of multiple ranks are joined; None if
+    unknown. `shapes`: shape of each slot in these records; empty, or None for a slot, if the shapes
+    are those in the slot table.
     """
 
     steps: list[StepInfo]
@@ -273,10 +273,10 @@ AUTOMATIC = "auto:"
 """Prefix of the stored names of automatic metrics, to keep them apart from the program's own."""
 
 GROWING = "growing/"
-"""Prefix, after `AUTOMATIC`, of the number of tensors per step that a growing container gains."""
+"""Prefix, after `AUTOMATIC`, of the number of tensors that a growing container gains per step."""
 
 STALLED = "stalled"
-"""Automatic metric: the seconds for which a step had not ended when it was reported as stalled."""
+"""Automatic metric: how many seconds a stalled step had taken when it was reported."""
 
 GRAD_SCALE = "grad_scale"
 """Name of the metric for the mixed-precision loss scale of recorded and skipped steps."""
@@ -286,38 +286,39 @@ SKIPPED_STEP = "skipped_step"
 record."""
 
 LOSS_CALLS = "loss_calls"
-"""Fact of a record: the calls that compare a prediction with a target, in order, at most 16.
+"""Fact stored in a record: the calls that compare a prediction with a target, in order, at most 16.
 
 Each is a dict: "function" (its name or, for a hand-written loss, that of an operator such as
 "sub"), "arguments" (numbers, strings or None; `True` for a tensor), "prediction" and "target" (each
-with "shape", "dtype" and "slot"). "slot" is the iteration of the node `target` or `prediction`. It
+with "shape", "dtype" and "slot"). "slot" is the iteration of the `target` or `prediction` node. It
 is None for a prediction that a model returned, in any shape, and for a target that was not
 recorded. "made_by" of a prediction is the function that computed its values, as named by autograd
 ("Softmax", "Addmm"). "dim" is the dimension of a softmax whose result is passed to the call
-unchanged. "weights" are the class weights, if they are in host memory. They are
-missing where they differ from those of an earlier, otherwise equal call.
+unchanged. "weights" are the class weights, if they are in host memory. They are missing if they
+differ from those in an earlier, otherwise equal call.
 """
 
 PREDICTION = "prediction"
 """Node of the tensors that losses compare with targets, if no model returned them."""
 
 BATCH_SOFTMAXES = "batch_softmaxes"
-"""Fact of the first records: the shapes of tensors [batch, ...] with a softmax over the batch."""
+"""Fact stored in the first records: shapes of tensors that a softmax normalised over the batch."""
 
 ATTENTIONS = "attentions"
-"""Fact of the first records: the attention calls of a step, in order, at most 16.
+"""Fact stored in the first records: the attention calls in a step, in order, at most 16.
 
 Each is a dict: "function" (`softmax` over the last of two dimensions of equal size,
 `scaled_dot_product_attention` or `multi_head_attention_forward`) and "shape" of its weights,
-[batch, heads, queries, keys] or what a softmax gets. If queries and keys are equally many, "future"
-and "past" are the shares of the weight, or of what the mask allows, that belong to later and to
-earlier positions than the query's. If the model's input is tokens at the same positions,
-"tokens_seen" is the number of different tokens that any query sees, and "tokens_unseen" that of
-different tokens at positions that no query sees.
+[batch, heads, queries, keys] or the shape of the softmax's input. If there are as many queries as
+keys, "future" and "past" are the shares of the weight, or of what the mask allows, at positions
+after and before the query's. If the model's input is tokens at the same positions, "tokens_seen" is
+the number of different tokens that any query sees, and "tokens_unseen" is the number of different
+tokens at positions that no query sees.
 """
 
 TELLING = "telling"
-"""Fact of the first records: calls whose arguments can show a mistake, at most 64, once per line.
+"""Fact stored in the first records: calls whose arguments can reveal a mistake, at most 64, once
+per line.
 
 Each is a dict with "kind" and "where", the function and line of the program. The kinds are:
 
@@ -338,12 +339,12 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 """
 
 OBJECTIVES = "objectives"
-"""Fact of the first records: the structure of each loss that `backward` was called on, a dict of
-counts; see `hooks.tensors.objective`."""
+"""Fact stored in the first records: the structure of each loss that `backward` was called on, a
+dict of counts; see `hooks.tensors.objective`."""
 
 MODES = "modes"
-"""Fact of a record: for each model that was called with gradients, by node, whether it was in
-training mode in any of these calls."""
+"""Fact stored in a record, by node: whether each model called with gradients was in training mode
+in any of these calls."""
 
 PROBE_PREFIX = "probe:"
 """Beginning of the type of execution of a probe's records; the name of the probe follows."""
@@ -355,12 +356,12 @@ PICTURE_PREFIX = "picture:"
 """Beginning of the pass of a picture; the name of the picture follows."""
 
 PICTURES = "pictures"
-"""Fact of a probe's record: for each picture by name, a dict with "method" and "target" (the class
-that each sample's picture explains, or "loss"), and "gap" (the completeness gap of each sample) of
-integrated gradients. "refused" is the reason why there is no picture."""
+"""Fact stored in a probe's record: for each picture by name, a dict with "method" and "target" (the
+class that each sample's picture explains, or "loss"), and, for integrated gradients, "gap" (the
+completeness gap of each sample). "refused" is the reason why there is no picture."""
 
 OPTIMIZERS = "optimizers"
-"""Fact of a record: the optimizers that stepped, in order.
+"""Fact stored in a record: the optimizers that stepped, in order.
 
 Each is a dict: "class" and "groups", one dict per parameter group with "lr", "weight_decay",
 "initial_lr", "momentum", "betas" (where the optimizer has them and they are numbers) and
@@ -368,7 +369,7 @@ Each is a dict: "class" and "groups", one dict per parameter group with "lr", "w
 """
 
 RESUMED = "resume"
-"""Type of the note that is written when a program resumes a run. The step of the note is the first
+"""Type of the note that is written when a program resumes a run. The note's step is the first
 resumed step."""
 
 

@@ -1,7 +1,7 @@
 """All private names of torch that this package uses, which torch may change without notice.
 
-Many actions of a program can be observed only through private parts of torch. They are named only
-in this file, which `tests/test_torch_private.py` checks. A new torch version can therefore be
+Many of a program's actions can be observed only through private names in torch. These names appear
+only in this file, which `tests/test_torch_private.py` checks. A new torch version can therefore be
 checked against this file.
 
 - `SEEN` lists the imported names with the versions that have them: 2.6 is the oldest supported
@@ -118,8 +118,8 @@ ATTRIBUTES = {
     "_backward_hooks": "torch.Tensor",
     "_is_zerotensor": "torch.Tensor",
     "_cdata": "torch.UntypedStorage",
-    "_offsets": "nested tensors of the layout jagged",
-    "_ragged_idx": "nested tensors of the layout jagged",
+    "_offsets": "nested tensors with the jagged layout",
+    "_ragged_idx": "nested tensors with the jagged layout",
     "_scale": "torch.amp.GradScaler",
     "_is_fx_tracing_flag": "torch.fx._symbolic_trace",
     "_global_optimizer_pre_hooks": "torch.optim.optimizer",
@@ -136,20 +136,20 @@ ATTRIBUTES = {
     "_callback_from_stance": "torch._dynamo.eval_frame",
     "_next_isolate_recompiles_id": "torch._dynamo.eval_frame, 2.13",
     "_CODE_STATE": "torch._dynamo.pgo",
-    "_raw_saved_self": "autograd's nodes of products and quotients",
-    "_raw_saved_other": "autograd's nodes of products and quotients",
+    "_raw_saved_self": "autograd's nodes for products and quotients",
+    "_raw_saved_other": "autograd's nodes for products and quotients",
     "_clone_with_backend": "callables that torch._dynamo.convert_frame creates for a backend",
     "_torchdynamo_orig_backend": "the same, 2.13",
     "_FrameAction": "torch._C._dynamo.eval_frame",
     "_FrameExecStrategy": "torch._C._dynamo.eval_frame",
     "_orig_mod": "modules compiled with torch.compile",
     "_fsdp_wrapped_module": "torch.distributed.fsdp.FullyShardedDataParallel",
-    "_checkpoint_wrapped_module": "the wrapper of torch's checkpoint_wrapper",
+    "_checkpoint_wrapped_module": "the wrapper that torch's checkpoint_wrapper creates",
 }
 """The attributes, with the objects that have them; in 2.6 to 2.13 unless stated otherwise."""
 
 RAW_SAVED = "_raw_saved_"
-"""Prefix of the attributes of autograd nodes that hold saved tensors; 2.6 to 2.13."""
+"""Prefix of the autograd node attributes that hold saved tensors; 2.6 to 2.13."""
 
 ENGINE_CALL = "_engine_run_backward"
 """Name of the function in `torch.autograd.graph` that calls the engine; 2.6 to 2.13."""
@@ -159,7 +159,7 @@ WITHOUT_A_DEVICE = {"raw_stream": ("torch._C._cuda_getCurrentRawStream", SINCE_2
 
 
 def _named(path: str) -> Any:
-    """Return the object with a dotted name, importing only the modules on its path."""
+    """Return the object with the given dotted name, importing only the modules on its path."""
     parts = path.split(".")
     found: Any = torch
     for number, part in enumerate(parts[1:], 2):

@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and settings that apply to every test."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from tests.support import freezing
 
 ROOT = Path(__file__).parents[1]
 
-# Before torch is imported, here and in the programs that tests start: tests run side by side, and
-# nets of a few numbers only wait for a second thread.
+# Before torch is imported, here and in the programs that tests start: tests run in parallel, and a
+# second thread only slows tiny networks down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Before Triton is imported: without a GPU its kernels are run by its interpreter.
+# Before Triton is imported: without a GPU, its interpreter runs the kernels.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A machine that does something else meanwhile is no failure of what is tested.
+# Tests must not fail because the machine is busy with something else.
 hypothesis.settings.register_profile("comgra", deadline=None)
 hypothesis.settings.load_profile("comgra")
 
 
 def pytest_configure() -> None:
-    """Lets the programs that tests start be interrupted.
+    """Allows the programs that tests start to be interrupted.
 
-    A job that a script starts in the background ignores SIGINT, and so does everything it starts:
-    Ctrl-C could not be tested there, nor would servers end.
+    A background job started by a script ignores SIGINT, and so does everything it starts: Ctrl-C
+    could not be tested there, and servers would not end.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """Takes what was imported until now out of every later collection: most of it stays.
+    """Excludes everything imported so far from later collections, because most of it stays.
 
-    A test that thaws it has to freeze it again; what a test freezes beside it does no harm.
+    A test that thaws these objects must freeze them again; freezing further objects does no harm.
     """
     _freeze()
 
@@ -68,7 +68,7 @@ def _freeze() -> None:
 
 @pytest.fixture(autouse=True)
 def _frozen_is_what_a_test_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What we froze is none of a program's, and counting it would take long each time."""
+    """Objects that we froze do not belong to a program, and counting them would be slow."""
 
     def freeze() -> None:
         monkeypatch.setattr(gc, "get_freeze_count", freezing.frozen)
@@ -78,13 +78,13 @@ def _frozen_is_what_a_test_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "freeze", freeze)
 
 
-_of_git: dict[str, Any] = {}  # of this repository, once it was asked for
+_of_git: dict[str, Any] = {}  # for this repository, once determined
 _version = functools.cache(version)
 
 
 @pytest.fixture(autouse=True)
 def _facts_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Git and the installed packages say of this repository the same for thousands of runs."""
+    """Caches what git and the installed packages report, which is always the same."""
     context: Any = sys.modules.get("comgra_decl.record.context")
     if context is None:
         return
@@ -103,10 +103,10 @@ def _facts_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_of_ours_is_left_behind() -> Iterator[None]:
-    """Whatever a test traces, and however that ends, the process is afterwards as it was before."""
+    """Asserts that a test leaves the process as it found it, whatever it traces."""
     before = _left_behind()
     yield
-    left = [what for what in _left_behind() if what not in before]  # each test for itself
+    left = [what for what in _left_behind() if what not in before]  # per test
     assert not left, left
 
 

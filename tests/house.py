@@ -16,7 +16,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def sources(*folders: str) -> Iterator[tuple[str, ast.Module]]:
-    """Yield the relative path and syntax tree of every file, optionally of some folders only."""
+    """Yield the relative path and syntax tree of every file, optionally only of some folders."""
     for path in sorted(_files(ROOT)):
         name = path.relative_to(ROOT).as_posix()
         if not folders or name.split("/")[0] in folders:
@@ -32,7 +32,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Yield every call of a file with the source text of the called object, as in `path.open`."""
+    """Yield every call in a file with the source text of the called object, as in `path.open`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
             yield ast.unparse(node.func), node

@@ -48,7 +48,7 @@ class Net(nn.Module):
 
 
 def train(model: nn.Module) -> dict[str, list[Any]]:
-    """Run a normal training and return the tensors that it observed itself."""
+    """Train normally and return the tensors that the loop observed itself."""
     torch.manual_seed(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     seen: dict[str, list[Any]] = {"x": [], "y": [], "raw": [], "used": [], "update": [], "avg": []}

@@ -1,4 +1,4 @@
-"""The records of a traced training equal what numpy computes from the same tensors."""
+"""The records of a traced training run equal what numpy computes from the same tensors."""
 
 from __future__ import annotations
 

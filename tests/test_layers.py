@@ -48,7 +48,7 @@ APART = {
     "rules": {"hooks", "stats", "annotations"},
     "viewer": {"hooks", "stats", "annotations", "record", "experiments", "doors", "integrations"},
 }
-"""Lower layers that a layer must not import from nevertheless."""
+"""Lower layers from which a layer must not import."""
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -155,7 +155,7 @@ def test_the_environment_does_not_see_the_repository(environment: Environment) -
 
 @pytest.fixture(scope="module")
 def trained(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a training was recorded in each of the three ways."""
+    """A folder in which a training run was recorded in each of the three ways."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "app.py").write_text(HYDRA_DATACLASS)
     (folder / "script.py").write_text(f"{TRAINING}\ntrain()\n")

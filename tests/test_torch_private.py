@@ -111,7 +111,7 @@ OWNERS = {
     "torch.nn.Module": nn.Linear(1, 1),
     "torch.Tensor": torch.ones(1),
     "torch.UntypedStorage": torch.ones(1).untyped_storage(),
-    "nested tensors of the layout jagged": torch.nested.nested_tensor(
+    "nested tensors with the jagged layout": torch.nested.nested_tensor(
         [torch.ones(1), torch.ones(2)], layout=torch.jagged
     ),
     "torch.amp.GradScaler": torch.amp.GradScaler("cpu"),

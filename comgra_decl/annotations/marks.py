@@ -34,7 +34,7 @@ def node(value: T, name: str, role: str | None = None, kind: str | None = None) 
 def node(
     value: Any, name: str | None = None, role: str | None = None, kind: str | None = None
 ) -> Any:
-    """Name a tensor, or the results of a function or module, as a node of the graph.
+    """Name a tensor, or the results of a function or module, as a node in the graph.
 
     Inline, `x = comgra.node(x, "name")` returns `x` itself. As a decorator, `@comgra.node("name")`
     applies to

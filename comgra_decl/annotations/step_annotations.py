@@ -54,14 +54,14 @@ def kpi(name: str, value: Any) -> None:
 
     Args:
         name: the metric's name. The loss on which `backward` is called is always logged as "loss".
-        value: a number, or a tensor of one element.
+        value: a number, or a one-element tensor.
 
     Raises:
         AnnotationError: the name is empty, or the value is not a single number.
     """
     _checked_text(name, "a KPI's name")
     if not _is_number(value):
-        _refuse(f"the KPI {name!r} must be a number or a tensor of one element, got {value!r}.")
+        _refuse(f"the KPI {name!r} must be a number or a one-element tensor, got {value!r}.")
     if hub.listener is not None:
         hub.listener.kpi(name, value)
 

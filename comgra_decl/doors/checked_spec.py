@@ -113,7 +113,7 @@ def require_at_first_step(spec: Spec, *, end: Callable[[SpecError], None]) -> No
 
 
 def _of_rules(content: Mapping[str, Any], *, trust: bool = False) -> list[str]:
-    """Return the problems in `rules`, if their form is valid; `trust` imports custom rules."""
+    """Return the problems in `rules`, ignoring invalid entries; `trust` imports custom rules."""
     declared = content.get("rules", "default")
     if not isinstance(declared, Mapping):
         return []  # without rules, skip the slow imports

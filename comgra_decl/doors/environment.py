@@ -1,9 +1,10 @@
 """Tracing through the environment, without editing code: `COMGRA=debug python train.py`.
 
-torch calls `attach` at the end of its own import, because `attach` is an entry point in the group
-`torch.backends`. Programs that do not import torch therefore never load this file, and programs
-without `COMGRA` read only a single environment variable. The interpreter starts at full speed. This
-module must not import torch. It must not import any large module before it has found `COMGRA`.
+torch calls `attach` at the end of its own import, because `attach` is an entry point in the
+`torch.backends` group. Programs that do not import torch therefore never load this file, and
+programs without `COMGRA` read only a single environment variable, so the interpreter starts at full
+speed. This module must not import torch. It must not import any large module before it has found
+`COMGRA`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
 
 _SETTINGS = "_settings_"
-"""Key of the callback's own config that holds `+comgra.KEY=VALUE` until the job starts."""
+"""Key of the callback's own config that contains `+comgra.KEY=VALUE` until the job starts."""
 
 
 class TraceCallback(Callback):
@@ -127,8 +127,8 @@ def saved_config(config: DictConfig) -> dict[str, Any]:
     """Return the application's part of a composed config, as plain JSON data.
 
     Interpolations are resolved, except those that cannot be resolved and those that read the
-    environment, which may hold secrets. If a config contains itself, none of its interpolations are
-    resolved.
+    environment, which may contain secrets. If a config contains itself, none of its interpolations
+    are resolved.
     """
     written = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
     assert isinstance(written, dict)

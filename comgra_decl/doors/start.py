@@ -45,7 +45,7 @@ def _rehearsal(spec: Spec, context: RunContext) -> Session:
 
 
 def finish_session(session: Session, error: BaseException | None = None) -> None:
-    """Finish a session; an internal error is logged and never hides an error in the training.
+    """Finish a session; an internal error is logged and never hides an error in training.
 
     Args:
         session: the session.

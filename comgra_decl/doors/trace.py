@@ -1,4 +1,4 @@
-"""Tracing from code, as in notebooks: `with comgra.trace("debug"):`."""
+"""Tracing from code, for example in notebooks: `with comgra.trace("debug"):`."""
 
 from __future__ import annotations
 

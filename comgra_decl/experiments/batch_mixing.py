@@ -1,7 +1,7 @@
 """Test whether a program's networks keep the samples in a batch independent.
 
-The output of a network for one sample must not change when the other samples of the batch change.
-The test replaces all samples with copies of one sample and compares the outputs for that sample.
+A network's output for one sample must not change when the other samples in the batch change. The
+test replaces all samples with copies of one sample and compares the outputs for that sample.
 BatchNorm, which mixes samples on purpose, is reported separately. For any other mixing, the verdict
 names the module in which it begins.
 """
@@ -61,7 +61,7 @@ def asking(
 ) -> Iterator[None]:
     """Test each network that is called in training mode, at its first call.
 
-    Restores its buffers and the global random generators.
+    Afterwards, its buffers and the global random generators are restored.
 
     Args:
         found: list to which the verdict on each network is appended.
@@ -141,7 +141,7 @@ def _mixed(call: Call, base: Seen, sample: int, change: float) -> Mixing:
         where = f"; mixing begins in {node}" if inside else f"; mixing begins before {node}"
     reason = (
         f"the output for sample {sample} changes by {change:.2g} of its magnitude when the other "
-        f"{call.samples - 1} samples of the batch are replaced{where}"
+        f"{call.samples - 1} samples in the batch are replaced{where}"
     )
     return Mixing("mixed", reason, node=node, change=change)
 
@@ -185,7 +185,7 @@ _SHORT = 2e-2
 
 @dataclass(frozen=True)
 class Call:
-    """A recorded call of a network that can be repeated.
+    """A recorded call to a network, which can be repeated.
 
     Attributes:
         module: the network.

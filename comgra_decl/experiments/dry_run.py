@@ -1,4 +1,4 @@
-"""A dry run: records a few steps to a temporary folder, reports the result, ends the program."""
+"""A dry run: records a few steps to a temporary folder, reports the result and ends the program."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Rehearsal(Session):
 
     The program runs, and trains, for at most seven steps. Then `show` receives the plan, and the
     optimizer step raises `SystemExit` to end the program. The program's `finally` blocks and exit
-    functions run. If the program catches it, the next optimizer step raises it again.
+    functions run. If the program catches the exception, the next optimizer step raises it again.
 
     Args:
         spec: the declared spec.
@@ -83,7 +83,7 @@ class Rehearsal(Session):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _rank(self) -> Rank | None:
-        """Return None: each process of a distributed training job does its own dry run."""
+        """Return None: each process in a distributed training job does its own dry run."""
         return None
 
     def _manager(self, **arguments: Any) -> HookManager:

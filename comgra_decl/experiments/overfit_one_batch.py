@@ -90,7 +90,7 @@ def _held(inputs: list[object]) -> bool:
 
 @contextmanager
 def held(seen: Seen, steps: int, end: Callable[[], BaseException]) -> Iterator[None]:
-    """Keep the batch of the program inside the block fixed, and record its losses and inputs.
+    """Keep the program's batch fixed inside the block, and record its losses and inputs.
 
     Each DataLoader repeatedly yields new copies of its first batch. After each optimizer
     step, the random generators of Python, NumPy and torch are reset to their state after the first
@@ -174,7 +174,7 @@ class _Watch:
         self._random: Callable[[], None] | None = None
 
     def called(self, module: Any, args: Any) -> None:
-        """Compute a fingerprint of the first input tensors of a step."""
+        """Compute a fingerprint of the first input tensors in a step."""
         import torch
 
         if self._input is None and module.training and torch.is_grad_enabled():

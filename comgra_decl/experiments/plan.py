@@ -69,7 +69,7 @@ class Plan:
         unmatched: a sentence for each pattern that matched nothing.
         warnings: all other warnings.
         cuts: places where the graph could not be followed.
-        edges: number of edges of the graph.
+        edges: number of edges in the graph.
         remarks: what the forecast omits.
     """
 
@@ -222,8 +222,8 @@ def _remarks(spec: Spec) -> list[str]:
         remarks.append("schedule.budget thins out records that cost more than it allows")
     if spec.keep is not None:
         remarks.append(
-            "keep captures every step, which the share includes; it does not include "
-            "the steps that keep stores"
+            "the share includes capturing every step for keep, but not storing the steps that it "
+            "keeps"
         )
     return remarks
 

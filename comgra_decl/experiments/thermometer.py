@@ -1,4 +1,4 @@
-"""Mean and standard deviation of the input and output of each layer in one step."""
+"""The mean and standard deviation of each layer's input and output in one step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """One call of a layer; fields are None where the call has no floating-point tensor.
+    """One call to a layer; fields are None if the call has no floating-point tensor.
 
     `mean` and `std` are over all values of the first such tensor; std uses N, not N - 1.
     """
@@ -33,7 +33,7 @@ class Reading:
 
 @contextmanager
 def reading(readings: list[Reading], end: Callable[[], BaseException]) -> Iterator[None]:
-    """Read all layers without children until the first optimizer step, which raises `end()`."""
+    """Read all childless layers until the first optimizer step, which raises `end()`."""
     from torch.nn.modules.module import (
         register_module_forward_hook,
         register_module_forward_pre_hook,
@@ -76,9 +76,9 @@ def readings_of(run: Run, step: int | None = None) -> list[Reading]:
 
     The list is empty if no training step was recorded.
 
-    Mean and standard deviation are over all values of a tensor. The variance is the mean of the
-    samples' variances plus the variance of their means, because all samples have the same number of
-    values.
+    The mean and standard deviation are over all values of a tensor. The variance is the mean of the
+    samples' variances plus the variance of the samples' means, because all samples have the same
+    number of values.
     """
     if step is None and not len(run.steps):
         return []

@@ -16,7 +16,7 @@ from comgra_decl.torch_private import graph_task, module_call, tracing_state
 
 
 def _code_within(function: Any, name: str) -> CodeType | None:
-    """Return the code object of a nested function; None if there is no function of that name."""
+    """Return the code object of a nested function; None if there is no function with that name."""
     constants = getattr(getattr(function, "__code__", None), "co_consts", ())
     found = (c for c in constants if isinstance(c, CodeType) and c.co_name == name)
     return next(found, None)

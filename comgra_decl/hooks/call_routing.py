@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _MANY_ASIDE = (
     "{} is called without gradients more often than is usual in a training step. Only the first "
-    "{} such calls in each recorded step are recorded, as the pass 'no_grad'. If this is an "
+    "{} such calls in each recorded step are recorded, in the 'no_grad' pass. If this is an "
     "evaluation, call model.eval() first, so that it is recorded as one"
 )
 
@@ -115,7 +115,7 @@ class CallRouter:
         settled = training and not (roots.evaluating or roots.maybe)
         if settled or self._ending.over or torch.compiler.is_compiling():
             return
-        if SECLUDED and is_secluded():  # the copy of a probe switches parts of itself
+        if SECLUDED and is_secluded():  # a probe's copy switches parts of itself
             return
         with self._together:
             if self._hooks.is_of_another_thread() and not self._turns.turn_here():

@@ -52,7 +52,7 @@ def forget_all() -> None:
 
 
 class Marks:
-    """Recognises losses computed from the model outputs of a step.
+    """Recognises losses computed from the model outputs in a step.
 
     The marks are stored on the autograd nodes themselves, so they keep nothing alive and disappear
     with the program's graph.

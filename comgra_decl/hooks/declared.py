@@ -39,7 +39,7 @@ class Followed:
         direct: detects direct calls to `forward`.
         held: returns the ids of the parameters held by optimizers.
         together: lock held while it is decided which thread's calls are followed.
-        on_fault: called with errors of tracing itself.
+        on_fault: called with errors in tracing itself.
     """
 
     calls: Calls

@@ -77,7 +77,7 @@ class DirectCalls:
             patch.restore()
 
     def _forget_calls(self) -> None:
-        """Discard the calls of the previous step, some of which may never have returned."""
+        """Discard the calls in the previous step, some of which may never have returned."""
         self.entered.clear()
         self._running.clear()
 

@@ -1,9 +1,9 @@
 """Read the frames of a traceback after the fact: module calls in progress and local variables.
 
-Nothing is attached to the program for this. Before Python 3.13, reading the variables of a frame
-stores a dict in the frame. That dict would keep tensors alive, and it is the same dict that
-`locals()` returned to the program, if the program called it. `variables` therefore empties a dict
-that nobody else holds and does not read a frame whose code could hold it.
+This attaches nothing to the program. Before Python 3.13, reading the variables of a frame stores a
+dict in the frame. That dict would keep tensors alive, and if the program called `locals()`, the
+call returned the same dict. `variables` therefore empties a dict to which there is no other
+reference, and does not read a frame whose code could keep one.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ T = TypeVar("T")
 _TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 _OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 _REFLECTIVE = frozenset({"locals", "vars", "_getframe", "currentframe"})
-"""Names with which code may hold the dict of its variables."""
+"""Names through which code may get the dict of its variables."""
 
 _PLUMBING = (
     str(Path("nn", "modules", "module.py")),
     str(Path("utils", "_contextlib.py")),
 )
-_STAND_IN = "make.<locals>."  # functions that `hooks/patches.py` puts in the place of others
-_HELD_BY_FRAME = 3  # references to the dict: of the frame, of `variables`, of `getrefcount`
+_STAND_IN = "make.<locals>."  # functions with which `hooks/patches.py` replaces others
+_HELD_BY_FRAME = 3  # references to the dict: the frame's, `variables`', `getrefcount`'s
 _WORD = re.compile(r"[^\W\d]\w*")
 _MOST_LINES = 4  # of a statement that spans several lines
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A frame of a traceback, with the line that was running in it."""
+    """A frame of a traceback, with the line that it was running."""
 
     frame: FrameType
     line: int
@@ -51,12 +51,12 @@ class Visit:
 
     @property
     def file(self) -> str:
-        """The file of its code."""
+        """The file that contains its code."""
         return self.frame.f_code.co_filename
 
     @property
     def function(self) -> str:
-        """The name of its function, with its class."""
+        """The name of its function, including the class."""
         return self.frame.f_code.co_qualname
 
     @property
@@ -71,13 +71,13 @@ class Visit:
 
     @property
     def is_plumbing(self) -> bool:
-        """Whether the code only passes on a call: torch's call of a module, or our own code."""
+        """Whether the code only forwards a call: torch's code that calls modules, or our own."""
         stand_in = self.file == "<string>" and self.function.startswith(_STAND_IN)
         return self.ours or stand_in or self.file.endswith(_PLUMBING)
 
     @property
     def calls_module(self) -> bool:
-        """Whether the frame is torch's call of a module."""
+        """Whether the frame is torch's code that calls a module."""
         return self.frame.f_code is module_call.__code__
 
     @property
@@ -112,7 +112,8 @@ def variables(frame: FrameType, look: Callable[[Mapping[str, Any]], T]) -> T | N
     """Pass the local variables of a frame to a function, and return its result.
 
     The frame is left as it was: no dict in it keeps a variable alive, and no dict of the program
-    changes. None if that is impossible: before Python 3.13, if the code uses `locals()` or similar.
+    changes. Returns None if that is impossible: before Python 3.13, if the code uses `locals()` or
+    similar.
 
     Args:
         frame: a frame.
@@ -137,14 +138,14 @@ def is_ours(frame: FrameType) -> bool:
 
 
 def is_module(thing: object) -> bool:
-    """Return whether an object is an initialised module, without running code of the object."""
+    """Return whether an object is an initialised module, without running the object's code."""
     return issubclass(type(thing), nn.Module) and "_modules" in object.__getattribute__(
         thing, "__dict__"
     )
 
 
 def own_module(known: Mapping[str, Any], frame: FrameType) -> nn.Module | None:
-    """Return the module whose method a frame runs; None if it runs no method of a module."""
+    """Return the module whose method a frame runs; None if it runs no module's method."""
     code = frame.f_code
     first = known.get(code.co_varnames[0]) if code.co_argcount else None
     if not (isinstance(first, nn.Module) and is_module(first)):

@@ -58,7 +58,7 @@ class Ending:
     Args:
         rest: stops recording immediately, without removing hooks.
         remove: removes all hooks from the program; may be called twice.
-        on_fault: called with the first error of tracing itself, after all hooks have been removed.
+        on_fault: called with the first error in tracing itself, after all hooks have been removed.
 
     Attributes:
         requested: whether tracing ends with the step in progress.
@@ -87,7 +87,7 @@ class Ending:
         return self._waits
 
     def fault(self, error: BaseException) -> None:
-        """End tracing because of an error in tracing itself, which never reaches the training."""
+        """End tracing because of an error in tracing itself, which does not affect training."""
         if self.over or self.error is not None:
             return
         self.error = error

@@ -43,13 +43,13 @@ class OptimizerHooks:
 
     If a hook is removed while torch iterates over the hooks, a hook that does nothing takes its
     place. The entry of that hook is reused for the next hook. Unused entries are removed as soon as
-    that is safe. If several threads train, they are removed only when tracing ends, because another
-    thread may begin a step at any time.
+    that is safe. If multiple threads train, they are removed only when tracing ends, because
+    another thread may begin a step at any time.
 
     Args:
         register: torch's function that registers a hook.
         places: torch's dict of registered hooks by id.
-        walks: given a line of the code of an optimizer step, returns whether torch iterates over
+        walks: given a line in the code of an optimizer step, returns whether torch iterates over
             these hooks at that line.
     """
 
@@ -133,7 +133,7 @@ def tidy() -> None:
 
 
 class ModuleHook:
-    """A hook on one module; copied or saved modules contain a hook without effect instead.
+    """A hook on one module; copied or saved modules contain a hook that does nothing instead.
 
     Args:
         hook: the function to call.
@@ -147,5 +147,5 @@ class ModuleHook:
         self._hook(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a built-in function without effect, which loads without comgra_decl."""
+        """Pickle as a built-in function that does nothing, which loads without comgra_decl."""
         return getattr, (nullcontext(), "__exit__")

@@ -22,7 +22,7 @@ _SHOWN = 5
 
 CUDA_GRAPH = (
     "a CUDA graph is being captured (torch.cuda.graph, make_graphed_callables). Its computations "
-    "are not recorded, neither during capture nor on replay, because a replay runs no Python. To "
+    "are recorded neither during capture nor on replay, because a replay runs no Python. To "
     "record them, train without the graph"
 )
 
@@ -53,7 +53,7 @@ def compiles_to_cuda_graphs() -> bool:
 
 
 def compiles_with(name: str) -> bool:
-    """Return whether the program has compiled anything with the torch backend of this name."""
+    """Return whether the program has compiled anything with the torch backend of that name."""
     return any(getattr(backend, "compiler_name", "") == name for backend in _backends())
 
 
@@ -70,11 +70,11 @@ def _makes_cuda_graphs(backend: Any, *, always: bool) -> bool:
 
 
 class Captures:
-    """Detects and reports when the program captures CUDA graphs, also between recorded steps.
+    """Detects and reports when the program captures CUDA graphs, including between recorded steps.
 
     Args:
         warn: called with a warning that explains the consequences.
-        on_fault: called with errors of tracing itself.
+        on_fault: called with errors in tracing itself.
     """
 
     def __init__(

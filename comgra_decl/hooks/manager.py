@@ -74,7 +74,7 @@ class HookManager:
     Args:
         spec: what to capture and when.
         sink: called with each closed record on the training thread; must be fast.
-        on_fault: called once with an error of tracing itself, after tracing has stopped.
+        on_fault: called once with an error in tracing itself, after tracing has stopped.
         scalars: called at intervals with the metrics and notes of all steps, in the same way as
         `sink`.
         meter: measures the cost of recording outside the training thread.
@@ -310,7 +310,7 @@ class HookManager:
         """Continue an existing run; call it before `attach`.
 
         Args:
-            slots: the slots of the run.
+            slots: the slots in the run.
             resumption: determines the step at which the training resumes.
         """
         self._table.resume(slots)
@@ -405,7 +405,7 @@ class HookManager:
             self._steps.announce()
 
     def _report_stall(self, seconds: float, stacks: str) -> None:
-        """Store that the step in progress does not end; called from another thread."""
+        """Record that the step in progress does not end; called from another thread."""
         number = self._state.number
         text = (
             f"step {number} has not ended for {seconds:.0f} s. The threads are running:\n{stacks}"

@@ -46,8 +46,8 @@ def device_bytes() -> int | None:
 def memory_facts() -> dict[str, Any]:
     """Return the memory in use and its limits, in bytes.
 
-    `host`: of this process. `limit` and `used`: of its container, or else of the machine. `device`,
-    `device_reserved`, `device_total`: of the current CUDA device.
+    `host`: for this process. `limit` and `used`: for its container or, without one, the machine.
+        `device`, `device_reserved`, `device_total`: for the current CUDA device.
     """
     return {**memory_limit(), **_device()}
 

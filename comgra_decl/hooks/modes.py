@@ -32,7 +32,7 @@ class OwnMode(TorchFunctionMode):
     """The base class of tracing's own modes.
 
     Args:
-        on_fault: called with errors of tracing itself.
+        on_fault: called with errors in tracing itself.
 
     Attributes:
         thread: the thread whose calls the mode handles, 0 for none; the mode has no effect in other
@@ -114,8 +114,8 @@ def remove(mode: OwnMode) -> None:
 def sweep() -> None:
     """Remove modes that torch put back after their removal.
 
-    Torch takes a mode off the stack while it handles a call, and puts it back afterwards, even if
-    the mode was removed during the call, for example by an optimizer that steps within
+    Torch takes a mode off the stack while it handles a call, and puts it back afterwards. It does
+    so even if the mode was removed during the call, for example by an optimizer that steps within
     `loss.backward()`.
     """
     if not function_modes():

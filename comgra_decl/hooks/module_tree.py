@@ -72,12 +72,13 @@ class Owners:
     the garbage collector's objects, when one of the modules is first called.
 
     Args:
-        on_fault: called with errors of tracing itself.
+        on_fault: called with errors in tracing itself.
     """
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
-        self.on_class: Callable[[type], None] = lambda _: None  # called with classes of new modules
+        # called with the classes of new modules
+        self.on_class: Callable[[type], None] = lambda _: None
         # called with a warning if a module's parent may be hidden from the search for it
         self.warn: Callable[[str], None] = lambda _: None
         self._parents: _ByModule[weakref.ref[nn.Module]] = _ByModule()

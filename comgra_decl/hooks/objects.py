@@ -36,7 +36,7 @@ _NO_WAY = (type, ModuleType, FunctionType, CodeType, FrameType, str, bytes, int,
 object."""
 
 _frozen: dict[int, weakref.ref[Any]] = {}
-"""The modules and optimizers that existed when the program froze its objects, keyed by `id`."""
+"""The modules and optimizers that existed when the program called `gc.freeze`, keyed by `id`."""
 
 
 def watch_freezing(*, on_fault: Callable[[BaseException], None]) -> Patch:

@@ -209,7 +209,7 @@ class CalledModels:
     step, a hook reports every module with parameters instead, which serves the same purpose.
 
     Args:
-        on_fault: called with errors of tracing itself.
+        on_fault: called with errors in tracing itself.
     """
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
@@ -229,7 +229,7 @@ class CalledModels:
 
     @property
     def watched(self) -> bool:
-        """Whether the hook has reported all calls of the step in progress."""
+        """Whether the hook has reported all calls in the step in progress."""
         return self._whole
 
     def clear(self) -> None:

@@ -23,7 +23,7 @@ def alive() -> set[int]:
 
 
 def running(wanted: Callable[[CodeType], bool]) -> list[int]:
-    """Return the current line number of each call of the given code, in any thread."""
+    """Return the current line number of each running call to the given code, in any thread."""
     lines = []
     with uncollected():
         for frame in sys._current_frames().values():

@@ -1,4 +1,4 @@
-"""Where a program is, for an error in it: the step in progress, and the names of its modules."""
+"""Where a program is when it fails: the step in progress, and the names of its modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capture plans of the selected modules, parameters and buffers, with the slots they fill."""
+"""Capture plans for the selected modules, parameters and buffers, with the slots they fill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ModulePlan:
-    """The plan of one selected module: its capture options and its slots."""
+    """The plan for one selected module: its capture options and its slots."""
 
     __slots__ = (
         "__weakref__",
@@ -79,10 +79,10 @@ class ModulePlan:
 
 
 class TensorPlan:
-    """The plan of one parameter or buffer; a shared one has a single plan with all its names.
+    """The plan for one parameter or buffer; a shared one has a single plan with all its names.
 
     Attributes:
-        slot: its slot in the pass `forward`; the other passes (`grad`, `update`) belong to it.
+        slot: its slot in the `forward` pass; the other passes (`grad`, `update`) belong to it.
         states: the slots of its optimizer state (such as `exp_avg`), by name and iteration.
         look: a snapshot from the last record if no optimizer holds the tensor, otherwise None.
         moved: whether it was written to between the last two records.
@@ -149,7 +149,7 @@ class Part(NamedTuple):
 
 
 class TopPlan:
-    """The plan of one outermost module: its selection and the plans of its modules and tensors."""
+    """The plan for one outermost module: its selection, and plans for its modules and tensors."""
 
     def __init__(self, spec: Spec, top: Top) -> None:
         self._spec = spec
@@ -178,7 +178,7 @@ class TopPlan:
         self._tree = []
 
     def renew(self, module: nn.Module) -> bool:
-        """Update the plan to the current modules of the model; return whether anything changed.
+        """Update the plan to the current modules in the model; return whether anything changed.
 
         A module that replaces another one continues its series.
         """

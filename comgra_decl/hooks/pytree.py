@@ -1,4 +1,4 @@
-"""Find the tensors in nested arguments and outputs of modules."""
+"""Find the tensors in the nested arguments and outputs of modules."""
 
 from __future__ import annotations
 

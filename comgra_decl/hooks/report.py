@@ -1,4 +1,4 @@
-"""The report of a run: what was declared and what was recorded, logged and stored with the run."""
+"""The report on a run: what was declared and recorded. It is logged and stored with the run."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Reporter:
         return {} if report == self._last else {"report": report}
 
     def _empty(self) -> dict[str, Any]:
-        """Return the report of a run without records, in which no pattern is known to match."""
+        """Return the report on a run without records, in which no pattern is known to match."""
         nothing = {"matched": 0, "fired": 0, "written": 0, "never_called": []}
         return {
             "entries": {name: dict(nothing) for name in self._entries},
@@ -99,7 +99,7 @@ class Reporter:
         return {} if price is None else {"price": price}
 
     def _modules(self, plan: TopPlan) -> list[dict[str, Any]]:
-        """Describe the modules of a model; if it no longer exists, describe their last state."""
+        """Describe the modules in a model; if it no longer exists, describe their last state."""
         if plan.top.module() is not None or plan not in self._described:
             seen: dict[int, str] = {}
             known = {id(own.tensor): own.trainable for own in plan.parameters}

@@ -1,4 +1,4 @@
-"""Classify model calls as training, evaluation, or calls without gradient during training."""
+"""Classify model calls as training, evaluation, or calls without gradients during training."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RootCalls:
         self.evaluating = False
 
     def switched(self, module: nn.Module, training: bool) -> bool:
-        """Handle a module's switch of mode; return whether an evaluation begins.
+        """Handle a module's mode switch; return whether an evaluation begins.
 
         All parts of a model have switched before this is called for the model.
         """

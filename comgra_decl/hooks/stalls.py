@@ -1,4 +1,4 @@
-"""Report a step that does not end, with the stacks of all threads; watched from another thread."""
+"""Report a step that does not end, with the stacks of all threads; checked from another thread."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from statistics import median
 
 FACTOR = 10.0
-"""A step stalls if it takes this many times the median."""
+"""A step counts as stalled if it takes this many times the median."""
 
 LEAST = 5.0
-"""Minimum number of seconds of a stalled step."""
+"""Minimum duration of a stalled step, in seconds."""
 
 _KNOWN = 3  # minimum number of observed durations
 _REMEMBERED = 64
@@ -41,7 +41,7 @@ class StallWatch:
         self._reported = False
 
     def look(self, step: int, *, evaluating: bool) -> None:
-        """Check whether the step in progress stalls.
+        """Check whether the step in progress has stalled.
 
         Args:
             step: its number.

@@ -54,7 +54,7 @@ _UNEVEN = (
 
 _UNENDED_STEP = (
     "step {} was not completed: backward() was called after the last optimizer step or the last "
-    "comgra.step(). Its losses are stored, but it has no record"
+    "comgra.step(). The losses in this step are stored, but it has no record"
 )
 
 _SURPLUS = (
@@ -349,7 +349,7 @@ class StepRecords:
         self._sink(raw)
 
     def _probe(self, probing: Probing, info: StepInfo, *, due: bool) -> None:
-        """Run the probes after a scheduled step; a step that may yet be dropped has none."""
+        """Run the probes after a scheduled step; a step that may still be dropped has none."""
         if due:
             probing.ended(info, self._table, self._sink)
         probing.drop()

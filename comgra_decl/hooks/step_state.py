@@ -15,10 +15,10 @@ from comgra_decl.hooks.schedule.agenda import Plan
 
 MAX_ROOT_CALLS = 2000
 """The maximum number of recorded calls per model. A record without an optimizer step is closed
-after the same number of calls with gradient, so that memory use is bounded."""
+after the same number of calls with gradients, so that memory use is bounded."""
 
 MOST_ASIDE = 8
-"""The maximum number of recorded calls without gradient, plus two for each call with gradient."""
+"""The maximum number of recorded calls without gradients, plus two for each call with gradients."""
 
 
 class RootCall(Enum):
@@ -44,7 +44,7 @@ class Room(Enum):
 
     FREE = "accepts the call"
     FULL = "has enough calls"
-    CROWDED = "has enough calls without gradient; unusual for a model in training mode"
+    CROWDED = "has enough calls without gradients; unusual for a model in training mode"
 
 
 class Outcome(Enum):
@@ -86,11 +86,11 @@ class StepState:
         armed: whether the step is captured, which is the stage `ARMED`.
         open: whether the record accepts calls. False if it was closed early because the captured
             calls were an evaluation, or because the step has no observable end.
-        deferred: whether recording the step is decided again at its end.
+        deferred: whether the decision to record the step is made again at its end.
         any_ended: whether any step of this program has ended.
-        trained: the number of calls with gradient in the last captured step.
-        aside: the number of calls without gradient in this step.
-        usual: the number of calls with gradient in the preceding captured step.
+        trained: the number of calls with gradients in the last captured step.
+        aside: the number of calls without gradients in this step.
+        usual: the number of calls with gradients in the preceding captured step.
         undecided: for each call in this step before any training, a reference to the model and
             whether it was in training mode.
         evaluated: references to the models that were evaluated in this step, either before any

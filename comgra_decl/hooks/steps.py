@@ -71,7 +71,7 @@ class Steps:
         graphs: detects the capture of CUDA graphs.
         losses: observes `backward`.
         scalars: receives the metrics of all steps.
-        automatic: takes the metrics that need no code in the program.
+        automatic: collects the metrics that need no code in the program.
         idle: counts the steps that need no other work.
         reporter: receives choices and warnings.
         ending: whether tracing continues, and how it ends.
@@ -395,7 +395,7 @@ class Steps:
                 self._told_several = True
                 self._scalars.remark(
                     f"schedule.sudden: {reason}; no further steps are recorded, because this "
-                    "option has no effect on several ranks, which must record the same steps"
+                    "option has no effect on multiple ranks, which must record the same steps"
                 )
             return
         steps = self._declared.agenda.alarm(self._state.number)

@@ -55,7 +55,7 @@ reuse the names of models that no longer exist."""
 
 
 class Calls(Protocol):
-    """Handles calls of roots (outermost modules, or parts of one) for a tracer."""
+    """Handles calls to roots (outermost modules, or parts of one) for a tracer."""
 
     def entered(self) -> None:
         """Handle the beginning of a call, before anything else."""
@@ -85,11 +85,11 @@ class ModuleTracer:
         direct: is notified of module calls, to distinguish them from direct calls to `forward`.
         held: returns the ids of the parameters held by optimizers.
         together: lock held while it is decided which thread's calls are followed.
-        on_fault: called with exceptions of tracing itself, which never reach the program.
+        on_fault: called with exceptions raised by tracing itself, which never reach the program.
 
     Attributes:
         thread: the thread whose calls are followed; 0 while it is not known.
-        marks: marks the model outputs of the step in progress.
+        marks: marks the model outputs in the step in progress.
         provenance: follows the dependency graph of the step in progress; None if none is followed.
         tops: the plan of each called model, by the model's `id`.
         recorder: reads outputs and their gradients.
@@ -376,7 +376,7 @@ class ModuleTracer:
         return within and isinstance(module, torch.fx.GraphModule) and id(module) not in self._plans
 
     def plans_of(self, module: nn.Module) -> list[ModulePlan]:
-        """Return the plans of all modules of the model that is, or contains, the called module."""
+        """Return the plans of all modules in the model that is, or contains, the called module."""
         return self._adopt(module).modules
 
     def _enter_native(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -387,7 +387,7 @@ class ModuleTracer:
     def _before_late(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
         """Read the inputs of a module after its own pre-hooks.
 
-        `kwargs` is missing if another hook of the same call ended tracing.
+        `kwargs` is missing if another hook in the same call ended tracing.
         """
         if kwargs is not None and not is_no_step():
             self._take_inputs(module, args, kwargs)
@@ -539,7 +539,7 @@ class ModuleTracer:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        """Let the probes copy a model that is trained, and look for the classes of its samples."""
+        """Make the probes copy a trained model, and search for the classes of its samples."""
         if capture.categories is not None:
             capture.categories.enter(module, args, kwargs, capture.batch_size)
         if capture.probing is None:
@@ -551,7 +551,7 @@ class ModuleTracer:
             capture.probing.called(module, args, kwargs, capture.batch_size)
 
     def input_slot(self, role: str, iteration: int) -> Slot:
-        """Return the slot of an input of a model; `iteration` counts the models of a step."""
+        """Return the slot of an input of a model; `iteration` counts the models in a step."""
         return self._ends.input_slot(role, iteration)
 
     def _prepares(self, plan: TopPlan, args: Any, kwargs: Any) -> bool:
@@ -731,7 +731,7 @@ class ModuleTracer:
             self.parameters.after_step(optimizer, capture)
 
     def after_hand(self, capture: StepCapture) -> None:
-        """Read the gradients of a step ended by a manual update."""
+        """Read the gradients in a step ended by a manual update."""
         with without_functions():
             self.parameters.after_hand(capture)
 

@@ -34,8 +34,8 @@ _STALE = 1000
 """The number of steps of other threads after which an unfinished record is dropped."""
 
 IN_TURNS = (
-    "several threads train. Steps are numbered in the order in which they end, across threads; one "
-    "step is recorded at a time, and the threads take turns"
+    "multiple threads train. Steps are numbered in the order in which they end, across threads; "
+    "one step is recorded at a time, and the threads take turns"
 )
 
 

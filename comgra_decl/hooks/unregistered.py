@@ -45,7 +45,7 @@ class Strays:
                 self._parts[id(module)] = part
 
     def see(self, module: nn.Module) -> None:
-        """Note the call of an unrecorded module, if the module itself has parameters."""
+        """Note the call to an unrecorded module, if the module itself has parameters."""
         part = self._parts.get(id(module))
         if part is not None and part() is module:
             return

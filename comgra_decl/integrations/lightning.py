@@ -23,13 +23,13 @@ else:
             from pytorch_lightning import Callback
         except ImportError:
             raise MissingPackageError(
-                "comgra_decl.integrations.lightning needs the package 'lightning', which is not "
+                "comgra_decl.integrations.lightning needs the 'lightning' package, which is not "
                 "installed: pip install 'comgra-decl[lightning]'"
             ) from None
 
 
 class TraceCallback(Callback):
-    """Record each `fit` of the trainer as a run.
+    """Record each call to the trainer's `fit` as a run.
 
     Records the same data as the other entry points, and also the hyperparameters and the metrics
     that the module logs per epoch (as `trainer/NAME`). The type of execution tells whether an
@@ -38,9 +38,10 @@ class TraceCallback(Callback):
     Args:
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.
         root: folder of all groups; defaults to the spec's, or "runs".
-        group: folder of runs to be compared; defaults to the script's name.
-        name: the run's own folder; defaults to the current time. A number is appended to a name
-            that exists already.
+        group: name of the folder that contains the runs to be compared; defaults to the script's
+            name.
+        name: name of the run's own folder; defaults to the current time. If the name already
+            exists, a number is appended.
         overrides: changes to the spec, such as "schedule.every=10".
         stages: the stages to record, each as its own run: any of "fit", "validate", "test",
             "predict".
@@ -101,12 +102,12 @@ class TraceCallback(Callback):
         self._tag("predict")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record the metrics of the validation."""
+        """Record the validation metrics."""
         if not trainer.sanity_checking:
             self._recording.log(trainer.callback_metrics)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record the metrics of the epoch."""
+        """Record the epoch's metrics."""
         self._recording.log(trainer.callback_metrics)
 
     def _tag(self, name: str) -> None:

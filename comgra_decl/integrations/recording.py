@@ -28,9 +28,10 @@ class Recording:
     Args:
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.
         root: folder of all groups; defaults to the spec's.
-        group: folder of runs to be compared; defaults to the script's name.
-        name: the run's own folder; defaults to the current time. A number is appended to a name
-            that exists already.
+        group: name of the folder that contains the runs to be compared; defaults to the script's
+            name.
+        name: name of the run's own folder; defaults to the current time. If the name already
+            exists, a number is appended.
         overrides: changes to the spec, such as "schedule.every=10".
 
     Raises:
@@ -66,7 +67,7 @@ class Recording:
         self.path = self._session.path
 
     def end(self, error: BaseException | None = None) -> None:
-        """Finish the current run, if any; after an error, it includes the post-mortem."""
+        """Finish the current run, if any; after an error, the run includes the post-mortem."""
         session, self._session = self._session, None
         if session is not None:
             finish_session(session, error)
@@ -77,7 +78,7 @@ class Recording:
         return self._session is not None
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """Record logged metrics as `trainer/NAME`, as their `loss` is rarely the loss of a step."""
+        """Record metrics as `trainer/NAME`, because their `loss` is rarely the loss of a step."""
         if self._session is None:
             return
         for name, value in metrics.items():

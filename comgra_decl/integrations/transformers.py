@@ -1,4 +1,4 @@
-"""A callback for the Trainer of transformers: `Trainer(callbacks=[TraceCallback("debug")])`."""
+"""A callback for the Trainer in transformers: `Trainer(callbacks=[TraceCallback("debug")])`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ else:
         from transformers import TrainerCallback
     except ImportError:
         raise MissingPackageError(
-            "comgra_decl.integrations.transformers needs the package 'transformers', which is not "
+            "comgra_decl.integrations.transformers needs the 'transformers' package, which is not "
             "installed: pip install 'comgra-decl[transformers]'"
         ) from None
 
 
 class TraceCallback(TrainerCallback):
-    """Record each `train()` of the Trainer as a run.
+    """Record each call to the Trainer's `train()` as a run.
 
     Records the same data as the other entry points, and also the training arguments, the model's
     config and the values that the Trainer logs (as `trainer/NAME`). Callbacks are not notified if
@@ -35,9 +35,10 @@ class TraceCallback(TrainerCallback):
     Args:
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.
         root: folder of all groups; defaults to the spec's, or "runs".
-        group: folder of runs to be compared; defaults to the script's name.
-        name: the run's own folder; defaults to the current time. A number is appended to a name
-            that exists already.
+        group: name of the folder that contains the runs to be compared; defaults to the script's
+            name.
+        name: name of the run's own folder; defaults to the current time. If the name already
+            exists, a number is appended.
         overrides: changes to the spec, such as "schedule.every=10".
 
     Raises:

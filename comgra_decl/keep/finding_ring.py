@@ -24,7 +24,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Answer to a request.
+    """The answer to a request.
 
     `kept`: the first kept step and the step of the finding itself; None if none was kept.
     """
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 
 
 Watch = Callable[[Sequence[Entry[T]]], Sequence[Request]]
-"""Passes steps to the rules; returns the requests of new findings."""
+"""Passes steps to the rules; returns the requests made by new findings."""
 
 
 class FindingRing(Generic[T]):
@@ -70,7 +70,7 @@ class FindingRing(Generic[T]):
             self._fulfil(request)
 
     def _fulfil(self, request: Request) -> None:
-        """Keeps held steps around the requested step, or the newest ones if it has already left."""
+        """Keeps held steps around the requested one, or the newest if that one has already left."""
         at = self._held(request.step)
         kept = None if at is None else self.ring.fire(at, [request.reason])
         self._answer(Answer(request, kept))

@@ -32,7 +32,7 @@ Watch = Callable[[list[StepBatch]], Sequence[Request]]
 
 @dataclass(slots=True)
 class _Place:
-    """A finalised step that is waiting, with the index `index` in `batch`."""
+    """A finalised step that is waiting; `index` is its position in `batch`."""
 
     batch: StepBatch
     index: int

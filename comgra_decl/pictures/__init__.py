@@ -1,1 +1,1 @@
-"""Pictures that need nothing but recorded arrays: numpy in, numpy out."""
+"""Pictures that need only recorded arrays: numpy in, numpy out."""

@@ -1,4 +1,4 @@
-"""Clouds of points: principal components with one basis for all steps."""
+"""Point clouds: principal components with one basis for all steps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Floats = NDArray[np.float64]
 class Basis:
     """The axes of a cloud.
 
-    With one basis for all steps, points move only because the data move. The axes of a basis of
-    their own for each step could turn and flip between steps.
+    With one basis for all steps, points move only if the data change. With a separate basis for
+    each step, the axes could rotate and flip between steps.
 
     Attributes:
         mean: [features].
         components: [axes, features], orthonormal.
-        explained: [axes], the share of the variance along each axis, of the points of the fit.
-        steps: the number of steps of the fit.
+        explained: [axes], the share of the fitted points' variance along each axis.
+        steps: the number of steps that were fitted.
     """
 
     mean: Floats
@@ -38,10 +38,10 @@ class Basis:
 def fitted(points: NDArray[np.floating], axes: int = 2) -> Basis:
     """Return the principal axes of points [steps, samples, features].
 
-    The sign of an axis is that for which its largest entry is positive, as in scikit-learn.
+    The sign of each axis is chosen so that its largest entry is positive, as in scikit-learn.
 
     Raises:
-        ValueError: the points have too few features, or are fewer than two.
+        ValueError: the points have too few features, or there are fewer than two points.
     """
     steps, features = points.shape[0], points.shape[-1]
     flat = points.reshape(-1, features).astype(np.float64)

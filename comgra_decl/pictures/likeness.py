@@ -1,4 +1,4 @@
-"""How alike two representations of the same samples are."""
+"""How similar two representations of the same samples are."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FEWEST = 4
 def cka(first: NDArray[np.floating], second: NDArray[np.floating]) -> float:
     """Return the linear centred kernel alignment of two representations, [samples, ...] each.
 
-    Kornblith et al. (2019), with the unbiased estimator of HSIC of Song et al. (2012). The biased
-    one is near 1 for any representations of few samples. NaN for fewer than four samples, and if a
-    representation does not vary.
+    See Kornblith et al. (2019), with the unbiased HSIC estimator by Song et al. (2012). The biased
+    estimator is close to 1 for any representations of few samples. NaN for fewer than four samples,
+    and if a representation does not vary.
     """
     return float(cka_matrix([first], [second])[0, 0])
 

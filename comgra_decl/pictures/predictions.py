@@ -1,4 +1,4 @@
-"""What a model predicts: confusions, calibration, and what a linear model reads from a layer."""
+"""A model's predictions: confusion, calibration, and what a linear model can read from a layer."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def confusion(classes: Classes, scores: NDArray[np.floating]) -> NDArray[np.int6
 
 
 def reliability(classes: Classes, scores: NDArray[np.floating], bins: int = 10) -> Floats:
-    """Return how confident and how right a model is, [bins, 3]: confidence, accuracy, samples.
+    """Return how confident and how accurate a model is, [bins, 3]: confidence, accuracy, samples.
 
     The bins divide 0..1 evenly by the largest probability of the softmax; a sample with a
-    confidence on the border of two bins belongs to the lower one (Guo et al. 2017). The first two
-    columns are NaN in empty bins.
+    confidence on the border between two bins belongs to the lower one (Guo et al. 2017). The first
+    two columns are NaN in empty bins.
     """
     shifted = np.exp(scores.astype(np.float64) - scores.max(1, keepdims=True))
     chances = shifted / shifted.sum(1, keepdims=True)
@@ -45,7 +45,8 @@ def linear_accuracy(
 ) -> float:
     """Return the accuracy of a ridge classifier on samples that it was not fitted to.
 
-    One regression per class on targets of -1 and 1, as `sklearn.linear_model.RidgeClassifier`.
+    Fits one regression per class to targets of -1 and 1, like
+    `sklearn.linear_model.RidgeClassifier`.
 
     Args:
         features: [samples, ...].
@@ -54,7 +55,7 @@ def linear_accuracy(
         ridge: the penalty, above 0.
 
     Returns:
-        The accuracy; NaN unless some samples are held out and the others have several classes.
+        The accuracy; NaN unless some samples are held out and the others have at least two classes.
     """
     flat = features.reshape(len(features), -1).astype(np.float64)
     known = np.unique(classes[~held_out])

@@ -1,4 +1,4 @@
-"""Maps of a layer: its dead units, the spectrum of its weight, the Grad-CAM of the loss."""
+"""Maps of a layer: its dead units, the spectrum of its weight, and the Grad-CAM of the loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Floats = NDArray[np.float64]
 
 
 def dead_units(values: NDArray[np.floating], axis: int) -> NDArray[np.bool_]:
-    """Return which units are at or below 0 at all places of all samples, [units].
+    """Return which units are at or below 0 at all positions in all samples, [units].
 
     Args:
         values: the output of an activation, [samples, ...].
@@ -21,7 +21,7 @@ def dead_units(values: NDArray[np.floating], axis: int) -> NDArray[np.bool_]:
 
 
 def spectrum(weight: NDArray[np.floating]) -> Floats:
-    """Return the singular values of a weight [outputs, ...] as a matrix, largest first.
+    """Return the singular values of a weight [outputs, ...], read as a matrix, largest first.
 
     NaN if the weight is not finite.
     """
@@ -35,7 +35,7 @@ def spectrum(weight: NDArray[np.floating]) -> Floats:
 def loss_cam(output: NDArray[np.floating], gradient: NDArray[np.floating]) -> Floats:
     """Return the Grad-CAM of the loss, [samples, ...], of a layer [samples, channels, ...].
 
-    Negative values support a small loss. As Selvaraju et al. (2017), without the final ReLU.
+    Negative values support a small loss. As in Selvaraju et al. (2017), without the final ReLU.
     """
     over = tuple(range(2, output.ndim))
     weights = gradient.astype(np.float64).mean(over, keepdims=True)

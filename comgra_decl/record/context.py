@@ -1,4 +1,4 @@
-"""The context of a run: how the program was started, and the facts to store about it."""
+"""The context of a run: how the program was started, and which facts to store about it."""
 
 from __future__ import annotations
 

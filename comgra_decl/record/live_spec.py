@@ -33,7 +33,7 @@ _HEADER = """\
 """
 
 _SHARE, _LONGEST_GAP = 0.005, 10.0
-"""Between two reports of the latest step: a share of the run's age, at most so many seconds."""
+"""The time between two reports of the latest step: a share of the elapsed time, up to a maximum."""
 
 _INTERVAL = 1.0
 """Seconds between two checks."""
@@ -108,7 +108,7 @@ class Attendant:
         writer: the thread whose CPU time is measured.
         run: the folder of the whole run, if `folder` belongs to one of its ranks.
         look: called at each check to inspect the program.
-        seen: returns what to leave in the run's folder in case the process is killed.
+        seen: returns the facts to store in the run's folder in case the process is killed.
         change: called with a new spec (None if an edit was invalid) and a note for the run.
     """
 
@@ -150,7 +150,7 @@ class Attendant:
         self._end.set()
 
     def wait(self, seconds: float = 2.0) -> None:
-        """Wait after `stop` until a check that is running has ended."""
+        """Wait, after `stop`, until any check in progress has ended."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
@@ -182,7 +182,7 @@ class Attendant:
             self._change(spec, f"{SPEC_FILE} was changed: {keys}")
 
     def _report(self) -> None:
-        """Leave the latest step and memory in the run's folder, less often in a long run."""
+        """Store the latest step and memory use in the run's folder, less often in a long run."""
         now = time.monotonic()
         gap = min(_LONGEST_GAP, _SHARE * (now - self._began))
         if self._seen is None or not isinstance(self._folder, Path) or now - self._reported < gap:

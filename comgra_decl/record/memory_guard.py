@@ -3,8 +3,8 @@
 A system may refuse memory because of `ulimit -v`, a batch system or strict overcommit. In that
 case, the C++ libraries that tracing uses do not raise an exception: if a thread cannot be created,
 the whole program ends. Memory is therefore requested before these libraries need it, and tracing
-stops while enough memory is left for the training. A limit can also be set while a program is
-running (`prlimit`) and tracing has already allocated its share. For that case, tracing reserves
+stops while enough memory is left for training. A limit can also be set (with `prlimit`) while a
+program is running, after tracing has already allocated its share. For that case, tracing reserves
 address space, which takes no memory.
 """
 
@@ -21,7 +21,7 @@ STARTING = 1 << 30
 """Bytes required to start. Imports, threads and their stacks took 0.9 GB of address space (not
 memory)."""
 LEFT = 1 << 28
-"""Bytes to leave for the training. A thread takes 0.14 GB of address space."""
+"""Bytes to leave for training. A thread takes 0.14 GB of address space."""
 STEP = 1 << 28
 """Bytes required to record a step."""
 
@@ -38,7 +38,7 @@ class Room:
         self._reserve = None if _may_refuse() else _addresses(LEFT + STEP)
 
     def for_a_step(self) -> None:
-        """Check, before a step is recorded, that there is enough memory for record and training.
+        """Check, before a step is recorded, that there is enough memory to record and to train.
 
         Raises:
             NoMemoryError: the system refuses the memory.
@@ -48,7 +48,7 @@ class Room:
             demand(LEFT + STEP)
 
     def give_back(self) -> None:
-        """Release the reserved address space, which the training may need."""
+        """Release the reserved address space, which training may need."""
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
             reserve.close()

@@ -140,7 +140,7 @@ def _wanted_name(run: RunSpec) -> str:
 
 
 def place_of_rank(folder: Location, run: RunSpec, rank: Rank | None) -> Place:
-    """Return the place of a rank in a run's folder."""
+    """Return a rank's place in a run's folder."""
     if rank is None:
         return Place(folder, folder)
     recorded = run.recorded(rank.world_size) or [rank.number]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from comgra_decl.store.location import Location
 
 RANKS = "ranks"
-"""The folder within a run that holds a folder for each recorded rank except the first."""
+"""The folder within a run that contains a folder for each recorded rank except the first."""
 
 _CLAIMS = ".ranks"
 _LATEST = 1800.0
@@ -62,7 +62,7 @@ def current_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
 
 
 def _of_torch() -> Rank | None:
-    """Return the rank from torch.distributed, by local calls that do not wait for other ranks."""
+    """Return the rank from torch.distributed, using only calls that do not wait for other ranks."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

@@ -19,7 +19,7 @@ _NAME = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a setting with this name, such as "wandb.api_key", holds a secret."""
+    """Return whether a setting with this name, such as "wandb.api_key", contains a secret."""
     return _NAME.search(name) is not None
 
 

@@ -127,10 +127,10 @@ class Session:
         return None if self._hooks is None else self._hooks.enter_direct(module, args, kwargs)
 
     def failed(self, error: BaseException) -> None:
-        """Examine the error that ended the program, before `finish` stores what was found.
+        """Examine the error that ended the program; `finish` stores the result.
 
-        The error and its traceback remain unchanged. A program that exits, or that a finding has
-        ended, has not failed.
+        The error and its traceback remain unchanged. A program that exits by itself, or is ended by
+        a finding, has not failed.
         """
         if self._hooks is None or isinstance(error, (SystemExit, GeneratorExit)):
             return
@@ -146,7 +146,7 @@ class Session:
             _log.error("the error that ended the program could not be examined", exc_info=own)
 
     def _finish_at_exit(self) -> None:
-        """Finish when Python exits, possibly because of an error that nobody has handled."""
+        """Finish when Python exits, possibly because of an unhandled error."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         asked = hasattr(sys, "ps1") or sys.flags.interactive or "ipykernel" in sys.modules
         if isinstance(error, BaseException) and not asked:  # else an error of an earlier command
@@ -327,10 +327,10 @@ class Session:
             if rank is not None:
                 self._turn_out_as(rank, place)
         except Exception as error:  # noqa: BLE001  (this process continues as a separate run)
-            _log.error("the ranks of this job could not be joined in one run", exc_info=error)
+            _log.error("the ranks of this job could not be joined into one run", exc_info=error)
 
     def _turn_out_as(self, rank: Rank, place: Place) -> None:
-        """Join the run of all ranks as one rank, before anything has been recorded."""
+        """Join the run of all ranks as one of them, before anything has been recorded."""
         wanted = self._records(rank)
         new = self._new_place(rank, place.path) if wanted else None
         if new is not None and new.path == place.path:
@@ -444,7 +444,7 @@ class Session:
         return self._with_findings(batches)
 
     def _tell_norm(self, step: RawStep, norm: float | None) -> None:
-        """Store the norm of the gradient of a training step; runs on the writer thread."""
+        """Store the gradient norm of a training step; runs on the writer thread."""
         if norm is None or step.info.mode != "train":
             return
         name, type_ = f"{AUTOMATIC}grad_norm", step.info.type
@@ -475,7 +475,7 @@ class Session:
         if self._writer is not None:
             self._writer.lack(error)
         _report(
-            "tracing has stopped because of an error in comgra_decl itself; the training continues "
+            "tracing has stopped because of an error in comgra_decl itself; training continues "
             f"unaffected, and {self._remains('recorded')}",
             error,
         )
@@ -488,7 +488,7 @@ class Session:
         lacks = isinstance(error, NoMemoryError)
         why = "not enough memory is available" if lacks else "the store cannot be written"
         reason = (str(error) or type(error).__name__).rstrip(".")
-        text = f"recording has stopped because {why} ({reason}); the training continues unaffected"
+        text = f"recording has stopped because {why} ({reason}); training continues unaffected"
         # While the run's folder is being deleted, it is unknown what will remain.
         remains = "" if isinstance(error, RunGoneError) else f", and {self._remains('committed')}"
         _report(text + remains)
@@ -518,7 +518,7 @@ def _reads_all_gradients(spec: Spec) -> bool:
 
 
 def _seen(hooks: HookManager) -> dict[str, Any]:
-    """Return the step and the memory that a killed process leaves behind."""
+    """Return the step and memory use that a killed process leaves behind."""
     from comgra_decl.hooks.memory_use import device_bytes, memory_limit
 
     facts = {"time": time.time(), "step": hooks.place().step, "device": device_bytes()}

@@ -20,7 +20,7 @@ def checked_axes(names: list[str]) -> list[str]:
     """Returns the names if each is a valid axis name and none is repeated."""
     for name in names:
         if not AXIS_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} must be a word such as 'head', of at most 40 characters")
+            raise ValueError(f"{name!r} must be a word of at most 40 characters, such as 'head'")
         if name == SAMPLE:
             raise ValueError("'sample' is always the batch dimension; name only the other dims")
     if len(set(names)) < len(names):

@@ -1,6 +1,6 @@
 """Read the docstrings of a model's keys from the source, on demand.
 
-pydantic's option `use_attribute_docstrings` reads them when each model is created, which would
+pydantic's `use_attribute_docstrings` option reads them when each model is created, which would
 delay the start of each traced program by a third of a second. Programs do not need these
 docstrings.
 """

@@ -63,5 +63,5 @@ class AttentionSpec(SpecModel):
     recompute: Bool = True
     """Whether to recompute the attention weights of the recorded samples and to store their values.
     The weights are computed from query, key, mask and scale, without dropout. They are stored under
-    the role "attention (recomputed)" as float32 [samples, heads, queries, keys]. Their size is
+    the "attention (recomputed)" role as float32 [samples, heads, queries, keys]. Their size is
     limited by `values.max_elements`."""

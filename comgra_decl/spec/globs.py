@@ -1,7 +1,7 @@
 """Globs over module paths.
 
 `*` matches one level (or a part of one name), `**` any number of levels including none, `?` one
-character, `[...]` one character of a set and `[!...]` one character outside it. The path of the
+character, `[...]` one character from a set and `[!...]` one character outside it. The path of the
 root module is the empty string.
 """
 

@@ -74,12 +74,12 @@ _LOSS = MeasureSpec.model_validate({"kpi": "loss"})
 
 
 class QuantileTrigger(SpecModel):
-    """Fires when a value is unusual compared with those of recent steps of the same type.
+    """Fires when a value is unusual compared with the values in recent steps of the same type.
 
     It fires if the value is above the quantile, or below it if the quantile is less than 0.5. It
-    can fire only after enough values for one of them to lie beyond the quantile, such as 100 values
-    for 0.99 or 0.01. The quantile is computed exactly from the last `window` finite values before
-    the step, with NumPy's method `inverted_cdf`.
+    can fire only once there are enough values for one of them to lie beyond the quantile: 100
+    values, for example, for 0.99 or 0.01. The quantile is computed exactly from the last `window`
+    finite values before the step, with NumPy's method `inverted_cdf`.
     """
 
     quantile: Annotated[Number, Field(gt=0, lt=1)]

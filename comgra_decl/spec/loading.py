@@ -91,7 +91,7 @@ def _resolved(config: DictConfig) -> tuple[dict[Any, Any], list[str]]:
 
 
 def _named(content: Any) -> Any:
-    """Return the content with the key `on` restored, which YAML 1.1 reads as a boolean."""
+    """Return the content with the `on` key restored, which YAML 1.1 reads as a boolean."""
     if isinstance(content, dict):
         return {"on" if key is True else key: _named(value) for key, value in content.items()}
     return [_named(value) for value in content] if isinstance(content, list) else content

@@ -56,7 +56,7 @@ class Spec(SpecModel):
     """Histograms of all recorded tensors; null for none."""
 
     samples: SamplesSpec = SamplesSpec()
-    """Which elements of the batch are recorded individually."""
+    """Which elements in the batch are recorded individually."""
 
     values: ValuesSpec = ValuesSpec()
     """Limits on the tensors whose values are kept."""
@@ -76,12 +76,13 @@ class Spec(SpecModel):
     """Steps to keep based on their results; null for none."""
 
     probes: Annotated[dict[ProbeName, ProbeSpec], BeforeValidator(_without_switched_off)] = {}
-    """The same samples at every record, put through a copy of the model; by names of your choice.
+    """The same samples at every record, passed through a copy of the model, under names of your
+    choice.
     """
 
     pictures: Annotated[dict[ProbeName, PictureSpec], BeforeValidator(_without_switched_off)] = {}
-    """Pictures of the samples of probes, such as {method: grad_cam, of: eyes, select: {class:
-    Conv2d}}; by names of your choice. See `docs/pictures.md`."""
+    """Pictures of the probes' samples, such as {method: grad_cam, of: eyes, select: {class:
+    Conv2d}}, under names of your choice. See `docs/pictures.md`."""
 
     rules: Rules = "default"
     """Rules that watch the run: `default` for all rules with their defaults, `off` for no rules, or

@@ -1,4 +1,4 @@
-"""Pictures that methods make of the samples of a probe."""
+"""Pictures that methods make of a probe's samples."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Target = Literal["label", "top", "loss"] | Annotated[Int, Field(ge=0)]
 
 
 class _PictureSpec(SpecModel):
-    """What all pictures have in common."""
+    """The keys that all pictures have in common."""
 
     of: Annotated[str, Field(min_length=1)]
     """The probe."""
 
     target: Target = "top"
-    """What the picture explains. `label`: the output for the class of the sample. `top`: the
-    output for the class with the highest output at this step. `loss`: the cross-entropy of the
-    outputs and the class of the sample. A number: the output for that class. If the model returns
-    a single number per sample, that number, whatever the target."""
+    """What the picture explains. `label`: the output for the sample's class. `top`: the output for
+    the class with the highest output at this step. `loss`: the cross-entropy between the outputs
+    and the sample's class. A number: the output for that class. If the model returns a single
+    number per sample, the picture explains that number, whatever the target."""
 
 
 class GradCamSpec(_PictureSpec):
@@ -34,7 +34,7 @@ class GradCamSpec(_PictureSpec):
     """
 
     method: Literal["grad_cam"]
-    """Names the method."""
+    """Selects the method."""
 
     select: Selectors = Field(min_length=1)
     """The layers, such as `{class: Conv2d}`."""
@@ -44,45 +44,46 @@ class GuidedGradCamSpec(_PictureSpec):
     """Guided backpropagation times the positive part of Grad-CAM, enlarged to the input's size."""
 
     method: Literal["guided_grad_cam"]
-    """Names the method."""
+    """Selects the method."""
 
     select: Selectors = Field(min_length=1)
-    """The layer of the Grad-CAM; if several match, the last that is called."""
+    """The layer of the Grad-CAM; if several match, the last one that is called."""
 
 
 class SaliencySpec(_PictureSpec):
     """The magnitude of the target's gradient with respect to the input (Simonyan et al. 2014)."""
 
     method: Literal["saliency"]
-    """Names the method."""
+    """Selects the method."""
 
 
 class InputXGradientSpec(_PictureSpec):
     """The input times the target's gradient (Shrikumar et al. 2016)."""
 
     method: Literal["input_x_gradient"]
-    """Names the method."""
+    """Selects the method."""
 
 
 class GuidedBackpropSpec(_PictureSpec):
-    """The gradient, where each ReLU passes on positive gradients only (Springenberg et al. 2015).
+    """The gradient if each ReLU passes on only positive gradients (Springenberg et al. 2015).
 
-    A network without ReLU is refused, because its picture would be the plain gradient.
+    A network without ReLU is rejected, because its picture would be the plain gradient.
     """
 
     method: Literal["guided_backprop"]
-    """Names the method."""
+    """Selects the method."""
 
 
 class IntegratedGradientsSpec(_PictureSpec):
     """Gradients along the straight line from a baseline to the input (Sundararajan et al. 2017).
 
-    The record also holds the completeness gap of each sample: the sum of the picture minus the
-    difference of the target between the input and the baseline. A large gap calls for more points.
+    The record also contains the completeness gap of each sample: the sum of the picture minus the
+    difference in the target between the input and the baseline. If the gap is large, use more
+    points.
     """
 
     method: Literal["integrated_gradients"]
-    """Names the method."""
+    """Selects the method."""
 
     points: Annotated[Int, Field(ge=1, le=10_000)] = 50
     """Number of points on the line (Gauss-Legendre quadrature)."""
@@ -92,10 +93,10 @@ class IntegratedGradientsSpec(_PictureSpec):
 
 
 class OcclusionSpec(_PictureSpec):
-    """How much the target drops if a window of the input is covered (Zeiler and Fergus 2014)."""
+    """How much the target drops if a window in the input is covered (Zeiler and Fergus 2014)."""
 
     method: Literal["occlusion"]
-    """Names the method."""
+    """Selects the method."""
 
     window: Annotated[list[Annotated[Int, Field(ge=1)]], Field(min_length=1)]
     """Size of the window in the last dimensions of the input, such as [8, 8]. It covers all
@@ -128,7 +129,7 @@ _KINDS: dict[str, type[_PictureSpec]] = {
 }
 
 METHODS = tuple(_KINDS)
-"""The methods that make a picture of a probe."""
+"""The methods that make a picture for a probe."""
 
 
 def _kind(value: Any) -> str | None:

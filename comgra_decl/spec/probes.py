@@ -1,4 +1,4 @@
-"""Probes: the same samples, put through a copy of the model at recorded steps."""
+"""Probes: the same samples, passed through a copy of the model at recorded steps."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class ProbeCadenceSpec(CadenceSpec):
 class BatchFunction(SpecModel):
     """Gets the samples from a custom function; other keys are its keyword arguments.
 
-    The function is called once, before the first training step that is recorded. It returns
-    `(args, kwargs, labels)`: the arguments of the model, with one entry per sample in the first
-    dimension of each tensor, and one label per sample or None.
+    The function is called once, before the first recorded training step. It returns `(args, kwargs,
+    labels)`: arguments for the model, with one entry per sample in the first dimension of each
+    tensor, and one label per sample or None.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -59,7 +59,7 @@ class BatchFunction(SpecModel):
 
 
 class BatchValues(SpecModel):
-    """The samples themselves: arguments of the model by name, as nested lists of numbers."""
+    """The samples themselves: arguments for the model by name, as nested lists of numbers."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -76,13 +76,13 @@ def _which(value: Any) -> str:
 
 
 class ImageSpec(SpecModel):
-    """How to turn a normalised image back into one to look at: `value * std + mean` is in 0..1."""
+    """How to turn a normalised image back into a viewable one: `value * std + mean` is in 0..1."""
 
     mean: Annotated[list[Number], Field(min_length=1)] = [0.0]
     """The mean that was subtracted, for each channel or for all."""
 
     std: Annotated[list[Number], Field(min_length=1)] = [1.0]
-    """The standard deviation that was divided by, for each channel or for all."""
+    """The standard deviation by which values were divided, for each channel or for all."""
 
 
 class ShowSpec(SpecModel):
@@ -93,15 +93,15 @@ class ShowSpec(SpecModel):
 
 
 class ProbeSpec(SpecModel):
-    """The same samples at every record, put through a copy of the model.
+    """The same samples at every record, passed through a copy of the model.
 
-    The copy has the parameters and buffers with which the forward pass of the step began. Whatever
-    it does changes nothing in the program. Its records have the type of execution `probe:NAME`.
+    The copy has the parameters and buffers with which the step's forward pass began. Nothing it
+    does changes the program. The type of execution of its records is `probe:NAME`.
     """
 
     samples: SamplesSpec = SamplesSpec()
-    """Which samples of the first batch to keep. `count` must not exceed the `samples.count` of the
-    run."""
+    """Which samples in the first batch to keep. `count` must not exceed the run's
+    `samples.count`."""
 
     batch: (
         Annotated[
@@ -111,21 +111,22 @@ class ProbeSpec(SpecModel):
         ]
         | None
     ) = None
-    """The samples, if they are not taken from the first batch: arguments of the model by name, as
+    """The samples, if they are not taken from the first batch: arguments for the model by name, as
     in {input_ids: [[1, 2, 3], [4, 5, 6]]}, or a function, as in {_target_: my_project.probe}."""
 
     labels: list[Int] | None = None
-    """The class of each sample, if `batch` gives the samples."""
+    """The class of each sample, if `batch` provides the samples."""
 
     mode: Literal["eval", "train", "as_is"] = "eval"
     """`eval` and `train` set all modules of the copy to that mode; `as_is` leaves each module of
     the copy in the mode that it has in the program. Random numbers are the same at every record."""
 
     model: Annotated[str, Field(min_length=1)] | None = None
-    """The class of the model to copy, if a step trains several. null: the first that is called."""
+    """The class of the model to copy, if a step trains several. null: the first one that is
+    called."""
 
     values: Bool = True
-    """Whether to store all tensors that `nodes` select as they are. Pictures are always stored."""
+    """Whether to store all tensors selected by `nodes` unchanged. Pictures are always stored."""
 
     schedule: ProbeCadenceSpec = ProbeCadenceSpec()
     """At which recorded steps the probe runs."""

@@ -77,7 +77,7 @@ class FindingSpec(SpecModel):
     """Add a note to the run, at the step of the finding."""
 
     keep: Limit = "never"
-    """Keep the step at which the finding began, the `keep.ring` steps before it and the
+    """Keep the step at which the finding began, the `keep.ring` steps before it, and the
     `keep.after` steps after it, if they are still buffered. Requires `keep`, which buffers
     steps."""
 

@@ -107,14 +107,14 @@ class KpisSpec(SpecModel):
     """Metrics that are stored for every step, including steps that are not recorded."""
 
     loss: Bool = True
-    """Whether to store the losses of every step, rather than only those of recorded steps. The
+    """Whether to store the losses in every step, rather than only those of recorded steps. The
     losses are the tensors on which `backward()` is called; they are named "loss", "loss[1]",
     ...."""
 
     automatic: Bool = True
-    """Whether to store learning rates, the norm of the gradient, the times of data, forward pass,
-    backward pass and optimizer, and the memory, without any code in the program. They are taken in
-    recorded steps and in a step every two seconds; see `docs/around.md`."""
+    """Whether to store the learning rates, the gradient norm, the times spent on data, forward
+    pass, backward pass and optimizer, and the memory use, without any code in the program. They are
+    measured in recorded steps and in one step every two seconds; see `docs/around.md`."""
 
 
 class StoreSpec(SpecModel):
@@ -122,8 +122,8 @@ class StoreSpec(SpecModel):
 
     commit_interval: Annotated[Number, Field(ge=0, le=3600)] = 0.5
     """Minimum time between two commits, in seconds. After the first minute of a run, it grows to
-    0.5 % of the run's age, up to ten seconds, so that a long run has few files. In a bucket, it is
-    at least ten seconds. With 0, every record is written immediately."""
+    0.5% of the elapsed time, up to ten seconds, so that a long run has few files. In a bucket, it
+    is at least ten seconds. With 0, every record is written immediately."""
 
     queue_mb: Annotated[Int, Field(ge=1)] = 64
     """Maximum amount of data waiting to be written, in mebibytes. If there is more, training

@@ -1,4 +1,4 @@
-"""Which samples of the batch are recorded individually."""
+"""Which samples in the batch are recorded individually."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CategoryFunction(SpecModel):
     In recorded steps, it is called as `function(module, args, kwargs, output, **further)` after the
     outermost module has returned. It returns one label, a string or a number, for each sample, as a
     list, an array or a tensor. It must not draw random numbers. If it fails, the error is reported
-    once, and the first samples of the batch are recorded.
+    once, and the first samples in the batch are recorded.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -42,7 +42,7 @@ def _which(value: Any) -> str:
 
 
 class SamplesSpec(SpecModel):
-    """Which elements of the batch are recorded individually."""
+    """Which elements in the batch are recorded individually."""
 
     count: Annotated[Int, Field(ge=0, le=65536)] = 8
     """Number of samples; 0 records only aggregates over the batch.
@@ -61,7 +61,7 @@ class SamplesSpec(SpecModel):
     ) = None
     """How to determine the category of each sample. The same number of samples is recorded from
     each category, in batch order, and their labels are stored with them. null: record the first
-    samples of the batch, without categories.
+    samples in the batch, without categories.
 
     `target`: the classes passed to the loss, one integer for each sample (as in `cross_entropy`).
     `{input: 1}`: an input of the model. `{_target_: package.module.function}`: a custom function.

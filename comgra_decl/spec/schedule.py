@@ -118,7 +118,7 @@ class ScheduleSpec(CadenceSpec):
     """Number of steps to record after a loss that is not finite or is far above the earlier losses;
     null for none. Recording starts at most 32 steps or a quarter of a second later (about a second
     later for a loss on a device), and at most 16 times in a run. Requires `kpis: {loss: true}`; has
-    no effect with `steps` or on several ranks. To store the steps that precede such a loss, use
+    no effect with `steps` or on multiple ranks. To store the steps that precede such a loss, use
     `keep`."""
 
     types: dict[str, TypeCadenceSpec | None] = {}

@@ -28,8 +28,7 @@ StatisticName = Literal[
 """Every statistic that is recorded by default; `records.STATISTICS` as a type."""
 
 FormulaName = Literal["rms", "snr"]
-"""Opt-in statistics derived from sums that are always computed, so they add no cost to the
-training."""
+"""Opt-in statistics derived from sums that are always computed, so they add no cost to training."""
 
 OptionalName = Literal[
     "negative_fraction",
@@ -158,8 +157,8 @@ class FunctionStatistic(SpecModel):
     passed as one sample. If each sample is a single number, the shape is [samples, 1]. The function
     returns one number per sample: a tensor of shape [samples], or a plain number if there is one
     sample (see also `per`). It may modify its argument and use random number generators without
-    affecting the training. If it raises an exception, the error is reported once, and the statistic
-    is missing (NaN) for that tensor. It must not use autograd or `torch.func`.
+    affecting training. If it raises an exception, the error is reported once, and the statistic is
+    missing (NaN) for that tensor. It must not use autograd or `torch.func`.
     """
 
     model_config = ConfigDict(extra="allow")

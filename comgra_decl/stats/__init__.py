@@ -1,4 +1,4 @@
-"""Statistics: tensors to raw sums (training thread), raw sums to records (writer thread)."""
+"""Statistics: tensors become raw sums (training thread), then records (writer thread)."""
 
 from comgra_decl.stats.device import OVERWRITTEN
 from comgra_decl.stats.finalise import finalise

@@ -9,9 +9,9 @@ values.
 On a GPU with Triton, each element is read once (`fused`). Small tensors are deferred, so that one
 launch reads many of them. If a tensor is written before it is read, its `_version` changes. It is
 then reported instead of recorded, and from the next step on, it is read immediately. Some writes
-are not counted by torch, such as those through `.data` or by foreign kernels. They are detected by
-a trial: before a tensor is deferred for the first time, it is read both immediately and later, and
-both readings must be identical.
+are not counted by torch, such as those through `.data` or by kernels outside torch. They are
+detected by a trial: before a tensor is deferred for the first time, it is read both immediately and
+later, and both readings must be identical.
 
 On other accelerators, torch's operations are used (`sums.lean`).
 
@@ -79,7 +79,7 @@ _MOST_HELD, _MOST_BYTES_HELD = 64, 16 << 20
 _MOST_COPIED = 16 << 20
 """If a tensor must be copied to be read and has more bytes than this, it is copied in parts."""
 _PART = 1 << 20
-"""Elements of such a part: 4 or 8 MiB. Reading it takes as much again."""
+"""Elements of such a part: 4 or 8 MiB. Reading it takes the same amount again."""
 
 _ROUNDING = 1e-5  # relative; float32 lanes add up to 64 numbers
 

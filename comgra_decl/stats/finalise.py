@@ -1,7 +1,7 @@
 """Turns raw sums of recorded steps into stored records; runs on the writer thread.
 
-The writer thread shares the interpreter with the training, so it must run very little Python per
-step. Consecutive steps with the same layout therefore share one set of array operations.
+The writer thread shares the interpreter with the training code, so it must run very little Python
+per step. Consecutive steps with the same layout therefore share one set of array operations.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def finalise(
     Args:
         steps: in the order they were recorded.
         statistics: names in stored order: those with a formula (module `statistics`), then `extra`.
-        sample_count: number of samples recorded individually, which are the first of the batch. A
-        tensor without a batch dimension is a single sample 0.
+        sample_count: number of samples recorded individually, which are the first in the batch. A
+            tensor without a batch dimension is a single sample 0.
         bins: histogram bins, or None for no histograms.
         extra: names of the columns of `RawStep.extra`; NaN for steps without them.
     """
@@ -189,7 +189,7 @@ class _Plan:
         return has, np.where(has, self._starts[self.tensors, None] + number, 0)
 
     def _pick(self, table: Floats, samples: NDArray[np.float32], chosen: NDArray[np.int64]) -> None:
-        """Fills in the chosen samples; a tensor without batch dim is a single sample 0."""
+        """Fills in the chosen samples; a tensor without a batch dim is a single sample 0."""
         batched, rows = self._batched[self.tensors, None], self._rows[self.tensors, None]
         for i, places in enumerate(chosen):
             number = np.where(batched, places, np.arange(len(places)))

@@ -1,6 +1,6 @@
 """Computes raw sums of many tensors on a GPU in few launches, reading each number once.
 
-For tensors of the same sizes, the work of a launch is planned only once (`Plan`), and its table
+For tensors with the same sizes, the work of a launch is planned only once (`Plan`), and its table
 remains on the device. There is one result for each piece of a long row and for each short row. The
 results go to memory that every step reuses (`Arena`), and are fetched in one copy. The writer
 thread merges the pieces of a row on the host, in float64.
@@ -53,7 +53,7 @@ _MOST_LIVE = 8 << 20
 _MOMENT_ROWS = 1024
 """Samples whose moments a program computes."""
 _LONG_CHUNK = CHUNK_ROWS // 16
-"""Samples of long rows reduced at a time for tensors of very many samples: one program each."""
+"""Samples of long rows reduced at a time for tensors with very many samples: one program each."""
 
 
 class Rows(NamedTuple):
@@ -173,7 +173,7 @@ def merge_pieces(results: Floats, starts: NDArray[np.intp], lengths: Floats) -> 
 
 
 def width_of(length: int) -> int:
-    """Returns the tile width for rows of a length; 0 for long rows."""
+    """Returns the tile width for rows of the given length; 0 for long rows."""
     return next((width for width in _WIDTHS if length <= width), 0)
 
 
@@ -458,7 +458,7 @@ def kind_of(dtype: torch.dtype, size: Rows) -> Hashable:
 
 @cache
 def launcher_class(device_type: str) -> type[Launcher] | None:
-    """Returns the launcher class of a device type; None if Triton does not support it.
+    """Returns the launcher class for a device type; None if Triton does not support it.
 
     The host is supported only under Triton's interpreter, for tests.
     """

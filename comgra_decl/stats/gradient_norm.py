@@ -22,21 +22,21 @@ class GradientNorm:
         self._partial = False  # whether other processes hold parts of the parameters
 
     def add(self, slots: Iterable[SlotInfo]) -> None:
-        """Adds slots of the run, of which only gradients of parameters matter."""
+        """Adds slots in the run; only the gradients of parameters matter."""
         for slot in slots:
             if slot.kind == "parameter" and slot.key.pass_ == "grad":
                 self._slots.add(slot.id)
                 self._partial = self._partial or slot.piece is not None
 
     def of(self, step: RawStep) -> float | None:
-        """Returns the norm as the optimizer used the gradients; None if the record has none.
+        """Returns the norm of the gradients that the optimizer used; None if the record has none.
 
         It is NaN if any gradient is not finite.
         """
         self.add(step.new_slots)
         layout = step.layout
         chosen = np.isin(layout.slots, np.fromiter(self._slots, np.int64, len(self._slots)))
-        tensors = np.unique(layout.tensors[chosen])  # one that has several names counts once
+        tensors = np.unique(layout.tensors[chosen])  # a parameter with several names counts once
         if not len(tensors) or self._partial:
             return None
         total = 0.0

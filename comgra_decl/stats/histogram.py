@@ -25,7 +25,7 @@ _PIECE = 1 << 17  # elements binned at a time, so that intermediates stay in cac
 
 
 class Counter:
-    """Histograms of the tensors of one layout.
+    """Histograms of the tensors in one layout.
 
     The bins of a tensor are equally wide, between the lowest and the highest finite element *of the
     sample*. The last bin includes its upper edge. Elements at other edges fall on either side,

@@ -6,10 +6,10 @@ written in LLVM assembly and compiled in memory by llvmlite on first use, in a f
 and without a compiler or files. If llvmlite is missing or fails, there is no kernel, and the
 recipes in `sums` compute the same results with torch's operations.
 
-The pivot of a row is the mean of its first 4096 elements. Every 512 elements, the sums in the lanes
-of a vector are added to lanes of float64, so that rounding errors do not grow with the row. A row
+The pivot of a row is the mean of its first 4096 elements. Every 512 elements, the sums in a
+vector's lanes are added to float64 lanes, so that rounding errors do not grow with the row. A row
 is unreliable if a sum is NaN or infinite, or if the spread is so small that its squares vanish.
-Such rows are marked by -1 in the column NONFINITE and counted in the result.
+Such rows are marked by -1 in the NONFINITE column and counted in the result.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def constant(value: float) -> str:
 
 
 def _assembly(kind: _Type) -> str:
-    """Returns the LLVM assembly of one type's kernel."""
+    """Returns the LLVM assembly for one type's kernel."""
     macros: dict[str, Callable[[str, str], str]] = {
         "vector": lambda name, index: _load(kind, name, index, vector=True),
         "scalar": lambda name, index: _load(kind, name, index, vector=False),
@@ -331,7 +331,7 @@ def address_of(assembly: str, name: str) -> int:
     """Compiles LLVM assembly for this machine and returns a function's address.
 
     Raises:
-        Exception: Any error of llvmlite; `ImportError` if it is missing.
+        Exception: Any error raised by llvmlite; `ImportError` if it is missing.
     """
     import llvmlite.binding as llvm  # type: ignore[import-untyped]
 

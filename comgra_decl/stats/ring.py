@@ -42,7 +42,7 @@ class Ring:
         self._opened = 0.0
 
     def place(self, node: Node, dtype: torch.dtype) -> None:
-        """Assigns a place to the rows of a new node, for this and all later steps of its form."""
+        """Assigns a place to the rows of a new node, for this and all later steps with its form."""
         key = (node.shape.elements, dtype, node.device)
         group = self._groups.get(key)
         local = node.device == self._host

@@ -15,7 +15,7 @@ _log = logging.getLogger("comgra_decl")
 
 
 def choose_samples(raw: RawStep, count: int) -> None:
-    """Replaces the first samples of a step by `count` selected ones, if it has labels.
+    """Replaces the first samples of a step with `count` selected ones, if it has labels.
 
     Sets `info.samples` to their batch indices and `info.extra["labels"]` to their labels, and
     reduces the values to these samples. Without exactly one label per sample, the first samples are

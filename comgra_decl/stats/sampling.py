@@ -10,14 +10,14 @@ def sample_stride(numel: int, elements: int, limit: int) -> tuple[int, int]:
 
     If there are at most `limit` elements, all of them are sampled. Otherwise, the stride is the
     smallest one that keeps within `limit` and shares no divisor with `elements`, the number of
-    elements of one sample. With a stride of 64, a [batch, 256] activation would contribute only the
+    elements in one sample. With a stride of 64, a [batch, 256] activation would contribute only the
     same four features of every sample, and the histogram would show these features instead of the
     layer. A coprime stride visits every position of the value dims equally often and reaches the
     last sample.
 
     Args:
-        numel: elements of the whole tensor, batch included.
-        elements: elements of one sample (the product of the value dims).
+        numel: elements in the whole tensor, batch included.
+        elements: elements in one sample (the product of the value dims).
         limit: maximum number of elements.
     """
     if numel <= limit:

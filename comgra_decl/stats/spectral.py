@@ -41,7 +41,7 @@ from torch import Tensor
 
 Floats = NDArray[np.float64]
 Finish = Callable[[Floats], Floats]
-"""Computes the columns of statistics on the host, from data of a device."""
+"""Computes the columns of statistics on the host, from data on a device."""
 
 MOST_STEPS = 48
 DEVICE_STEPS = 24

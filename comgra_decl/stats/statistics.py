@@ -29,16 +29,16 @@ Over the batch, each statistic s of the samples 1..m is aggregated (`records.AGG
     std            sqrt(sum((s - mean)^2) / m)          population, over samples
     abs_max        max|s|
 
-A tensor without batch dim is one sample: mean = s, std = 0. For an empty batch, aggregates are NaN,
-except those of nonfinite, which are 0, because that statistic is NaN only if a record is missing.
-For tensors with very many samples, the same three numbers are computed in a different order
-(`moments`).
+A tensor without a batch dim is one sample: mean = s, std = 0. For an empty batch, aggregates are
+NaN, except those of nonfinite, which are 0, because that statistic is NaN only if a record is
+missing. For tensors with very many samples, the same three numbers are computed in a different
+order (`moments`).
 
 Integers, booleans and all floats are used as they are; complex numbers by their magnitude. Sparse,
 nested, quantised and meta tensors have no statistics; the run's report lists them by name. A sparse
 gradient is therefore missing, not 0.
 
-Elements of float32 and smaller types are summed about a pivot in float32, some hundreds at a time,
+Elements of float32 and smaller types are summed about a pivot in float32, a few hundred at a time,
 and these sums are added in float64. The error of a mean close to 0 is therefore the error of
 rounding the largest element to float32. Everything else is computed in float64 and stored as
 float32. Magnitudes above 3.4e38 are stored as infinity with their sign, but nonfinite, a count of

@@ -1,4 +1,4 @@
-"""Four methods of computing raw sums, with the same results.
+"""Four ways to compute raw sums, all with the same results.
 
 All give float64 with the columns of `records.Raw`, one row per sample. They differ in what is
 subtracted before squaring (the pivot), which is therefore part of the row:
@@ -11,8 +11,8 @@ subtracted before squaring (the pivot), which is therefore part of the row:
           and it matters only where |mean| >> std, which the sums reveal.
 
 The float32 recipes use only operations that torch vectorises (`var_mean`, `aminmax` and
-`count_nonzero` are 10 to 100 times slower on a CPU than `sum`), and only `sum` for adding, which
-cascades: `vector_norm` is a little faster than squaring first, but loses digits. Rows that
+`count_nonzero` are 10 to 100 times slower on a CPU than `sum`), and only `sum` for adding, because
+it sums pairwise: `vector_norm` is a little faster than squaring first, but loses digits. Rows that
 float32 cannot hold (NaN, infinities, squares that overflow or vanish) are recognised by their sums
 and recomputed with `exact`; therefore, NaN and infinite values are always counted exactly.
 
@@ -222,7 +222,7 @@ def compiled_at(kernel: Kernel, x: Tensor, rows: int, n: int) -> Rows | None:
 
 
 class LargeSums:
-    """The recipe for few long rows on the CPU; owns one block of scratch memory."""
+    """The recipe for a few long rows on the CPU; owns one block of scratch memory."""
 
     def __init__(self) -> None:
         self._scratch = buffer(0, dtype=torch.float32, device=_CPU)

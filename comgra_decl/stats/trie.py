@@ -1,6 +1,6 @@
 """Layouts of a step's rows, learned from previous steps.
 
-The tensors of one step arrive in nearly the same order every time. `Node`s form a tree over these
+The tensors in one step arrive in nearly the same order every time. `Node`s form a tree over these
 sequences: the path from the root is the sequence so far. The position of a tensor's rows depends
 only on the tensors before it. A node therefore knows that position, and keeps the view to copy
 into. The first step builds the path; later ones only follow it. The node at which a step ends has a
@@ -27,7 +27,7 @@ from comgra_decl.stats.sampling import sample_stride
 
 
 class Group:
-    """Memory for the rows of one length and precision on one device: [slots, capacity, length].
+    """Memory for rows of a given length and precision on one device: [slots, capacity, length].
 
     Each slot holds one step, so that several steps can be reduced together. `version` changes
     when the memory is replaced.
@@ -218,7 +218,7 @@ class Part:
 
 
 class Form:
-    """The layout of a whole step's rows, reused by later steps of the same form."""
+    """The layout of a whole step's rows, reused by later steps with the same form."""
 
     def __init__(self, signature: int, nodes: list[Node], host: torch.device) -> None:
         self.signature = signature

@@ -10,7 +10,7 @@ moments of the statistics (`moments`).
 Float32 lanes sum at most 64 numbers each, and the lanes are summed in float64. If squares overflow
 float32, or squares of differences vanish in it, the numbers are read again in float64.
 
-The kernels run on tensors of the host under Triton's interpreter (`TRITON_INTERPRET=1`).
+The kernels run on tensors on the host under Triton's interpreter (`TRITON_INTERPRET=1`).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped"
@@ -25,8 +25,8 @@ from comgra_decl.stats.moments import MOMENTS
 from comgra_decl.stats.statistics import FORMULAS
 
 COLUMNS = 9
-"""Columns of the table: tensor, first element, elements per row, rows, first result row. For the
-samples, the columns first element, stride, count and position of the first follow.
+"""Columns of the table: tensor, first element, elements per row, rows, first result row. The
+columns for the samples follow: first element, stride, count, and position of the first.
 """
 
 _HUGE = 3e38  # larger float32 sums have overflowed or are about to

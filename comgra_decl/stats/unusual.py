@@ -12,7 +12,7 @@ from comgra_decl.stats.quiet import quiet
 from comgra_decl.torch_private import is_functorch_wrapped
 
 MOST_ELEMENTS = 1 << 24
-"""Maximum number of elements of a sparse tensor to densify. In float32, they take 64 MiB, mostly
+"""Maximum number of elements in a sparse tensor to densify. In float32, they take 64 MiB, mostly
 zeros."""
 
 _SPARSE = tuple(
@@ -42,7 +42,7 @@ def ordinary(tensor: Tensor) -> Tensor | None:
 
 def _parts(nested: Tensor) -> list[Tensor]:
     values = getattr(nested, "_values", None)
-    if not isinstance(values, Tensor):  # other tensors have a method of this name
+    if not isinstance(values, Tensor):  # other tensors have a method with this name
         return list(nested.detach().unbind())
     # The jagged layout is a subclass that stores its parts in ordinary tensors, possibly with gaps.
     lengths = getattr(nested, "_lengths", None)

@@ -99,7 +99,7 @@ def _refuse_another_form(reader: Reader, meta: RunMeta) -> None:
 
 
 def discard_unused(path: Path, uuid: str) -> None:
-    """Removes a run that this process has just created, if the run holds no records.
+    """Removes a run that this process has just created, if the run contains no records.
 
     Args:
         path: the run's folder; kept if it contains anything else.

@@ -23,7 +23,7 @@ def whole_blocks(first: int, count: int, block: int) -> tuple[int, int]:
 
 
 class BlockBuffer:
-    """Buffers the rows of the open block until the block is full."""
+    """Buffers the rows in the open block until the block is full."""
 
     def __init__(self, block: int, fills: dict[str, Any]) -> None:
         self._block = block
@@ -50,7 +50,7 @@ class BlockBuffer:
                 )
 
     def accept(self, first: int, families: Families) -> None:
-        """Marks the commit as written; retains the rows of the open block and drops all others."""
+        """Marks the commit as written; retains the rows in the open block and drops all others."""
         count = len(families["kpi"])
         open_start = (first + count) // self._block * self._block
         if open_start >= first:

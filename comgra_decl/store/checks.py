@@ -1,4 +1,4 @@
-"""Verdicts of experiments with a training script, stored next to a run as small JSON files."""
+"""Verdicts of experiments on a training script, stored next to a run as small JSON files."""
 
 from __future__ import annotations
 

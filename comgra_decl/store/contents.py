@@ -199,7 +199,7 @@ class Contents:
         return {"kpi": kpi, **stack(batches, shapes, width=width, meta=self._meta)}
 
     def _shape_codes(self, batch: StepBatch) -> NDArray[np.float32]:
-        """Returns the column "shape" of a batch's slots, [n]; see `RunMeta.columns`."""
+        """Returns the "shape" column of a batch's slots, [n]; see `RunMeta.columns`."""
         codes = np.zeros(len(batch.slots), np.float32)
         for at, (slot, shape) in enumerate(zip(batch.slots.tolist(), batch.shapes, strict=False)):
             if shape is not None and shape != self._shapes[slot]:

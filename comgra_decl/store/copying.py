@@ -107,7 +107,7 @@ def copy_run(
     if not sources:
         raise RunNotFoundError(f"there is no run in {str(path)!r}.")
     if version is not None and len(sources) > 1:
-        raise StoreError(f"{str(path)!r} holds several ranks; copy a version of a single rank.")
+        raise StoreError(f"{str(path)!r} contains multiple ranks; copy a version of a single rank.")
 
     def fill(target: Location) -> None:
         for part in sources:
@@ -212,7 +212,7 @@ def transfer(
     compact: bool,
     progress: Progress | None = None,
 ) -> None:
-    """Copies all keys of a run into an empty database, those that mark it as a run last.
+    """Copies all keys in a run into an empty database, those that mark it as a run last.
 
     Args:
         reader: the run, pinned to a version.

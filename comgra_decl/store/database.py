@@ -97,7 +97,7 @@ class Database:
             _refuse_strange(self.place)
         self._largest = largest_file(self.place) if isinstance(self.place, Path) else None
         self.bound = True
-        """Whether checksums cover key and content; in older runs, they cover only the content."""
+        """Whether checksums cover a key and its content; in older runs, only the content."""
         self.context = context
         self.spec: dict[str, Any] = {
             "driver": "ocdbt",

@@ -2,7 +2,7 @@
 
 The file is replaced every few seconds during recording and removed when the run is finished. If a
 process is killed (by the system because memory ran out, or by a batch system), the file remains and
-tells the step and the memory that were last seen.
+states the last known step and memory use.
 """
 
 from __future__ import annotations

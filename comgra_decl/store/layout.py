@@ -4,8 +4,8 @@ One OCDBT database contains a whole run (of one rank). Arrays are preallocated a
 chunk never changes after its commit. Each family of arrays exists twice. In `row`, a chunk holds
 one record and is written with every commit, so that reading a record takes a single read. In `blk`,
 a chunk holds `block_steps` records and a few columns and is written when a block is full, so that
-reading a series takes few reads. If all records of a block are in the same commit, they are stored
-only as a block, as indicated by the record column `FORM`. The numeric facts of records are stored a
+reading a series takes few reads. If all records in a block are in the same commit, they are stored
+only as a block, as indicated by the `FORM` record column. The numeric facts of records are stored a
 third time, in the few large chunks of `records`, so that opening a long run takes few reads.
 
 Scalars (values logged at any step) are stored similarly, but without arrays. Each commit writes its
@@ -71,16 +71,16 @@ class RecordColumn(IntEnum):
 
     STEP = 0
     TIME = 1
-    TYPE = 2  # row of the name table "type"
-    MODE = 3  # row of the name table "mode"
-    STRUCTURE = 4  # row of the name table "structure", -1 for none
+    TYPE = 2  # row in the "type" name table
+    MODE = 3  # row in the "mode" name table
+    STRUCTURE = 4  # row in the "structure" name table, -1 for none
     BATCH_SIZE = 5  # -1 for unknown
     COST = 6
     WIDTH = 7  # slot columns written with this record
     KPIS = 8  # kpi columns written with this record
     FACTS = 9  # number of the record that stores this record's JSON facts
     FORM = 10  # 0: stored as a row (and in a block later), 1: stored in a block only
-    TAGS = 11  # 1 + row of the name table "tags" (a JSON list of labels), 0 for none
+    TAGS = 11  # 1 + row in the "tags" name table (a JSON list of labels), 0 for none
 
 
 SYSTEM_COLUMNS = 12

@@ -1,7 +1,7 @@
 """Locations of runs: a local folder, or a bucket URL.
 
 A `Location` is a `pathlib.Path` or a `Remote`, which also supports joining and `name`. Requests are
-sent only by the module `remote`.
+sent only by the `remote` module.
 """
 
 from __future__ import annotations

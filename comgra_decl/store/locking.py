@@ -1,7 +1,7 @@
 """Locks folders while a run is being changed; locks are released when their process ends.
 
-A compaction holds the database's lock throughout. The run's lock is held briefly by a compaction
-while it moves the new database into place, and by a program that resumes the run. Neither of them
+A compaction holds the database's lock throughout. A compaction briefly holds the run's lock while
+it moves the new database into place, as does a program that resumes the run. Neither of them
 therefore sees an intermediate state of the other.
 """
 

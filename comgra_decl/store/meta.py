@@ -55,7 +55,7 @@ class RunMeta:
         """Names of the columns of the `agg` arrays: statistic by statistic, then the others.
 
         "rows" is the number of samples that were aggregated. "shape" is 0 if a tensor has the shape
-        given in the slot table, and 1 + its row in the name table "shape" otherwise. The range of
+        given in the slot table, and 1 + its row in the "shape" name table otherwise. The range of
         the histogram comes last.
         """
         names = [f"{statistic}.{how}" for statistic in self.statistics for how in AGGREGATES]

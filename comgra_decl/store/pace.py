@@ -10,7 +10,7 @@ NUMBERS_PATIENCE = 5.0
 
 _NUMBERS_SHARE, _NUMBERS_LONGEST = 0.01, 20.0  # longer in long runs: a separate commit takes 4 kB
 _BLOCK_PATIENCE = 3.0  # maximum seconds that records wait for a block to be completed
-_STRETCH, _LONGEST_INTERVAL = 0.005, 10.0  # commit interval relative to a run's age: limits files
+_STRETCH, _LONGEST_INTERVAL = 0.005, 10.0  # share of the elapsed time; limits the files
 
 
 class Backlog(NamedTuple):
@@ -49,7 +49,7 @@ class Pace:
         self._since: float | None = None  # end of the last commit
 
     def spacing(self, now: float) -> float:
-        """Returns the minimum number of seconds between two commits for a run of this age."""
+        """Returns the minimum number of seconds between two commits after this elapsed time."""
         if not self._interval:
             return 0.0
         return max(self._interval, min(_LONGEST_INTERVAL, _STRETCH * (now - self._started)))

@@ -113,7 +113,7 @@ def check_depth(content: Any, name: str) -> None:
         ]
         if not level:
             return
-    raise ValueError(f"{name!r} is nested more than {_DEEPEST} deep")
+    raise ValueError(f"{name!r} is nested more than {_DEEPEST} levels deep")
 
 
 def check_slot(slot: SlotInfo) -> SlotInfo:

@@ -69,8 +69,8 @@ def base_spec(place: Location) -> dict[str, Any]:
     driver = DRIVERS[place.scheme]
     if not _has(driver):
         raise MissingPackageError(
-            f"{str(place)!r} cannot be reached: this build of tensorstore lacks the driver "
-            f"{driver!r}, which the wheels on PyPI include: pip install tensorstore"
+            f"{str(place)!r} cannot be reached: this build of tensorstore lacks the "
+            f"{driver!r} driver, which the wheels on PyPI include: pip install tensorstore"
         )
     path = f"{place.key}/" if place.key else ""
     spec = {"driver": driver, "bucket": place.bucket, "path": path}

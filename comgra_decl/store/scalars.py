@@ -1,7 +1,7 @@
 """Scalars: values logged at any step, stored compactly and loaded in few reads.
 
-A scalar is (step, value, name, type); name and type are codes from the name tables "scalar" and
-"type". Rows are numbered, and `head.scalars` is their number. A commit writes its rows of the open
+A scalar is (step, value, name, type); name and type are codes from the "scalar" and "type" name
+tables. Rows are numbered, and `head.scalars` is their number. A commit writes its rows in the open
 block under `scalars/row/<first>`, and each block that it completes under `scalars/blk/<first>`.
 Reading a long curve therefore takes a few whole blocks and at most one open block. Each key is
 written only once.

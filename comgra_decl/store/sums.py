@@ -3,9 +3,9 @@
 zstd checks that a chunk is intact, but not that it is the requested chunk. If a data file is
 replaced by another file of the same run, reads may return chunks of the same length from another
 step. Each commit therefore also stores a CRC-32 of each chunk's name, numbers and content. The
-checksums of all arrays of a kind are stored under `sums/row/<record>`, `sums/blk/<first record>`,
-`sums/raw/<record>` or `sums/records/<first record>`. Readers compare each chunk when it is first
-read. Runs of format version 2 have no such checksums.
+checksums for all arrays of one kind are stored under `sums/row/<record>`, `sums/blk/<first
+record>`, `sums/raw/<record>` or `sums/records/<first record>`. Readers compare each chunk when it
+is first read. Runs of format version 2 have no such checksums.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Known = Mapping[str, Mapping[int, int]]
 
 _AT_ONCE = 16 << 20  # bytes of chunks read at once for comparison
 _KEPT = 16 << 20  # maximum total bytes of cached checksums
-_MOST_CHECKED = 200_000  # maximum number of chunks remembered as compared
+_MOST_CHECKED = 200_000  # maximum number of chunks remembered as already compared
 _MOST = 64 << 20  # maximum bytes of a key
 
 
@@ -304,7 +304,7 @@ def _grid(
     """Returns the chunks of one record or block, for a write of `written` elements from `lane` on.
 
     Each is its number, the end of its name, and its position within the written data. `shape` and
-    `chunk` are those of the array. All are without the dim of records.
+    `chunk` are those of the array. All omit the record dim.
     """
     row = ArrayForm("", "", (1, *shape), (1, *chunk), 0)
     low = (0, lane, *[0] * (len(written) - 1))

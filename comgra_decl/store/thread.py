@@ -31,7 +31,7 @@ class WriterThread:
     """Commits records in the background, with at most one commit in flight.
 
     Commits the first record immediately and later ones at least `commit_interval` seconds apart.
-    After the first minute of a run, the interval grows to 0.5 % of the run's age, up to ten
+    After the first minute of a run, the interval grows to 0.5% of the elapsed time, up to ten
     seconds, because each commit creates a file. A commit is made earlier if half of `queue_bytes`
     is used. It is made up to three seconds later if that completes a block of records at the
     current pace, so that the records are not also stored as rows. Logged values are stored with the
@@ -221,7 +221,7 @@ class WriterThread:
                 writer.release()
             self._reported_end = True
             self._writer = None
-            self._batches, self._scalars = [], []  # free memory for the training
+            self._batches, self._scalars = [], []  # free memory for training
             self._flush = self._last = None
 
     def _gather(self, writer: RunWriter) -> bool:
@@ -240,8 +240,8 @@ class WriterThread:
                     return False
                 due = self._closing or self._pause(writer) <= 0
                 steps = [self._queue.popleft() for _ in range(self._share(writer))]
-                # when the queue is nearly full, steps go first: numbers would end the commit within
-                # a block
+                # when the queue is nearly full, steps go first, because logged values would end the
+                # commit within a block
                 scalars = (
                     list(self._waiting_scalars) if due or (self._pressed and not steps) else []
                 )

@@ -165,7 +165,7 @@ class View:
         return bool(self.shapes)
 
     def shape(self, slot: int, code: float) -> tuple[int, ...] | None:
-        """Returns the shape of a slot in a record, given its value in the column "shape".
+        """Returns the shape of a slot in a record, given its value in the "shape" column.
 
         None if the slot is not in the record, or if the shape is unknown.
         """
@@ -383,11 +383,11 @@ class View:
         self._facts(int(self.records[record, RecordColumn.FACTS]))
 
     def document(self, name: str) -> Any:
-        """Returns the newest document with a name; None if there is none, or if it is damaged."""
+        """Returns the newest document with the given name; None if it is missing or damaged."""
         return self._unless_damaged(f"the document {name!r}", lambda: self.read_document(name))
 
     def read_document(self, name: str) -> Any:
-        """Returns the newest document with a name; None if there is none.
+        """Returns the newest document with the given name; None if there is none.
 
         Raises:
             DamagedRunError: The document is damaged.

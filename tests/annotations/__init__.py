@@ -1,1 +1,1 @@
-"""What a program says about itself."""
+"""What a program can tell comgra_decl about itself."""

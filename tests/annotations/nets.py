@@ -1,4 +1,4 @@
-"""A small training, and the curves that are kept of it."""
+"""A short training run, and the curves recorded from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPARSE = {"nodes": {"all": {"select": "**"}}, "schedule": {"first": 2, "every": 
 
 
 class Net:
-    """A network of 17 parameters and its training."""
+    """A network with 17 parameters, and its training loop."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What annotated programs look like; at module level, so that it can be pickled."""
+"""Examples of annotated programs; at module level, so that they can be pickled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import comgra_decl as comgra
 
 @comgra.node("doubled")
 def double(x: torch.Tensor) -> torch.Tensor:
-    """Doubles."""
+    """Doubles its input."""
     return 2 * x
 
 

@@ -1,4 +1,4 @@
-"""Annotations outside a session are no-ops, and nothing that handles programs trips over them."""
+"""Outside a session, annotations do nothing and do not disturb tools that process programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.annotations.programs import Net, Whole, double
 
 
 class Heard:
-    """A listener that remembers."""
+    """A listener that stores what it receives."""
 
     def __init__(self) -> None:
         self.words: list[tuple[Any, ...]] = []

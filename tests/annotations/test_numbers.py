@@ -1,4 +1,4 @@
-"""A tensor of one element is read as a number."""
+"""A tensor with one element is read as a number."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_tensor_of_one_element_is_a_number(tensor: torch.Tensor, expected: flo
 
 
 def test_numbers_of_a_device_come_together_and_keep_their_places() -> None:
-    """On this machine the "device" is the CPU: what is tested is who goes where."""
+    """The "device" here is the CPU; these tests check which path each tensor takes."""
     late, values = LateNumbers(), np.full(6, np.nan)
     tensors = {
         0: torch.tensor(0.1),

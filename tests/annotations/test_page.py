@@ -1,4 +1,4 @@
-"""The page about annotations tells the truth."""
+"""The page on annotations is correct."""
 
 from __future__ import annotations
 

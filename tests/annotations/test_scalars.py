@@ -1,4 +1,4 @@
-"""The numbers of every step are the true ones."""
+"""The metrics stored for every step are correct."""
 
 from __future__ import annotations
 
@@ -241,12 +241,12 @@ with comgra.trace({"nodes": {"all": {"select": "**"}}, "schedule": {"first": 1, 
 
 
 def _when_there_are(count: int, path: Path) -> pd.DataFrame:
-    """The numbers of a run that lives, as soon as there are so many."""
+    """Returns the metrics of a live run once it has this many."""
     end = time.monotonic() + 60
     kpis = pd.DataFrame()
     while len(kpis) < count and time.monotonic() < end:
         time.sleep(0.2)
-        with suppress(RunNotFoundError):  # it is being made
+        with suppress(RunNotFoundError):  # still being created
             kpis = comgra.open_run(path).kpis()
     return kpis
 

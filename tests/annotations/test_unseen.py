@@ -1,4 +1,4 @@
-"""Taking the numbers of every step changes nothing, and nobody notices."""
+"""Logging the metrics of every step changes nothing in the program."""
 
 from __future__ import annotations
 

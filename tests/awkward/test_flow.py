@@ -1,4 +1,4 @@
-"""Models whose steps differ: in which modules run, how often, and on how much."""
+"""Models whose steps differ in which modules run, how often, and on how much data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.recording import recording
 
 
 class Branches(nn.Module):
-    """Takes the path that the data says, or none."""
+    """Takes the path that the data selects, or none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def test_a_loop_of_another_length_in_each_step() -> None:
 
 
 class Tree(nn.Module):
-    """Calls itself."""
+    """Calls itself recursively."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def test_a_module_that_calls_itself_is_recorded_in_the_order_of_its_returns() ->
 
 
 class Shared(nn.Module):
-    """One layer in two places, one of them within another module."""
+    """One layer used in two places, one of them inside another module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,12 +121,12 @@ def test_batches_of_different_sizes(sizes: list[int]) -> None:
             seen.append(outputs)
     assert traced.faults == []
     for step, (size, outputs) in enumerate(zip(sizes, seen, strict=True)):
-        assert len(traced.rows("0", step=step)) == max(size, 1)  # none: one without elements
+        assert len(traced.rows("0", step=step)) == max(size, 1)  # none: a batch without elements
         assert_recorded(outputs, traced, root="Sequential", step=step)
 
 
 class MergedTime(nn.Module):
-    """Folds time into the batch, as many do before a convolution or a linear layer."""
+    """Folds time into the batch, as is common before a convolution or linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def test_time_before_the_batch_can_be_declared() -> None:
 
 
 class Graph(nn.Module):
-    """Passes messages between nodes; there is no batch, and each graph has another size."""
+    """Passes messages between nodes; there is no batch, and each graph has a different size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def test_graphs_of_another_size_in_each_step(batch_dim: str | None) -> None:
 
 
 class Unrolled(nn.Module):
-    """An encoder, and a decoder that is called once for every word that it says."""
+    """An encoder, and a decoder that is called once for each generated word."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models of hundreds and thousands of modules."""
+"""Models with hundreds or thousands of modules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_many_modules_are_recorded_and_nothing_is_kept_between_steps(layers: int
     assert len(list(model.modules())) == 2 * layers + 1
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     gc.collect()
-    before = _on_a_graph()  # what other tests have left
+    before = _on_a_graph()  # objects left over from other tests
     alive = []
     with recording() as traced:
         for _ in range(3):
@@ -45,5 +45,5 @@ def test_many_modules_are_recorded_and_nothing_is_kept_between_steps(layers: int
 
 
 def _on_a_graph() -> int:
-    """Counts the tensors alive that hold a part of autograd's graph."""
+    """Counts the live tensors that hold part of an autograd graph."""
     return sum(1 for one in gc.get_objects() if type(one) is Tensor and one.grad_fn is not None)

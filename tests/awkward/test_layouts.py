@@ -24,7 +24,7 @@ from tests.support.recording import EVERYTHING, recording
 
 
 class Wrapped(nn.Module):
-    """Returns from `inner` what `convert` makes of a linear layer's output."""
+    """Returns what `convert` makes of a linear layer's output, from `inner`."""
 
     def __init__(self, convert: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -254,11 +254,11 @@ def test_meta_tensors_have_no_numbers_and_are_refused_by_name() -> None:
 
 
 class Tagged(Tensor):
-    """A subclass without a dispatch of its own."""
+    """A subclass that does not override dispatch."""
 
 
 class Logged(Tensor):
-    """A subclass that computes as its elements do, with a function of its own."""
+    """A subclass that computes like its elements, through its own function."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

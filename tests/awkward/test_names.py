@@ -65,7 +65,7 @@ def test_a_very_deep_name() -> None:
 
 
 class Empty(nn.Linear):
-    """False, of no length, one hash for all, and with attributes of its own making."""
+    """Is falsy, has length 0 and a constant hash, and creates attributes on access."""
 
     __slots__ = ("slot",)
 
@@ -116,7 +116,7 @@ def test_modules_that_redefine_what_python_asks_them(kind: type[nn.Linear]) -> N
 
 
 class Chatty(nn.Module):
-    """Looks up every name that it does not have in what it holds: a common proxy."""
+    """Looks up every missing attribute in the object it wraps, as many proxies do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def test_lazy_modules_are_recorded_once_they_know_their_size() -> None:
 
 
 class Mixture(nn.Module):
-    """Four experts in one parameter [4, 3, 2]."""
+    """Four experts stored in one parameter [4, 3, 2]."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Modules that return something else than a fresh tensor."""
+"""Modules that return something other than a fresh tensor."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Pair(NamedTuple):
 
 
 class Output(OrderedDict[str, Any]):
-    """As transformers' ModelOutput: a dict whose keys are attributes too."""
+    """Like transformers' ModelOutput: a dict whose keys are also attributes."""
 
 
 class Opaque:
-    """Nothing can be known about what this holds."""
+    """An object whose contents cannot be inspected."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -125,7 +125,7 @@ def test_a_list_that_contains_itself_does_no_harm() -> None:
 
 
 class Hostile:
-    """Every question is an error, except for those that Python itself asks."""
+    """Raises on every access, except for those that Python itself makes."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"who asks for {name}?")
@@ -157,7 +157,7 @@ def test_a_module_that_returns_its_input_is_a_node_of_its_own() -> None:
 
 
 class Changes(nn.Module):
-    """Changes its layers' outputs in place after they were returned."""
+    """Changes its layers' outputs in place after they have been returned."""
 
     def __init__(self) -> None:
         super().__init__()

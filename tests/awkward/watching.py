@@ -1,4 +1,4 @@
-"""What modules return, as hooks of torch alone see it, and whether that is what was recorded."""
+"""Compares recorded module outputs with those that plain torch hooks see."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from tests.support.recording import Recording, recording
 
 Key = tuple[str, int]
-"""Path of a module and number of its call."""
+"""The path of a module, and the number of the call."""
 
 
 @dataclass
 class Watched:
-    """Copies of the outputs and of their gradients; a tensor that is not one is left out."""
+    """Copies of outputs and their gradients; subclasses that are not plain tensors are omitted."""
 
     outputs: dict[Key, Tensor] = field(default_factory=dict)
     gradients: dict[Key, Tensor] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Watched:
 
 @contextmanager
 def watched(model: nn.Module) -> Iterator[Watched]:
-    """Hooks every module of a model: paths are those of `named_modules`."""
+    """Hooks every module of a model; paths are those of `named_modules`."""
     seen = Watched()
 
     def hook(path: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -55,7 +55,7 @@ def watched(model: nn.Module) -> Iterator[Watched]:
 
 
 def step_of(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> None:
-    """One step of gradient descent on what `call` returns."""
+    """Takes one step of gradient descent on what `call` returns."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     call(model).backward()
     optimizer.step()
@@ -64,7 +64,7 @@ def step_of(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> None:
 def both(
     make: Callable[[], nn.Module], call: Callable[[nn.Module], Tensor], **spec: Any
 ) -> tuple[Watched, Recording]:
-    """Makes a model twice from one seed and takes one step with each: hooked, and traced."""
+    """Builds a model twice from one seed and takes one step with each: one hooked, one traced."""
     torch.manual_seed(0)
     model = make()
     with watched(model) as seen:
@@ -80,7 +80,7 @@ def both(
 def assert_recorded(
     seen: Watched, traced: Recording, *, root: str, step: int = 0, gradients: bool = True
 ) -> None:
-    """Every output, and its gradient, is recorded with the very values that the hooks saw."""
+    """Asserts that every recorded output and gradient has exactly the values that the hooks saw."""
     assert seen.outputs, "the oracle saw nothing"
     for (path, call), value in seen.outputs.items():
         where = {"iteration": call, "step": step}
@@ -92,7 +92,7 @@ def assert_recorded(
 
 
 def assert_same(got: NDArray[Any], value: Tensor, what: str) -> None:
-    """Recorded values [samples, ...] are the first samples of `value`, or the whole of it."""
+    """Asserts that recorded values [samples, ...] are the first samples of `value`, or all."""
     expected = as_numpy(value)
     if got.shape == (1, *expected.shape):
         got = got[0]
@@ -103,7 +103,7 @@ def assert_same(got: NDArray[Any], value: Tensor, what: str) -> None:
 
 
 def as_numpy(value: Tensor) -> NDArray[Any]:
-    """Returns the elements of a tensor of any layout; bfloat16 as float32, which holds them."""
+    """Returns the elements of a tensor of any layout; bfloat16 as float32, which is exact."""
     value = value.detach()
     dense = value if value.layout == torch.strided else value.to_dense()
     if dense.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
@@ -112,7 +112,7 @@ def as_numpy(value: Tensor) -> NDArray[Any]:
 
 
 def _assert_sums(rows: NDArray[np.float64], value: Tensor) -> None:
-    """The sums of all samples, put together, are those of the whole tensor."""
+    """Asserts that the sums of all samples combine to those of the whole tensor."""
     from comgra_decl.records import Raw
 
     dense = value if value.layout == torch.strided else value.to_dense()
@@ -127,6 +127,6 @@ def _assert_sums(rows: NDArray[np.float64], value: Tensor) -> None:
 
 
 def refused(traced: Recording) -> Mapping[str, str]:
-    """What the report says was not recorded, and why."""
+    """Returns what the report lists as not recorded, with the reasons."""
     found: Mapping[str, str] = traced.report["refused"]
     return found

@@ -1,4 +1,4 @@
-"""The comparison is only fair if comgra records what we say it records: its own files tell."""
+"""The comparison is fair only if comgra records what we claim; its own files show this."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def recorded(training: Training, tmp_path: Path) -> dict[tuple[Any, ...], float]
 
 
 def first_layer(training: Training) -> tuple[np.ndarray, np.ndarray]:
-    """Returns output and output gradient of the first layer in the first step, by plain torch."""
+    """Returns the first layer's output and output gradient in the first step, using plain torch."""
     training.reset()
     seen: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks --device cuda`, tried on the processor: all of its code but CUDA itself."""
+"""`python -m benchmarks --device cuda`, run on the CPU: all of its code except CUDA itself."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_part_whose_time_is_over_trains_nothing(
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_looks_at_its_time_while_it_runs(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the deadline, at most what one measurement consists of is still trained."""
+    """After the deadline, at most the training runs of one measurement are still carried out."""
     now, late = [0.0], [0]
     step, sizes = Training.step, replace(TINY, many=400)
 
@@ -401,7 +401,7 @@ def test_sums_are_timed_by_what_runs_for_them() -> None:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns the verdicts of compiled trainings, given seconds of the steps of each kind."""
+    """Returns the verdicts on compiled training runs, given the seconds per step of each kind."""
 
     def judged(
         *,
@@ -428,7 +428,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_recorded_compiled_steps_are_compared_with_plain_ones_as_well(compiled: Any) -> None:
     line = "record <= 1.35"
     assert compiled(plain=1.0, idle=1.0, recorded=1.3)[line].met
-    assert not compiled(plain=1.0, idle=1.04, recorded=1.38)[line].met  # 1.33 of an idle step
+    assert not compiled(plain=1.0, idle=1.04, recorded=1.38)[line].met  # 1.33 times an idle step
 
 
 def test_compiling_may_take_a_tenth_longer_and_not_more(compiled: Any) -> None:
@@ -480,7 +480,7 @@ def test_caches_of_the_compiler_are_empty_where_compiling_is_timed(
     assert [os.environ.get(name) for name in places] == before
 
 
-# -- CUDA, as far as it can be told without ------------------------------------------------------
+# -- CUDA, as far as it can be tested without a GPU ----------------------------------------------
 
 
 def event(name: str, device_type: Any, **facts: Any) -> SimpleNamespace:

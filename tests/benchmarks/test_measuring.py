@@ -1,4 +1,4 @@
-"""The bookkeeping of the benchmark: what is counted, paired and compared. No time is asserted."""
+"""The benchmark's bookkeeping: what is counted, paired and compared. No times are asserted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAIN = Nothing("nothing", "nothing attached")
 class Diary(Tool):
     """Writes 100 bytes when attached and 10 per step.
 
-    `bend` changes the training, `lazy` forgets half of the steps.
+    `bend` changes the training run; `lazy` skips half of the steps.
     """
 
     name, label, most_records = "diary", "a diary", 6
@@ -201,7 +201,7 @@ def test_a_comparison_is_stored_for_the_page_on_cost(tmp_path: Path) -> None:
     (one,) = document["comparisons"]
     assert (one["tool"], one["steps"], one["cpu"]["value"]) == ("debug", [1.0, 2.0], 3.0)
     assert (document["rounds"], document["machine"]["cores"]) == (1, facts["cores"])
-    assert document["older"] == ""  # not a checkout of git
+    assert document["older"] == ""  # not a git checkout
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The short form of `make scripts`, and that its judge would see what it looks for."""
+"""The short form of `make scripts`, and that its judge detects what it is meant to detect."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ print(float(loss))
 
 
 def tried(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Verdict:
-    """Tries a script that lies in a mirror of its own."""
+    """Tests a script that is in a mirror of its own."""
     commit = mirrored(script, folder, monkeypatch)
     entry = Entry(name="own", repo="some/one", commit=commit, command="train.py", target=True)
     return try_entry(entry, folder, launch=running.forked)
 
 
 def mirrored(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Commits a script to a repository of a mirror, and returns the commit."""
+    """Commits a script to a mirror's repository, and returns the commit."""
     repository = folder / "mirror" / "some+one"
     repository.mkdir(parents=True)
     (repository / "train.py").write_text(script)

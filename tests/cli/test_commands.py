@@ -15,7 +15,7 @@ from comgra_decl.cli.main import main
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of a small training, one of which has been damaged."""
+    """Two short runs, one of which is damaged."""
     import torch
 
     root = tmp_path_factory.mktemp("cli") / "runs"

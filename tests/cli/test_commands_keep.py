@@ -1,4 +1,4 @@
-"""The commands that look after runs: verify, compact, cp, export."""
+"""The commands that maintain runs: verify, compact, cp, export."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.fake_run import FakeRun
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root with a finished run."""
+    """A root with one finished run."""
     root = tmp_path_factory.mktemp("keep") / "runs"
     fake = FakeRun(root / "group" / "run", nodes=("embed", "head"))
     fake.write(20, commit=4)

@@ -1,4 +1,4 @@
-"""What scripts can rely on: exit codes, and one line for a path that is wrong."""
+"""What scripts can rely on: exit codes, and a one-line message for an invalid path."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ RAISES = "raise SystemExit(7)"
 
 
 def code(*arguments: str) -> int:
-    """Runs a command line and returns its exit code; 0 for one that returns."""
+    """Runs a command line and returns its exit code, which is 0 if it returns."""
     try:
         main(arguments)
     except SystemExit as ended:
@@ -72,7 +72,7 @@ def code(*arguments: str) -> int:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a file, an empty folder and one that may not be read."""
+    """The current folder, with a file, an empty folder and an unreadable folder."""
     monkeypatch.chdir(tmp_path)
     Path("afile").write_text("hello")
     Path("empty").mkdir()
@@ -84,7 +84,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 
-    # Not by its mode, which says nothing to root, as whom tests may run.
+    # Not through its mode, which root ignores, and tests may run as root.
     monkeypatch.setattr(os, "scandir", guarded)
     monkeypatch.setattr(
         os, "access", lambda path, mode: Path(path).name != "closed" and access(path, mode)
@@ -122,7 +122,7 @@ def test_a_wrong_path_is_said_at_once(
     before = sorted(place.rglob("*"))
     assert code(command, path, *RUNS.get(command, ())) == 2
     told = capsys.readouterr()
-    if "Usage:" in told.err.splitlines()[0]:  # Typer looks by itself
+    if "Usage:" in told.err.splitlines()[0]:  # Typer checks this itself
         assert path == "closed"
         assert "not readable" in told.err
     else:
@@ -189,7 +189,7 @@ def test_an_empty_path_is_no_path(
 ) -> None:
     (place / "train.py").write_text("")
     monkeypatch.setattr("comgra_decl.viewer.serve.serve", lambda *_, **__: pytest.fail("served"))
-    monkeypatch.chdir(runs / "fine")  # what `.` means is a run
+    monkeypatch.chdir(runs / "fine")  # `.` refers to a run
     before = sorted(runs.rglob("*"))
     arguments = [argument.format(run=runs / "fine") for argument in EMPTY[case]]
     assert code(*arguments) == 2
@@ -222,7 +222,7 @@ def test_view_says_that_a_folder_is_not_there_and_waits_for_it(
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without findings, one with a warning, one with an error, and a damaged one."""
+    """Runs with no findings, a warning and an error, and a damaged run."""
     import torch
 
     root = tmp_path_factory.mktemp("codes")
@@ -463,7 +463,7 @@ def test_commands_that_run_a_script_end_as_documented(
 
 @pytest.fixture
 def in_a_program(place: Path) -> Callable[..., int]:
-    """Runs a command line in a process of its own, as scripts change the interpreter."""
+    """Runs a command line in a separate process, because scripts change the interpreter."""
 
     def run(*arguments: str) -> int:
         call = "from comgra_decl.cli.main import main; main()"

@@ -1,4 +1,4 @@
-"""A run whose program failed, as the commands and the viewer tell it."""
+"""A run whose program failed, as the commands and the viewer report it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.cli.test_commands import done
 
 
 class HostileError(ValueError):
-    """An error whose message a terminal or a page would obey."""
+    """An error whose message a terminal or a page would interpret."""
 
 
 @pytest.fixture(scope="module")

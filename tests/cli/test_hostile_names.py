@@ -1,4 +1,4 @@
-"""Names that a terminal would obey, in what the commands print."""
+"""Commands escape names that a terminal would interpret."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose names are all hostile."""
+    """A run in which every name is hostile."""
     return record(tmp_path_factory.mktemp("hostile") / "runs")
 
 
@@ -108,7 +108,7 @@ def test_ordinary_text_is_left_alone() -> None:
 def test_a_name_is_in_one_line_of_a_table_and_nothing_of_it_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bell is dropped by what lays tables out, and a line break would forge a line."""
+    """The layout library drops the bell; a line break would forge a line."""
     found = record(tmp_path / "runs")
     found.rename(found.parent / "a\nb\tc\x07d")
     with suppress(SystemExit):

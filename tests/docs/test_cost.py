@@ -1,4 +1,4 @@
-"""The page on cost and the presets say what was measured."""
+"""The page on cost and the presets state what was measured."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_the_memory_that_a_record_takes_on_a_device_is_limited_as_the_page_says(
     parts, tables = fused._MOST_LIVE, fused._MOST_TABLES
     held = copied = device._MOST_BYTES_HELD
     row = RAW_STATISTICS * 8
-    part = device._PART * 8  # in float64, and a centred copy of it
-    # one tensor beyond the parts: rows for all its samples, or those computed at a time
+    part = device._PART * 8  # in float64, plus a centred copy
+    # one tensor beyond the parts: the rows of all its samples, or those computed at a time
     largest = max(moments.MOST_ROWS, moments.CHUNK_ROWS) * row
     assert 2 * part <= largest  # the two never occur at the same time
     assert parts + tables + held + copied + largest <= 64 * MIB

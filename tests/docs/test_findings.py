@@ -1,4 +1,4 @@
-"""The rule that the page about findings shows is a rule that works."""
+"""The example rule on the page on findings works."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The example as the module `my_package.rules`, which the example's spec names."""
+    """Provides the example as the module `my_package.rules`, which the example's spec names."""
     blocks = re.findall(r"```python\n(from comgra_decl.rules.api .*?)```", PAGE.read_text(), re.S)
     assert len(blocks) == 2
     (tmp_path / "my_package").mkdir()

@@ -1,4 +1,4 @@
-"""The way from comgra: all of its recorder's names are in the table, and what it promises runs."""
+"""The migration guide lists every name of comgra's recorder, and its examples run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ kpi_group kpi_name val timepoint record_even_if_recording_is_inactive
 DecisionMakerForRecordingsFrequencyPerType min_training_steps_difference exponential_backoff_factor
 DecisionMakerForRecordingsHardcoded fixed_training_steps
 """.split()
-"""Every public name of the recorder of comgra 0.11.5: methods, their parameters, its deciders."""
+"""Every public name of comgra 0.11.5's recorder: methods, parameters and decision makers."""
 
 ROWS = re.findall(r"^\| (.+?) \| (.+) \|$", PAGE, re.MULTILINE)
 
@@ -45,7 +45,7 @@ def test_every_name_of_the_recorder_is_in_the_tables(name: str) -> None:
 
 
 def keys(model: type[SpecModel], prefix: str = "") -> set[str]:
-    """Returns the dotted keys of a model and of those in it; entries of `nodes` as NAME."""
+    """Returns the dotted keys of a model and its nested models; `nodes` entries as NAME."""
     found = set()
     for name, field in model.model_fields.items():
         key = f"{prefix}{field.alias or name}"

@@ -1,4 +1,4 @@
-"""The page on compatibility names the oldest versions that are really the bounds."""
+"""The compatibility page names the same oldest versions as the package's requirements."""
 
 from __future__ import annotations
 

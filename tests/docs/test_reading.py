@@ -1,4 +1,4 @@
-"""The pages about reading and about commands show what works."""
+"""The examples on the pages about reading runs and about commands work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Two runs in `runs/train`, of which the second is live."""
+    """Two runs in `runs/train`, the second of which is live."""
     monkeypatch.chdir(tmp_path)
     nodes = ("embed", "cell", "head")
     first, second = (
@@ -59,7 +59,7 @@ def test_the_page_of_commands_knows_every_command_and_every_code() -> None:
 def test_the_examples_of_commands_are_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Options and arguments of each line are known; what it names is not there."""
+    """Asserts that every option and argument of a line is known, although the runs do not exist."""
     pa = pytest.importorskip("pyarrow")
     from comgra_decl.cli.main import main
 
@@ -67,7 +67,7 @@ def test_the_examples_of_commands_are_commands(
     lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
              for line in block.splitlines()]  # fmt: skip
     assert len(lines) == 8
-    pa.chunked_array([[1]]).take([0])  # it imports the rest of itself at first use
+    pa.chunked_array([[1]]).take([0])  # it imports its remaining parts on first use
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for line in lines:
         words = line.partition("#")[0].partition("||")[0].replace("'", "").split()

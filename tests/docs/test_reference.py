@@ -96,7 +96,7 @@ def test_what_has_no_docstring_is_refused() -> None:
 
 
 def test_every_variable_of_the_environment_that_is_for_users_is_documented() -> None:
-    """Those that the doors tell each other are not for users."""
+    """Arguments that the entry points pass to each other are not for users."""
     between_doors = {"COMGRA_RECORDED_BY", "COMGRA_CHECKED"}
     package = Path(comgra_decl.__file__).parent
     sources = [p.read_text() for p in package.rglob("*.py")]

@@ -1,4 +1,4 @@
-"""The page of rules says what the rules say."""
+"""The page on rules matches the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every piece of a spec in the documentation is valid."""
+"""Every spec excerpt in the documentation is valid."""
 
 from __future__ import annotations
 

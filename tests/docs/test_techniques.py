@@ -1,4 +1,4 @@
-"""The page of techniques names only what there is."""
+"""The page on techniques names only what exists."""
 
 from __future__ import annotations
 

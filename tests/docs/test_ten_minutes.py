@@ -1,4 +1,4 @@
-"""The tour runs as it stands: its Python in one namespace, its commands beside it."""
+"""The tutorial runs as written: its Python code in one namespace, its commands alongside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAM = "import sys; from comgra_decl.cli.main import main; main(sys.argv[1:])
 
 
 def command(line: str) -> list[str] | None:
-    """Returns what to give Python for a line of a shell; None for a server."""
+    """Returns the Python arguments for a shell line; None for a server."""
     words = shlex.split(line)
     if words[:2] == ["comgra-decl", "view"]:
         return None

@@ -1,4 +1,4 @@
-"""A stand-in for the session, for tests that are about the doors alone."""
+"""A stand-in for the session, for tests that cover only the entry points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from comgra_decl.spec import Spec
 
 
 class FakeSession:
-    """Keeps what it was given and counts what is asked of it."""
+    """Stores what it was given, and counts the calls."""
 
     made: list[FakeSession] = []  # noqa: RUF012  (cleared before each test)
     fails_with: BaseException | None = None
@@ -41,7 +41,7 @@ class FakeSession:
 
 @pytest.fixture
 def sessions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[FakeSession]]:
-    """All sessions that are made during the test, in a folder of its own."""
+    """All sessions created during the test, in a separate folder."""
     monkeypatch.setattr("comgra_decl.record.session.Session", FakeSession)
     monkeypatch.setattr(FakeSession, "fails_with", None)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""All that is wrong with what a program declares is said at once, before it trains."""
+"""Everything that is wrong with a declaration is reported at once, before training starts."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def test_a_program_ends_before_its_first_step(tmp_path: Path, door: str, functio
     if door == "run":
         words += ["-m", "comgra_decl", "--spec", str(spec)]
     else:
-        # As torch does at the end of its import, where it is installed with its entry points.
+        # As torch does at the end of its import, if comgra_decl is installed with its entry
+        # points.
         script = (tmp_path / "train.py").read_text()
         attach = "import torch\nfrom comgra_decl.doors.environment import attach\nattach()\n"
         (tmp_path / "train.py").write_text(script.replace("import torch\n", attach))

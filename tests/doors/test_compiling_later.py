@@ -1,4 +1,4 @@
-"""A program that warms up and compiles its model at step 5, with every preset and door."""
+"""A program that warms up and compiles its model at step 5, with every preset and entry point."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ if __name__ == "__main__":
     else:
         train()
 """
-"""Its backend changes no arithmetic, and counts what it is given."""
+"""Its backend leaves the arithmetic unchanged, and counts the graphs it receives."""
 
 DOORS = {
     "environment": ([], {"COMGRA": "{preset} schedule.first=7"}, []),
@@ -89,7 +89,7 @@ CASES = [
 
 
 def outcome(folder: Path, *arguments: str, **environment: str) -> str:
-    """Runs the program; returns its losses and how often it has compiled."""
+    """Runs the program; returns its losses and the number of compilations."""
     folder.mkdir()
     (folder / "later.py").write_text(PROGRAM)
     done = forked(folder, *arguments, env=environment)

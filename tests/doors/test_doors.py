@@ -1,4 +1,4 @@
-"""Programs that keep what they are given, through every door: they end as without tracing."""
+"""Programs that keep references to torch functions end as without tracing, with any entry point."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def without_tracing() -> str:
 
 
 def _printed(output: str) -> str:
-    """What the program itself printed: Hydra logs to the same place."""
+    """Returns what the program itself printed; Hydra logs to the same stream."""
     return "\n".join(line for line in output.splitlines() if not line.startswith("["))
 
 

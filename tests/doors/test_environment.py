@@ -1,4 +1,4 @@
-"""The door without edits: `COMGRA=debug python train.py`."""
+"""Tracing without edits to the code: `COMGRA=debug python train.py`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if __name__ == "__main__":
         child.join()
     assert [child.exitcode for child in children] == [0, 0]
 """
-"""A program that leaves the training to its children."""
+"""A program whose child processes do the training."""
 
 LOADING = """
 import sys
@@ -58,7 +58,7 @@ if __name__ == "__main__":
         model(batch).sum().backward()
         optimizer.step()
 """
-"""Workers that load data call a module with parameters, and none of them trains."""
+"""Data-loading workers call a module with parameters, but none of them trains."""
 
 COMPILED = """
 import torch
@@ -95,7 +95,7 @@ def main():
 
 main()
 """
-"""A program that freezes its objects, as one that forks workers does; the model is a local."""
+"""A program that calls `gc.freeze`, as before forking workers; the model is a local variable."""
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ layer = Layer()
 nn.Flatten()(torch.randn(4, 3))
 print([layer.learn(torch.randn(4, 3)) for _ in range(3)])
 """
-"""Calls `forward` and no module that has parameters."""
+"""Calls `forward`, but no module with parameters."""
 
 
 def test_a_program_that_calls_forward_is_recorded_from_its_first_call(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_another_door_of_the_same_program_takes_over(tmp_path: Path, door: str) 
     done = forked(tmp_path, *calls[door], env={"COMGRA": "debug"})
     assert loss_of(done.stdout) == plain_loss(), done.stderr
     (run,) = list_runs(tmp_path / "runs")
-    assert "outputs" in open_run(run.path).spec.nodes  # so it is "light"
+    assert "outputs" in open_run(run.path).spec.nodes  # so the preset is "light"
     assert "nothing was recorded" not in done.stderr
 
 

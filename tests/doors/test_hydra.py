@@ -1,4 +1,4 @@
-"""The door for Hydra applications that have never heard of comgra_decl."""
+"""Tracing Hydra applications that know nothing about comgra_decl."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.programs import HYDRA_DATACLASS, HYDRA_YAML, loss_of, plain_l
 
 
 def composed(overlay: Any = None, **app: Any) -> Any:
-    """A job's config as Hydra composes it, preset and all."""
+    """A job's config as Hydra composes it, including the preset."""
     content = {
         **app,
         "hydra": {
@@ -38,7 +38,7 @@ def composed(overlay: Any = None, **app: Any) -> Any:
 
 
 def task(cfg: Any) -> None:
-    """Stands for the application."""
+    """A stand-in for the application."""
 
 
 def test_a_preset_alone_is_the_spec() -> None:

@@ -1,4 +1,4 @@
-"""From the spec to the finished run: what is recorded when, and what of it can be seen."""
+"""From the spec to the finished run: when steps are recorded, and what the run shows of it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_disk_budget_ends_recording_before_it_is_exceeded(tmp_path: Path) -> N
     with comgra.trace({"nodes": NODES, "schedule": schedule}, root=tmp_path) as session:
         assert isinstance(session.path, Path)
         for number in range(60):
-            if number == 20:  # something else fills the folder meanwhile
+            if number == 20:  # something else fills the folder in the meantime
                 (session.path / "notes.txt").write_bytes(bytes(60_000))
             assert session._attendant is not None
             session._attendant.look()

@@ -1,4 +1,4 @@
-"""The door for any script: it must run as if Python itself had started it."""
+"""Tracing any script: it must run as if Python itself had started it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_line_that_makes_no_sense_is_refused(line: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a script in a folder of its own, and a module."""
+    """A script in its own folder, and a module."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "tell.py").write_text(SCRIPT)
     (tmp_path / "package").mkdir()

@@ -1,4 +1,4 @@
-"""The `with` block."""
+"""Tracing with a `with` block."""
 
 from __future__ import annotations
 

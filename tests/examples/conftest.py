@@ -1,4 +1,4 @@
-"""Runs the examples as a user would: as programs, in a folder of their own."""
+"""Runs the examples as a user would: as programs, each in its own folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT = {  # just long enough for the loss to fall clearly
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished training left behind: its folder, what it printed, its checkpoint."""
+    """What a finished training run left behind: its folder, its output, its checkpoint."""
 
     folder: Path
     printed: str
@@ -42,7 +42,7 @@ Train = Callable[..., Outcome]
 
 @pytest.fixture(scope="session")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """Returns `train(example, *arguments)`, which runs it for a few steps, once per arguments."""
+    """Returns `train(example, *arguments)`, which trains briefly, once per set of arguments."""
     done: dict[tuple[str, ...], Outcome] = {}
 
     def run(example: str, *arguments: str) -> Outcome:

@@ -1,4 +1,4 @@
-"""What trying the product leaves in a clone: nothing that git would want to keep."""
+"""Trying out the product in a clone leaves nothing that git would track."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = EXAMPLES.parent
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository as it is here, in a repository of its own without history."""
+    """A copy of this repository's files in a new repository without history."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("no clone to copy")
     folder = tmp_path_factory.mktemp("clone")

@@ -1,4 +1,4 @@
-"""`make demo`: shows its address, serves the viewer while training, and ends without a trace."""
+"""`make demo` prints its address, serves the viewer during training, and cleans up at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = 120.0
 
 
 class RunningDemo:
-    """A demo in a session of its own, and what it prints."""
+    """A running demo and its output."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -51,7 +51,7 @@ class RunningDemo:
         self.process.stdout.close()
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Returns the match of the first line that has the pattern."""
+        """Returns the match on the first line that matches the pattern."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             try:
@@ -64,7 +64,7 @@ class RunningDemo:
         raise AssertionError(f"{pattern!r} was never printed:\n{self.output}")
 
     def read_to_the_end(self) -> str:
-        """Returns all that was printed, when the demo has ended."""
+        """Returns the complete output once the demo has ended."""
         self._reader.join()
         while not self._lines.empty():
             self.printed.append(self._lines.get())
@@ -75,11 +75,11 @@ class RunningDemo:
         return "".join(self.printed)
 
     def children(self) -> set[int]:
-        """Process ids of everything the demo started, with what that started."""
+        """Process ids of everything that the demo has started, directly or indirectly."""
         return descendants(self.process.pid)
 
     def kill(self) -> None:
-        """Ends whatever a failing test has left."""
+        """Ends the processes that a failing test has left behind."""
         for pid in (self.process.pid, *self.children()):
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
@@ -88,7 +88,7 @@ class RunningDemo:
 
 
 def descendants(pid: int) -> set[int]:
-    """Returns the ids of all processes below `pid`."""
+    """Returns the ids of all descendants of process `pid`."""
     listed = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
     )
@@ -102,7 +102,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is not only waiting to be reaped."""
+    """Whether a process exists and is not merely waiting to be reaped."""
     listed = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
@@ -117,7 +117,7 @@ def demo(tmp_path: Path) -> Iterator[RunningDemo]:
 
 
 def fetch(address: str) -> str:
-    """Returns a page of the demo's own server."""
+    """Returns a page from the demo's server."""
     with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
         return str(answer.read().decode())
 

@@ -1,4 +1,4 @@
-"""What the documentation shows is true: its code runs, its links lead somewhere, its walk works."""
+"""The documentation is correct: its code runs, its links resolve, its walkthrough works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def block(page: str, language: str, containing: str) -> str:
-    """Returns the only code block of a page that contains a text."""
+    """Returns the only code block on a page that contains a given text."""
     found = [code for code in blocks(page, language) if containing in code]
     assert len(found) == 1
     return found[0]

@@ -18,7 +18,7 @@ TRACED = ("+comgra=debug", "+comgra.schedule.backoff=1.0", "+comgra.schedule.eve
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (path, leaf) for every tensor and number of a checkpoint."""
+    """Yields (path, leaf) for every tensor and number in a checkpoint."""
     if isinstance(value, Mapping):
         for key in value:
             yield from flat(value[key], f"{path}.{key}")
@@ -30,14 +30,14 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def bits(leaf: Any) -> Any:
-    """Something that is equal only if every bit is."""
+    """Returns a value that is equal only if every bit is."""
     if isinstance(leaf, torch.Tensor):
         return leaf.dtype, tuple(leaf.shape), leaf.numpy().tobytes()
     return leaf
 
 
 def differing(one: Outcome, other: Outcome) -> list[str]:
-    """Paths of everything in two checkpoints that is not the same in every bit."""
+    """Returns the paths of everything in two checkpoints that differs in any bit."""
     left, right = dict(flat(one.checkpoint)), dict(flat(other.checkpoint))
     assert left.keys() == right.keys()
     return [path for path in left if bits(left[path]) != bits(right[path])]

@@ -14,7 +14,7 @@ from tests.examples.conftest import EXAMPLES, SHORT, Train
 
 
 def load(path: Path) -> ModuleType:
-    """Imports a file of an example without putting its folder on the path."""
+    """Imports an example's file without adding its folder to the path."""
     specification = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
     assert specification is not None
     assert specification.loader is not None

@@ -1,4 +1,4 @@
-"""Samples that know of each other are found, whatever makes them; those that do not are not."""
+"""Samples that influence each other are detected, whatever causes it; independent ones are not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 
 
 class Does(nn.Module):
-    """Whatever a function does, between two layers."""
+    """Applies an arbitrary function between two layers."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class Between(nn.Module):
 
 
 def asked(net: nn.Module, *given: Tensor, dim: int = 0) -> Mixing:
-    """Lets a network make a training step; returns what is said of it."""
+    """Trains a network for one step; returns the verdict on it."""
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     before = [parameter.clone() for parameter in net.parameters()]
     found: list[Mixing] = []
     with asking(found, KeyboardInterrupt, dim=dim):
         net(*given).sum().backward()
-        net(*given)  # the second call is not asked again
+        net(*given)  # the second call is not tested again
         with pytest.raises(KeyboardInterrupt):
             optimizer.step()
     assert len(found) <= 1
@@ -106,7 +106,7 @@ def test_batchnorm_is_told_apart_and_does_not_hide_anything() -> None:
     verdict = asked(nn.Sequential(nn.Linear(8, 8), norm, nn.Linear(8, 3)), X)
     assert (verdict.outcome, verdict.change > 0) == ("norm", True)
     assert norm.training
-    assert norm.num_batches_tracked == 2  # what the program's own calls made of it
+    assert norm.num_batches_tracked == 2  # how the program's own calls changed it
     hidden = nn.Sequential(nn.BatchNorm1d(8), Does(lambda x: x.softmax(0)))
     assert asked(hidden, X).node == "1.between"
 

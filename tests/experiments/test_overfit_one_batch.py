@@ -1,4 +1,4 @@
-"""One batch is held in any script, and the verdict is what its losses say."""
+"""One batch is held fixed in any script, and the verdict follows from its losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dry run: what a spec would catch, its size and its price, without training."""
+"""The dry run reports what a spec would record, its size and its cost, without training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan(folder: Path, *arguments: str) -> Ended:
 
 
 def plan_of_its_own(folder: Path, *arguments: str) -> Any:
-    """In a process of its own, whose end is the program's."""
+    """Runs in a separate process, which ends when the program does."""
     code = "import sys; from comgra_decl.cli.main import main; main(sys.argv[1:])"
     return forked(folder, "-c", code, "plan", *arguments)
 
@@ -55,7 +55,7 @@ def test_a_plan_says_what_is_caught_and_leaves_nothing_behind(folder: Path) -> N
     assert output["samples"] == 3
     assert line_of(content, node="2", role="weight", **{"pass": "grad"})["samples"] is None
     assert sorted(path.name for path in folder.iterdir()) == ["train.py"]
-    assert "loss" not in done.stderr  # the training never came to its end
+    assert "loss" not in done.stderr  # training never reached its end
 
 
 def test_the_bytes_of_a_plan_are_those_of_a_record(folder: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_program_ends_cleanly_and_early(folder: Path) -> None:
         "try:\n    train(1000)\nexcept:  # even this\n    print('caught')\n"
         "try:\n    train(1000)\nfinally:\n    print('cleaned up', len(steps))\n"
     )
-    done = plan_of_its_own(folder, "counts.py")  # it leaves a hook of its own behind
+    done = plan_of_its_own(folder, "counts.py")  # it leaves one of its own hooks behind
     assert done.returncode == 0
     assert "caught" in done.stderr
     assert "cleaned up 6" in done.stderr  # the seventh step ended the program
@@ -191,7 +191,7 @@ def test_a_dry_run_in_code_ends_the_program(capsys: pytest.CaptureFixture[str]) 
     exec(TRAINING, code)
     with pytest.raises(SystemExit) as ended, comgra.trace("debug", overrides=["dry_run=true"]):
         code["train"](1000)
-    code["train"](1)  # what follows may train
+    code["train"](1)  # later code may train
     assert ended.value.code == 0
     assert "What the spec records" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""The thermometer reads what plain torch computes."""
+"""The thermometer reads the values that plain torch computes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_each_layer_is_read_once_in_order() -> None:
     assert found[0].in_std == pytest.approx(float(x.std(correction=0)), rel=1e-6)
     assert found[1].out_std == pytest.approx(float(hidden.relu().std(correction=0)), rel=1e-6)
     assert found[2].shape == (4, 1)
-    net(x)  # nothing of ours is left behind
+    net(x)  # none of our hooks are left behind
     assert len(found) == 3
 
 

@@ -1,4 +1,4 @@
-"""What other programs read from an export is what the run says."""
+"""Other programs read from an export exactly what the run contains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS = 24
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """24 training and 2 evaluation records; from step 20 on a tensor holds a NaN."""
+    """24 training and 2 evaluation records; from step 20 on, one tensor contains NaN."""
     fake = FakeRun(tmp_path_factory.mktemp("export") / "run", nodes=NODES, nonfinite_from=20)
     fake.write(STEPS, commit=5)
     fake.close()
@@ -53,7 +53,7 @@ def column(statistic: str, over_batch: str) -> str:
 
 
 def slots_in(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the id of each slot and what names it."""
+    """Yields each slot's id and the columns that identify it."""
     for number, slot in run.slots.iterrows():
         yield (
             int(str(number)),
@@ -116,7 +116,7 @@ def test_the_small_tables_are_whole(run: Run, exports: Path, format_: str) -> No
 
 
 def read(folder: Path, name: str) -> pd.DataFrame:
-    """Reads a table with the tools of its format."""
+    """Reads a table with the usual library for its format."""
     if folder.name == "csv":
         types = dict.fromkeys(f"{s}{a}" for s in STATISTICS for a in ("", ".std", ".abs_max"))
         floats: Any = dict.fromkeys(types, np.float32)
@@ -164,7 +164,7 @@ def test_numpy_reads_the_arrays(run: Run, exports: Path) -> None:
 
 
 def check_arrays(run: Run, arrays: Any, attributes: dict[str, Any], ids: list[int]) -> None:
-    """Compares arrays [record, slot, ...] with what the run says."""
+    """Compares arrays [record, slot, ...] with the contents of the run."""
     assert ids == run.slots.index.tolist()
     steps, types = np.asarray(arrays["step"][:]), np.asarray(arrays["type"][:])
     assert steps.tolist() == run.records["step"].tolist()
@@ -283,7 +283,7 @@ def writes() -> int:
 
 
 def test_zarr_writes_no_chunk_twice(run: Run, tmp_path: Path) -> None:
-    """Each would be read, unpacked, packed and written again for every record that it holds."""
+    """Otherwise each would be read, decoded, encoded and rewritten for every record in it."""
     before = writes()
     export_run(run, tmp_path / "group", "zarr")
     files = [path for path in (tmp_path / "group").rglob("*") if path.is_file()]
@@ -322,11 +322,11 @@ def test_the_next_one_removes_what_a_killed_one_has_left(
     run: Run, tmp_path: Path, how: str
 ) -> None:
     other = tmp_path / ".exporting-target-other-aaaaaaaa"
-    other.mkdir()  # of another target
+    other.mkdir()  # for another target
     program = Program(tmp_path, "-c", BUSY, run.path, tmp_path / "target", how)
     program.wait_for("busy")
     (draft,) = set(tmp_path.glob(".*-target-*")) - {other}
-    if how != "copy":  # somebody else, in the middle of that
+    if how != "copy":  # another export, halfway through
         made(run, tmp_path / "target", how)
         assert draft.exists(), "the draft of a living program was removed"
         removed(tmp_path / "target")

@@ -1,4 +1,4 @@
-"""A disk that fails: calls on files below a folder end with EIO in programs that a test starts."""
+"""A failing disk: calls on files below a folder end with EIO in programs that a test starts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SOURCE = Path(__file__).with_name("failing_disk.c")
 
 
 class FailingDisk:
-    """A library to be preloaded into programs, and a switch for each of its calls.
+    """A library to be preloaded into programs, with a switch for each call.
 
     Args:
-        folder: for the library and the switches.
-        under: the folder whose files lie on the disk that fails.
+        folder: contains the library and the switches.
+        under: the folder whose files are on the failing disk.
 
     Attributes:
         calls: the folder of the switches.
-        environment: variables of a program that has such a disk.
+        environment: environment variables for a program with such a disk.
     """
 
     def __init__(self, folder: Path, under: Path) -> None:
@@ -42,10 +42,10 @@ class FailingDisk:
         }
 
     def fail(self, call: str) -> None:
-        """Lets calls fail from now on: "fsync", "write", "rename", "read" or "open"."""
+        """Makes calls fail from now on: "fsync", "write", "rename", "read" or "open"."""
         (self.calls / call).touch()
 
     def recover(self) -> None:
-        """Lets no call fail any more."""
+        """Stops making calls fail."""
         for switch in self.calls.iterdir():
             switch.unlink()

@@ -1,6 +1,6 @@
-"""Trains on a disk that fails at one moment: `... failing_program ROOT CALLS CALL MOMENT`.
+"""Trains on a disk that fails at a given moment: `... failing_program ROOT CALLS CALL MOMENT`.
 
-Prints the losses, and lives on until its standard input is closed.
+Prints the losses, then waits until its standard input is closed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SPEC = {
 
 
 class Training:
-    """A small training, the same each time."""
+    """A short training run, the same each time."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -41,7 +41,7 @@ class Training:
         self._model[1].register_forward_hook(lambda *seen: self.means.append(seen[2].mean().item()))
 
     def step(self) -> None:
-        """Trains one step."""
+        """Trains for one step."""
         self._optimizer.zero_grad()
         loss = self._model(torch.randn(8, 4)).square().mean()
         loss.backward()
@@ -50,7 +50,7 @@ class Training:
 
 
 class Failure(logging.StreamHandler[TextIO]):
-    """Writes log lines to the standard error, and waits until tracing reports an error."""
+    """Writes log lines to standard error, and waits until tracing reports an error."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
@@ -70,7 +70,7 @@ def _wait_for_records(root: Path, count: int) -> None:
 
 
 def main(root: Path, switch: Path, moment: str) -> None:
-    """Trains; the disk fails as the run is created, in the middle, or before it is closed."""
+    """Trains; the disk fails when the run is created, in the middle, or before it is closed."""
     failure, training = Failure(), Training()
     logging.getLogger("comgra_decl").addHandler(failure)
     if moment == "creation":

@@ -1,12 +1,13 @@
-"""Kills whatever writes, in mid-work: `python -m tests.faults.kills COUNT SEED [KIND,...]`.
+"""Kills writers in mid-work: `python -m tests.faults.kills COUNT SEED [KIND,...]`.
 
-Each is a program of its own and is ended by SIGKILL: trainings as soon as a reader has seen so many
-of their records, all others at a moment within the time that they take. Nothing that a reader has
-seen may be lost afterwards, every number must be that of the same training left alone, and `verify`
-must find no damage; what a killed copy or export has begun, the next one finishes.
+Each writer is a separate program and is ended by SIGKILL: training runs as soon as a reader has
+seen a certain number of their records, all others at some point during their work. Afterwards,
+nothing that a reader has seen may be lost, every number must equal that of the same training run
+without the kill, and `verify` must find no damage. The next copy or export finishes what a killed
+one began.
 
-A kill counts only in mid-work: SIGKILL ended the program (each rank of it), and a training had not
-closed its run. One that came too late is checked as well, and another is tried in its place.
+A kill counts only in mid-work: SIGKILL ended the program (each of its ranks), and a training run
+had not been closed. A kill that came too late is checked as well, and another one replaces it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ PATIENCE = 120
 
 
 def train(folder: Path, spec: dict[str, Any], *, pause: float = 0.01) -> None:
-    """Trains a small network from its checkpoint on, and keeps one every ten steps."""
+    """Trains a small network from its checkpoint on, and saves one every ten steps."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -68,7 +69,7 @@ def train(folder: Path, spec: dict[str, Any], *, pause: float = 0.01) -> None:
         first = saved["step"]
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-    if "run" in spec and first == 0:  # nothing else tells a new beginning from a state that is lost
+    if "run" in spec and first == 0:  # otherwise a fresh start could not be told from lost state
         spec = {**spec, "run": {**spec["run"], "resume_step": 0}}
     with comgra.trace(spec, root=folder, group="g", name=None if "run" in spec else "run"):
         for step in range(first, STEPS):
@@ -83,11 +84,11 @@ def train(folder: Path, spec: dict[str, Any], *, pause: float = 0.01) -> None:
             loss.backward()
             comgra.kpi("error", loss.detach().sqrt())
             optimizer.step()
-            time.sleep(pause)  # so that one is killed while it trains, not after
+            time.sleep(pause)  # so that it is killed while it trains, not after
 
 
 def spec_of(kind: str) -> dict[str, Any]:
-    """What a training of this kind declares."""
+    """Returns the spec for a training run of this kind."""
     if kind == "ring":
         return {**SPEC, **RING}
     return {**SPEC, "run": {"resume": True}} if kind == "resume" else SPEC
@@ -98,7 +99,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def training(folder: Path, kind: str) -> list[Program]:
-    """Starts a training; of several ranks one program for each."""
+    """Starts a training run; with ranks, one program per rank."""
     code = TRAIN.format(str(folder), spec_of(kind))
     ranks = 2 if kind == "ranks" else 1
     port = free_port()
@@ -134,7 +135,7 @@ def working(run: Path, target: Path, how: str) -> Program:
 
 
 class Truth(NamedTuple):
-    """What the same training, left alone, has recorded."""
+    """Returns what the same training run records if it is not killed."""
 
     rows: dict[int, dict[SlotKey, bytes]]
     losses: dict[int, float]
@@ -158,7 +159,7 @@ def truth_of(run: Run) -> Truth:
 
 
 def differences(run: Run, truth: Truth) -> list[str]:
-    """Returns what of a run is not as in the training that was left alone."""
+    """Returns how a run differs from that of the undisturbed training."""
     found = []
     mine = truth_of(run)
     for step, row in mine.rows.items():
@@ -188,21 +189,21 @@ def _run_of(folder: Path) -> Path:
 
 
 class Kill(NamedTuple):
-    """How one kill went."""
+    """The outcome of one kill."""
 
     problems: list[str]
     is_in_work: bool
 
 
 def _ends(programs: Sequence[Program]) -> bool:
-    """Kills programs; returns whether it was this that ended each of them."""
+    """Kills programs; returns whether each of them was ended by the kill."""
     for program in programs:
         program.kill()
     return all(program.process.exitcode == -signal.SIGKILL for program in programs)
 
 
 def kill_training(kind: str, folder: Path, truth: Truth, chance: random.Random) -> Kill:
-    """Kills a training; one that is resumed three times, each in mid-work."""
+    """Kills a training run; one kind is resumed three times and killed in mid-work each time."""
     problems: list[str] = []
     in_work = True
     for _ in range(3 if kind == "resume" else 1):
@@ -213,7 +214,7 @@ def kill_training(kind: str, folder: Path, truth: Truth, chance: random.Random) 
         ended = time.monotonic() + PATIENCE
         acknowledged = 0
         while acknowledged < wanted and any(p.process.is_alive() for p in programs):
-            acknowledged = seen(folder)  # where it goes on, later steps give way to new ones
+            acknowledged = seen(folder)  # where it resumes, new steps replace later ones
             assert time.monotonic() < ended, f"{kind}: {acknowledged} of {wanted} records"
         killed = _ends(programs)
         members = _members(comgra.open_run(_run_of(folder)))
@@ -244,7 +245,7 @@ def _damages(run: Path) -> list[str]:
 def kill_work(
     how: str, folder: Path, whole: Path, truth: Truth, chance: random.Random, seconds: float
 ) -> Kill:
-    """Kills what works on a finished run; what it has begun is finished by another one."""
+    """Kills an operation on a finished run, and lets another one finish what it began."""
     run = Path(shutil.copytree(whole, folder / "run"))
     target = folder / "target"
     program = working(run, target, how)
@@ -252,7 +253,7 @@ def kill_work(
     in_work = _ends([program])
     problems = differences(comgra.open_run(run), truth) + _damages(run)
     if how != "compact" and target.exists() and in_work and how == "copy":
-        problems += differences(comgra.open_run(target), truth)  # whole, or not there
+        problems += differences(comgra.open_run(target), truth)  # complete or absent
     if how != "compact" and target.exists():
         (shutil.rmtree if target.is_dir() else Path.unlink)(target)
     done = working(run, target, how)
@@ -273,7 +274,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def main(count: int, seed: int, kinds: tuple[str, ...] = KINDS) -> int:
-    """Kills so many times in mid-work; prints how it went and returns how often it went wrong."""
+    """Kills this many times in mid-work; prints the outcomes, and returns how many went wrong."""
     chance = random.Random(seed)
     wrong, late, killed = 0, Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as scratch:
@@ -308,7 +309,7 @@ def main(count: int, seed: int, kinds: tuple[str, ...] = KINDS) -> int:
 
 
 def _seconds(how: str, whole: Path, folder: Path) -> float:
-    """How long a work takes, once begun."""
+    """Returns how long an operation takes once it has begun."""
     folder.mkdir()
     run = Path(shutil.copytree(whole, folder / "run"))
     program = working(run, folder / "target", how)

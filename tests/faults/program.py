@@ -1,4 +1,4 @@
-"""A small training that touches everything tracing attaches to."""
+"""A short training run that uses everything that tracing attaches to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEC = {
 
 
 class Model(nn.Module):
-    """Layers of which some are run again in backward, one that is native in evaluation."""
+    """Layers, some of which run again in backward, and one of which is native in evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Model(nn.Module):
 
 
 def training(_: Told, steps: int = 3) -> Outcome:
-    """Trains with mixed precision's scale, clipping, accumulation, evaluation and annotations."""
+    """Trains with a gradient scaler, clipping, accumulation, evaluation and annotations."""
     model = Model()
     model.extra = nn.Linear(1, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

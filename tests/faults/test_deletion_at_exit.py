@@ -1,4 +1,4 @@
-"""What a program does when it has ended: objects that it leaves behind are deleted as ever."""
+"""When a program ends, the objects that it leaves behind are deleted as usual."""
 
 from __future__ import annotations
 

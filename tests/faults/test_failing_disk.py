@@ -1,4 +1,4 @@
-"""A disk that fails (EIO): training goes on, what was recorded stays, readers say what is wrong."""
+"""On a failing disk (EIO), training continues, records remain, and readers name the problem."""
 
 from __future__ import annotations
 

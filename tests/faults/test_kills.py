@@ -1,4 +1,4 @@
-"""Whatever writes may be killed in mid-work: nothing that a reader has seen is lost or changed."""
+"""Any writer may be killed in mid-work: nothing that a reader has seen is lost or changed."""
 
 from __future__ import annotations
 

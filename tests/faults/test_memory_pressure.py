@@ -1,4 +1,4 @@
-"""A system that refuses memory: the training has the last of it, and ends as it would alone."""
+"""If the system refuses memory, training gets what is left and ends as it would untraced."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A fault anywhere in tracing: said once, nothing is left behind, and not a bit of the training
-differs.
+"""An error anywhere in tracing is reported once, leaves nothing behind and changes no bit.
 
-The fault is injected by the interpreter itself, at a call of a function of ours: so no function
-is forgotten, and none has to be prepared for it.
+The interpreter itself injects the error, at a call to one of our functions. No function is
+therefore overlooked, and none needs to be prepared for this.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tests.ways.proof import Outcome, Told, attached, same, seeded
 PARTS = ("/comgra_decl/hooks/", "/comgra_decl/stats/")
 
 ENTRANCES = {
-    # hooks, function modes and profiled calls of torch
+    # hooks, function modes and profiled calls in torch
     "FunctionTracer._before",
     "ModuleTracer._after",
     "ModuleTracer._before",
@@ -42,7 +41,7 @@ ENTRANCES = {
     "_Mode.handle",
     "_Stepped.__call__",
     "_hook.<locals>.after_optimizer",
-    # what stands in the place of torch's and the program's functions
+    # stand-ins for torch's and the program's functions
     "DirectCalls._forward",
     "LossWatch._any_backward.<locals>.backward",
     "LossWatch._backward",
@@ -55,8 +54,8 @@ ENTRANCES = {
     # the boundary itself
     "guarded.<locals>.guard",
 }
-"""What torch or the program itself calls: a fault before the first line of these is the
-interpreter's own (no memory for a frame, too deep a recursion), and nobody can catch it."""
+"""Functions that torch or the program itself calls. An error before their first line is the
+interpreter's own (no memory for a frame, recursion too deep), and nobody can catch it."""
 
 Profile = Callable[[FrameType, str, Any], None]
 
@@ -76,7 +75,7 @@ def traced(profile: Profile | None) -> tuple[Outcome, Recording]:
 
 
 def functions() -> list[tuple[CodeType, int]]:
-    """Every function of ours that the training calls, and how often."""
+    """Returns all of our functions that the training run calls, and how often."""
     calls: Counter[CodeType] = Counter()
 
     def count(frame: FrameType, event: str, _: Any) -> None:
@@ -96,7 +95,7 @@ def plain() -> Outcome:
 
 @pytest.fixture(autouse=True)
 def _alone() -> Iterator[None]:
-    """Keeps the objects of other tests out of the scan for optimizers and models."""
+    """Hides the objects of other tests from the search for optimizers and models."""
     set_aside()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -106,7 +105,7 @@ def _alone() -> Iterator[None]:
 
 
 def fails(code: CodeType, at: int, kind: type[Exception]) -> Profile:
-    """Returns a profile function that lets the `at`-th call of a function fail."""
+    """Returns a profile function that makes the `at`-th call to a function fail."""
     seen = 0
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
@@ -120,7 +119,7 @@ def fails(code: CodeType, at: int, kind: type[Exception]) -> Profile:
 
 
 def check(plain: Outcome, code: CodeType, at: int, kind: type[Exception]) -> None:
-    """Asserts that a fault at a call is reported once and changes nothing."""
+    """Asserts that an error in a call is reported once and changes nothing."""
     where = f"{code.co_filename}:{code.co_firstlineno} {code.co_qualname}, call {at}"
     before = attached()
     found, recorded = traced(fails(code, at, kind))
@@ -137,7 +136,7 @@ CALLS = ["first", "middle", "last"]
 
 
 def which(call: str, calls: int) -> int:
-    """Returns the number of a call: in the first things are made, in the last taken off."""
+    """Returns the number of a call; the first create things, and the last remove them."""
     return {"first": 1, "middle": (calls + 1) // 2, "last": calls}[call]
 
 
@@ -158,7 +157,7 @@ def test_a_fault_where_the_last_mode_is_taken_off(plain: Outcome, name: str) -> 
     check(plain, code, calls, RuntimeError)
 
 
-# a generator that is closed while an injected fault is on its way may be given one as well
+# a generator that is closed while an injected error propagates may receive one as well
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(6))

@@ -1,4 +1,4 @@
-"""Faults of the store and of its thread, seen by a whole traced program."""
+"""Errors in the store and in its thread, as seen by an entire traced program."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def plain() -> Outcome:
 
 
 def stopped(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of the end of the recording (findings about the program are something else)."""
+    """Returns the messages about the end of recording, without findings about the program."""
     return [r.getMessage() for r in caplog.records if "recording has stopped" in r.message]
 
 
 def broken(after: int, error: BaseException) -> Callable[..., Any]:
-    """A commit that fails after some that have not."""
+    """Makes a commit fail after some that succeed."""
     original, commits = RunWriter.commit, 0
 
     def commit(writer: RunWriter, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ def broken(after: int, error: BaseException) -> Callable[..., Any]:
 
 
 def committed(put: Callable[[WriterThread, RawStep], None]) -> Callable[..., None]:
-    """Hands over a step and waits for its commit, so that as many are tried as there are steps."""
+    """Passes on a step and waits for its commit, so that there is one attempt per step."""
 
     def wait(thread: WriterThread, raw: RawStep) -> None:
         put(thread, raw)
@@ -136,7 +136,7 @@ def test_a_run_whose_folder_is_removed_meanwhile(
         path = session.path
         assert isinstance(path, Path)
         until(lambda: holds_run(path))  # before that, the thread would create it again
-        while path.exists():  # the thread may add a file to a folder as it is emptied
+        while path.exists():  # the thread may add a file to a folder while it is being emptied
             shutil.rmtree(path, ignore_errors=True)
 
     with caplog.at_level(logging.ERROR, "comgra_decl"):
@@ -186,7 +186,7 @@ def test_a_system_that_refuses_memory(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As `test_memory_pressure` shows it with a real limit."""
+    """Imitates what `test_memory_pressure` shows with a real limit."""
     asked = 0
 
     def demand(size: int) -> None:
@@ -219,7 +219,7 @@ def test_a_writers_thread_that_dies_between_commits(
 
     def dies(thread: WriterThread, *args: Any) -> Any:
         if thread._pace._since is not None:  # something has been committed
-            raise SystemExit("the thread is ended")  # no Exception: nobody catches it by chance
+            raise SystemExit("the thread is ended")  # nobody catches it by accident
         return original(thread, *args)
 
     before = attached()
@@ -233,7 +233,7 @@ def test_a_writers_thread_that_dies_between_commits(
 
 
 class Unheard(BaseException):
-    """No Exception: nobody catches it by chance."""
+    """Not an Exception, so nobody catches it by accident."""
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_recording_that_stops_while_the_programs_logging_is_broken(
     told = capfd.readouterr().err
     assert "Traceback" not in told
     expected = (
-        "comgra: recording has stopped because the store cannot be written (the disk burns); the "
+        "comgra: recording has stopped because the store cannot be written (the disk burns); "
         f"training continues unaffected, and everything committed so far is kept in {path}"
     )
     assert told.splitlines() == [expected]

@@ -1,4 +1,4 @@
-"""What surrounds a training may be odd: clocks, rights, neighbours, very many modules."""
+"""Unusual surroundings of a training run: clocks, permissions, other processes, many modules."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def told(run: Run) -> list[float]:
 def test_a_clock_that_goes_back_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By an hour at each look, as no clock does."""
+    """Jumps by an hour at each reading, unlike any real clock."""
     now, back = time.time(), itertools.count()
     monkeypatch.setattr(time, "time", lambda: now - 3600 * next(back))
     run, losses = train(tmp_path)

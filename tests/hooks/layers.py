@@ -1,4 +1,4 @@
-"""Layers that call a function of torch."""
+"""Layers that call a torch function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOFTMAX = {"probs": {"select": {"function": "torch.softmax"}, "values": True}}
 
 
 class Layer(nn.Module):
-    """A layer that computes something from what its linear map gives."""
+    """A layer that applies a function to the output of its linear map."""
 
     def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tensors that the program names are nodes of their own, whatever they are."""
+"""Tensors that the program names become separate nodes, whatever they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYERS = {"all": {"select": "linear*", "values": True}}
 
 
 class Net(nn.Module):
-    """Two layers with whatever `said` says in between."""
+    """Two layers, with `said` called in between."""
 
     def __init__(self, said: Any = lambda h: comgra.node(h, "hidden")) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def test_kinds_are_those_that_were_said(tmp_path: Path) -> None:
     assert run.slots.batch_dim[run.slots.node == "image"].tolist() == [0]
     edges = {*run.edges()}
     assert {("image", "linear1"), ("label", "objective"), ("scale", "prediction")} <= edges
-    assert ("prediction", "objective") in edges  # what the loss gets: the model's output, scaled
+    assert ("prediction", "objective") in edges  # the loss receives the model's output, scaled
     assert run.slot("scale", of="grad").series("mean").notna().all()
     assert scale._backward_hooks is None or len(scale._backward_hooks) == 0
 

@@ -23,7 +23,7 @@ NONE: dict[str, Any] = {}
 def by_hand(
     query: NDArray[Any], key: NDArray[Any], mask: NDArray[Any] | None, scale: float
 ) -> NDArray[Any]:
-    """softmax(q k^T scale + mask) in float64; a row that may look at nothing is 0."""
+    """softmax(q k^T scale + mask) in float64; a row that may not attend to anything is 0."""
     scores = np.einsum("nhqe,nhke->nhqk", query.astype(float), key.astype(float)) * scale
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
@@ -111,7 +111,7 @@ def test_low_precision_and_autocast_do_not_reach_the_weights() -> None:
 
 
 class Model(nn.Module):
-    """One attention layer of torch's own and one written by hand."""
+    """One of torch's attention layers, and a hand-written one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Softmaxes that run over the batch are found behind the loss, wherever in the model they are."""
+"""A softmax over the batch is detected behind the loss, wherever it is in the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Net(nn.Module):
 
 
 def over_pairs(x: torch.Tensor) -> torch.Tensor:
-    """A softmax over the similarities [batch, batch] of samples to each other."""
+    """A softmax over the similarities [batch, batch] between samples."""
     flat = x.flatten(1)
     return ((flat @ flat.T).softmax(0) @ flat).view_as(x)
 
@@ -56,4 +56,4 @@ def test_a_softmax_over_the_batch_is_found(
             optimizer.step()
     assert run.faults == []
     each = [step.info.extra.get(BATCH_SOFTMAXES, []) for step in run.steps]
-    assert each == [found, found, [], []]  # the first records tell it
+    assert each == [found, found, [], []]  # the first records contain it

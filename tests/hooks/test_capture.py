@@ -1,4 +1,4 @@
-"""What a recorded step holds equals what plain torch computes."""
+"""A recorded step contains what plain torch computes."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_a_keyword_only_model_has_inputs_and_a_batch_size() -> None:
 def test_a_series_is_per_sample_or_over_the_whole_from_beginning_to_end(
     first: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An expert that is given as many rows as the batch has, by chance, now and then."""
+    """An expert that by chance sometimes receives as many rows as the batch has."""
 
     class Routed(nn.Module):
         def __init__(self) -> None:

@@ -18,7 +18,7 @@ Call = Callable[..., torch.Tensor]
 
 
 class Layer(nn.Linear):
-    """Trains itself, as in mnist_forward_forward of the examples of torch."""
+    """Trains itself, like mnist_forward_forward in torch's examples."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
@@ -71,7 +71,7 @@ def test_layers_that_call_their_own_forward_one_after_another(spec: dict[str, An
 
 
 def _first(run: Recording, node: str, position: int) -> int:
-    """The iteration of the first call that is trained; calls between layers come before it."""
+    """Returns the iteration of the first trained call; calls between layers come before it."""
     found = [k for k in range(4) if run.has(node, step=position, iteration=k, pass_="grad")]
     return found[0]
 
@@ -158,7 +158,7 @@ def test_classes_are_as_they_were_outside_of_recorded_steps() -> None:
 
 
 def test_a_model_that_is_traced_by_fx_in_a_recorded_step() -> None:
-    """It reads the code of `forward`, parameters by keyword alone included."""
+    """The code of `forward` is inspected, including keyword-only parameters."""
     model = Model(CALLS[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plain = torch.fx.symbolic_trace(model)

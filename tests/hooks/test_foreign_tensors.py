@@ -1,4 +1,4 @@
-"""TorchScript within a training, and tensors of a class of the program's own."""
+"""TorchScript within training, and tensors of classes defined by the program."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_training_with_torchscript_is_recorded_and_stays_the_same(
 
 
 class Own(torch.Tensor):
-    """Tells of each call that it takes part in."""
+    """Reports each call that it takes part in."""
 
     calls: list[str]
 

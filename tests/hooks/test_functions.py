@@ -1,4 +1,4 @@
-"""Calls of functions are recorded under the module that makes them, whatever they are called."""
+"""Function calls are recorded under the module that makes them, by any name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_run_holds_values_gradients_and_edges_of_calls(tmp_path: Path) -> None
         assert run.series(node, "mean")[0] == pytest.approx(value.mean().item())
     assert {("0.linear", "0.softmax"), ("0.softmax", "0"), ("0", "1.linear")} <= {*run.edges()}
     assert run.report["entries"]["probs"] == {
-        "matched": 6,  # two layers, their linear maps, the model, and outside of it
+        "matched": 6,  # two layers, their linear maps, the model, and outside it
         "fired": 2,
         "written": 4,
         "never_called": [],
@@ -150,7 +150,7 @@ def test_a_module_keeps_its_name_when_a_function_has_the_same() -> None:
 
 @pytest.fixture
 def layers() -> Any:
-    """A module of the program, with a function, a class and methods of every sort."""
+    """A module of the program, with a function, a class and all kinds of methods."""
     module = ModuleType("my_layers")
 
     def attend(x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -223,7 +223,7 @@ def test_a_function_that_does_not_exist_is_reported_with_near_names(tmp_path: Pa
     assert a.startswith("comgra.nodes.a.select: there is no function 'torch.sofmax'")
     assert "'softmax'" in a
     assert b.startswith("comgra.nodes.b.select: there is no function 'my_unknown.layers.attend'")
-    assert "is a class; select modules of it by {class: Softmax}" in c
+    assert "is a class; to select its modules, use {class: Softmax}" in c
     assert d.startswith("comgra.nodes.d.select: 'torch.erfinv' was not called within '0'")
     assert "'numpy.ndarray' is not a Python module or class" in e
     assert f == "comgra.nodes.e.select: 'math.pi' is not a function"

@@ -1,4 +1,4 @@
-"""Recording calls of functions changes nothing of the program."""
+"""Recording function calls changes nothing in the program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.traced import train
 
 
 class Encoder(nn.Module):
-    """What uses a native kernel in evaluation, beside a softmax of its own."""
+    """Uses a native kernel in evaluation, next to a softmax of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def trained(*, steps: int = 6) -> tuple[list[float], dict[str, Any], Any]:
     model = Encoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
-    with torch.device("cpu"):  # a mode of the program's own, entered before ours
+    with torch.device("cpu"):  # one of the program's modes, entered before ours
         for step in range(steps):
             loss = model(torch.randn(4, 5, 8)).square().mean()
             optimizer.zero_grad()
@@ -77,7 +77,7 @@ def test_training_and_evaluation_stay_bit_for_bit_the_same(graph: bool) -> None:
 
 
 def watched() -> tuple[Any, ...]:
-    """All that is replaced while calls are followed."""
+    """Everything that is replaced while calls are followed."""
     functions = F.softmax, F.scaled_dot_product_attention, F.dropout
     return *functions, torch._C._len_torch_function_stack()
 
@@ -91,7 +91,7 @@ def test_nothing_is_left_behind() -> None:
 
 
 class Doubling(TorchFunctionMode):
-    """A mode of the program's own, which changes a result."""
+    """A mode of the program, which changes a result."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -176,7 +176,7 @@ def test_a_compiled_model_is_followed_on_recorded_steps_only() -> None:
 
 
 class Frozen(nn.Module):
-    """A head that is trained on top of an encoder that is not, and stays in evaluation mode."""
+    """A trained head on top of an untrained encoder that stays in evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ SPEC = {
 
 
 class Chain(nn.Module):
-    """Calls its layers in a given order, some of them again, with shortcuts around some."""
+    """Calls its layers in a given order, some of them repeatedly, with shortcuts around some."""
 
     def __init__(self, order: list[tuple[int, bool]]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Chain(nn.Module):
         self.order = order
 
     def calls(self, x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Yields (layer, input, output) of each call; the caller goes on with what it makes."""
+        """Yields (layer, input, output) of each call; the caller continues with its result."""
         for index, shortcut in self.order:
             output = self.layers[index](x)
             yield index, x, output
@@ -117,7 +117,7 @@ def test_gradients_are_those_of_autograd(
 
 
 def check(run: Recording, key: SlotKey, expected: torch.Tensor | None) -> None:
-    """What has no gradient has no record; it is not zero."""
+    """A tensor without a gradient has no record of one, rather than zeros."""
     node, role, iteration, pass_ = key
     assert run.has(node, role, iteration=iteration, pass_=pass_) == (expected is not None)
     if expected is not None:
@@ -126,7 +126,7 @@ def check(run: Recording, key: SlotKey, expected: torch.Tensor | None) -> None:
 
 
 class Rewriting(torch.optim.SGD):
-    """Writes to the gradients as it steps, as optimizers with weight decay or centring do."""
+    """Writes to the gradients as it steps, like optimizers with weight decay or centring."""
 
     def step(self, closure: Any = None) -> Any:
         with torch.no_grad():
@@ -138,7 +138,7 @@ class Rewriting(torch.optim.SGD):
 
 def test_gradients_are_those_that_the_optimizer_was_given() -> None:
     torch.manual_seed(0)
-    torch.optim.SGD([torch.zeros(1)])  # from here on torch runs hooks in `super().step()`, too
+    torch.optim.SGD([torch.zeros(1)])  # from here on, torch also runs hooks in `super().step()`
     model = nn.Linear(3, 2)
     optimizer = Rewriting(model.parameters(), lr=0.1)
     used = []

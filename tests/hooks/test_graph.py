@@ -1,4 +1,4 @@
-"""The dependency graph equals the one a person would draw from the code."""
+"""The dependency graph equals the one that a person would draw from the code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NODES = {"nodes": {"all": {"select": "**", "capture": ["output", "output_grad"]}
 
 
 class Model(nn.Module):
-    """Layers a, b, c of width 3 and a forward pass given from outside."""
+    """Layers a, b, c of width 3 and an injected forward pass."""
 
     def __init__(self, forward: Callable[[Model, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def test_edges_between_traced_tensors(
 
 
 class Tapped(nn.Module):
-    """Takes what a layer returns from a hook on it, as extractors of features do."""
+    """Reads a layer's output in a hook on it, like feature extractors."""
 
     def __init__(self, change: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ def test_a_graph_is_stored_once_and_each_record_names_its_own() -> None:
     hashes = [s.info.structure for s in run.steps]
     assert len(run.structures) == 2
     assert hashes[0] == hashes[1] == hashes[4] == run.structures[0].hash
-    # The first step of a new form is noticed when it ends; the next one of it is followed.
+    # The first step of a new form is recognised when it ends; the next such step is followed.
     assert hashes[3] == hashes[5] == run.structures[1].hash
 
 
@@ -227,7 +227,7 @@ def test_the_users_own_modes_survive() -> None:
 
 
 def test_a_graph_with_too_many_edges_is_given_up_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a residual stream each part depends on all before it."""
+    """In a residual stream, each part depends on all parts before it."""
     monkeypatch.setattr(provenance, "MOST_EDGES", 40)
     layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(12)])
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)

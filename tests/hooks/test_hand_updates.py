@@ -1,4 +1,4 @@
-"""Updates without an optimizer of torch: every one is a step, with the gradients that it used."""
+"""Without a torch optimizer, every update ends a step and has the gradients that it used."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def in_place(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 def through_data(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    """As word_language_model does: torch counts no change."""
+    """Like word_language_model: torch counts no change."""
     parameter.data.add_(gradient.data, alpha=-0.1)
 
 
@@ -40,7 +40,7 @@ def another_storage(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 def by_function(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    """An optimizer without state, as `torch.optim` has them for its own classes."""
+    """An optimizer without state, like `torch.optim` has for its own classes."""
     from torch.optim.sgd import sgd
 
     with torch.no_grad():
@@ -64,7 +64,7 @@ def to_zero(model: nn.Module) -> None:
 
 
 class Training:
-    """A loop without an optimizer, and what it used in each of its updates."""
+    """A loop without an optimizer, and what it used in each update."""
 
     def __init__(
         self,
@@ -187,11 +187,11 @@ def test_numbers_without_a_module_are_trained_in_steps(tmp_path: Any) -> None:
     assert losses.step.tolist() == [*range(7)]
 
 
-# -- what is no such step -------------------------------------------------------------------------
+# -- what is not such a step ----------------------------------------------------------------------
 
 
 def test_a_program_with_an_optimizer_is_left_to_it() -> None:
-    """Weights that the program touches between two batches, or before its first step."""
+    """Weights that the program modifies between two batches, or before its first step."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording() as run:
@@ -213,7 +213,7 @@ def test_a_program_with_an_optimizer_is_left_to_it() -> None:
 def test_samples_that_are_moved_by_hand_are_no_steps_beside_an_optimizer(
     frozen: bool, first: int
 ) -> None:
-    """An energy is trained on samples that Langevin steps have moved, while it holds still."""
+    """An energy is trained on samples moved by Langevin steps, while the energy is held fixed."""
     model, norms = net(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording(EVERYTHING, schedule={"first": first, "every": 3}) as run:
@@ -243,7 +243,7 @@ def test_samples_that_are_moved_by_hand_are_no_steps_beside_an_optimizer(
 def test_samples_that_are_moved_before_anything_is_recorded_count_until_the_optimizer_steps() -> (
     None
 ):
-    """Nothing tells their first round from a training by hand; what follows is right."""
+    """Their first round cannot be told from manual training; the rest is correct."""
     model = net()
     with recording(EVERYTHING, schedule={"steps": [5, 6, 7]}) as run:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -299,7 +299,7 @@ def test_steps_of_an_optimizer_after_a_training_by_hand() -> None:
 def test_what_to_do_is_said_where_updates_by_hand_may_come_after_those_of_an_optimizer(
     tmp_path: Any, by_hand: bool
 ) -> None:
-    """Not after a step of two batches that ends in the midst, as each one before has two."""
+    """Not after a step of two batches that ends halfway, if every earlier step had two."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with comgra.trace(EVERYTHING, root=tmp_path, group="g") as session:
@@ -321,7 +321,7 @@ def test_what_to_do_is_said_where_updates_by_hand_may_come_after_those_of_an_opt
 
 
 def test_numbers_that_are_freed_between_their_uses_are_no_update() -> None:
-    """As FSDP frees the parameters that it has gathered."""
+    """As when FSDP frees the parameters that it has gathered."""
     model, sizes = net(), {}
 
     def free(module: nn.Module, *_: Any) -> None:
@@ -374,7 +374,7 @@ def test_the_programs_word_ends_steps_where_it_is_given() -> None:
 def test_what_is_updated_by_hand_beside_an_optimizer_has_its_gradients(
     spec: Any, first: str, update: Callable[[torch.Tensor, torch.Tensor], None]
 ) -> None:
-    """From the second record on; only a parameter that moves tells that somebody updates it."""
+    """From the second record on, only a parameter that changes shows that something updates it."""
     torch.manual_seed(0)
     model = net()
     by_hand = [parameter for parameter in model.parameters() if parameter.dim() == 1]
@@ -407,7 +407,7 @@ def test_what_is_updated_by_hand_beside_an_optimizer_has_its_gradients(
 
 
 def test_gradients_that_nobody_uses_are_none_of_the_record() -> None:
-    """A pretrained part that was not switched off gets gradients, and no optimizer has it."""
+    """A pretrained part that was not frozen gets gradients, but no optimizer holds it."""
     model = net()
     optimizer = torch.optim.SGD(model[2].parameters(), 0.1)
     with recording(EVERYTHING) as run:
@@ -440,20 +440,20 @@ def test_a_parameter_that_is_trained_by_turns_or_later_is_no_frozen_one(turn: bo
 
 
 def trainable(modules: Any) -> dict[str, bool]:
-    """Whether each weight is said to be trained."""
+    """Whether each weight is reported as trained."""
     return {m["node"]: m["parameters"]["weight"]["trainable"] for m in modules if m["parameters"]}
 
 
 def test_backward_is_heard_closely_no_longer_than_until_an_optimizer_is_known(
     tmp_path: Path,
 ) -> None:
-    """Else each step without a record would pay for it."""
+    """Otherwise each step without a record would pay for it."""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.Adam(model.parameters())
     with comgra.trace({"schedule": {"steps": [0]}}, root=tmp_path, group="g") as session:
         assert session._hooks is not None
         losses = session._hooks._losses
-        heard = [losses._before is not None]  # until then updates by hand may end steps
+        heard = [losses._before is not None]  # until then, manual updates may end steps
         for _ in range(2):
             optimizer.zero_grad()
             model(torch.ones(2, 3)).sum().backward()

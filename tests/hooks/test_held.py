@@ -1,4 +1,4 @@
-"""What modules hold and optimizers keep: parameters, updates, states, buffers, raw gradients."""
+"""What modules and optimizers hold: parameters, updates, states, buffers, raw gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def held(run: Recording, name: str, step: int, pass_: str = "forward") -> np.ndarray:
-    """The value recorded of a parameter, by the name that torch gives it."""
+    """Returns the recorded value of a parameter, given torch's name for it."""
     node, _, role = name.partition(".")
     return run.value(node, role, pass_=pass_, step=step)[0]
 

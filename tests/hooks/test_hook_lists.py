@@ -1,4 +1,4 @@
-"""Hooks of ours among the program's own: torch walks through them, programs copy and save them."""
+"""Our hooks among the program's: torch iterates over them, and programs copy and save them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ assert len(calls) == 12, calls
 
 
 def test_tracing_may_begin_in_a_step_that_others_have_hooks_for(tmp_path: Path) -> None:
-    """Nothing calls the model itself, so the first that is seen of it is an optimizer's step."""
+    """Nothing calls the model itself, so an optimizer step is the first sign of it."""
     (tmp_path / "train.py").write_text(DIRECT)
     spec = {"COMGRA": f"debug run.root={tmp_path}/runs run.group=g run.name=r"}
     ended = forked(tmp_path, "train.py", env=spec)
@@ -62,7 +62,7 @@ def test_tracing_may_begin_in_a_step_that_others_have_hooks_for(tmp_path: Path) 
 def test_tracing_may_end_in_a_step_that_others_have_hooks_for(
     how: str, ours_first: bool, register: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever ends it: a word of the program in a hook of its own, or an error of ours."""
+    """Whatever ends it: a request in one of the program's hooks, or an error in tracing."""
     model = net()
     calls: list[int] = []
     faults: list[BaseException] = []
@@ -95,7 +95,7 @@ def test_tracing_may_end_in_a_step_that_others_have_hooks_for(
         manager.detach()
         for handle in handles:
             handle.remove()
-    with recording():  # a place that was left behind is used, and given up
+    with recording():  # an entry that was left behind is used, and released
         step(model, optimizer)
     assert len(calls) == 6 * (1 + (register is None))
     assert len(faults) == (how == "fault")
@@ -105,12 +105,12 @@ def test_tracing_may_end_in_a_step_that_others_have_hooks_for(
 
 
 def test_a_place_that_another_thread_leaves_meanwhile_is_given_up_as_well() -> None:
-    places: dict[int, Hook] = OrderedDict()  # torch asks for weak references
+    places: dict[int, Hook] = OrderedDict()  # torch requires weak references
     hooks = OptimizerHooks(lambda hook: _registered(places, hook), places, lambda _: False)
     first, second = hooks.add(print), _registered(places, print)
 
     class Free(list[RemovableHandle]):
-        """Another thread leaves its place where this one has just looked at the last."""
+        """Another thread leaves its entry where this one has just looked at the last."""
 
         left = False
 
@@ -140,7 +140,7 @@ def _registered(places: dict[int, Hook], hook: Hook) -> RemovableHandle:
 
 
 class Own(nn.Module):
-    """Has hooks of its own, so that ours sit behind them, on the module."""
+    """Has hooks of its own, so that ours come after them on the module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ def test_a_model_with_hooks_is_copied_and_saved_in_a_recorded_step(
 
 
 class Clamped(nn.Sequential):
-    """Its layers, and itself, have hooks of their own; now and then its forward fails."""
+    """Its layers and the module itself have hooks; occasionally its forward fails."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(3, 3), nn.Linear(3, 2))
@@ -263,7 +263,7 @@ def _scriptable(
 
 
 def test_what_a_program_saves_warns_as_little_as_untraced() -> None:
-    """Warnings are errors here: torch warns of hooks on tensors that are saved, but not of ours."""
+    """Warnings are errors here: torch warns about hooks on saved tensors, but not about ours."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     image = torch.ones(4, 3, requires_grad=True)

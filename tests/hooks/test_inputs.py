@@ -1,4 +1,4 @@
-"""What modules are given, and the gradients of it."""
+"""The inputs of modules, and their gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_inputs_and_their_gradients_equal_those_of_autograd() -> None:
     np.testing.assert_array_equal(run.value("2", "input"), active.detach().numpy())
     np.testing.assert_array_equal(run.value("1", "input", pass_="grad"), expected[0].numpy())
     np.testing.assert_array_equal(run.value("2", "input", pass_="grad"), expected[1].numpy())
-    assert not run.has("0", "input", pass_="grad")  # data: nothing asks for its gradient
+    assert not run.has("0", "input", pass_="grad")  # data: nothing requires its gradient
     assert not x.requires_grad
 
 
@@ -108,7 +108,7 @@ def test_an_input_changed_in_place_by_its_module_is_recorded_as_it_came() -> Non
 
 
 def test_the_gradient_of_a_model_input_is_that_of_its_own_step() -> None:
-    """Full-batch training feeds the same leaf at every step; its `.grad` is never cleared."""
+    """Full-batch training passes the same leaf in every step; its `.grad` is never cleared."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(3, 2)), torch.randn(4, 3, requires_grad=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

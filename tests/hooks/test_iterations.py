@@ -1,4 +1,4 @@
-"""How many iterations of a node are recorded of one step."""
+"""How many iterations of a node are recorded in one step."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_by_default_it_is_256() -> None:
 
 
 def test_what_follows_is_still_joined_with_what_came_before() -> None:
-    """The graph goes through the calls that are not recorded."""
+    """The graph passes through the calls that are not recorded."""
     run, _ = traced(20, **schedule(5))
     assert ("cell", "last") in run.edges()
     assert ("last", "out") in run.edges()

@@ -1,4 +1,4 @@
-"""Where patience ends and memory stays bounded: each limit, one before it and at it."""
+"""The limits on waiting and memory: each is tested just below and at its value."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def never(*_: Any) -> Any:
     raise AssertionError("not to be called")
 
 
-# -- threads that train side by side --------------------------------------------------------------
+# -- threads that train concurrently --------------------------------------------------------------
 
 
 def lanes(*, records: list[int]) -> Lanes:
-    """Threads that train, of which the first is followed, and the steps that they recorded last."""
+    """Training threads, the first of which is followed, and the steps that they recorded last."""
     made = [
         Lane(number, StepClock(warn=never), HandUpdates(held=never), Saying(), record=record)
         for number, record in enumerate(records)
@@ -118,7 +118,7 @@ def test_a_rule_that_ends_no_step_is_reported_at_the_hundredth_step_of_others() 
 def test_steps_that_nobody_ends_are_found_at_the_third_look_that_sees_a_change() -> None:
     steps, parameter = UnendedSteps(), torch.ones(2, requires_grad=True)
     found = []
-    for _ in range(unended._PATIENCE + 1):  # the first look has nothing to compare with
+    for _ in range(unended._PATIENCE + 1):  # the first check has nothing to compare with
         found.append(steps.look(0, [parameter]))
         parameter.detach().add_(1.0)
     assert found == [False, False, False, True]
@@ -235,7 +235,7 @@ def test_layouts_of_steps_and_places_of_backwards_are_forgotten_rather_than_kept
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording(EVERYTHING) as run:
-        for number in range(6):  # a notebook: each cell is code that was never seen
+        for number in range(6):  # a notebook: each cell is new code
             exec(f"step(model, optimizer, {number + 2})", {**globals(), **locals()})
     assert [record.info.step for record in run.steps] == [*range(6)]
     assert max(places for places, _ in seen) == 2
@@ -256,12 +256,12 @@ def test_models_of_one_class_beyond_the_thirty_second_take_up_the_names_of_those
     assert [record.info.step for record in run.steps] == [*range(6)]
 
 
-# -- numbers of all steps -------------------------------------------------------------------------
+# -- metrics of all steps -------------------------------------------------------------------------
 
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> tuple[Scalars, list[ScalarBatch]]:
-    """Numbers that are handed over for nothing but their count."""
+    """Counts the deliveries of metrics."""
     monkeypatch.setattr(of_scalars, "_HAND_OVER", 1e9)
     handed_over: list[ScalarBatch] = []
     return Scalars(handed_over.append, on_fault=never), handed_over
@@ -284,7 +284,7 @@ def test_numbers_of_steps_are_handed_over_at_five_thousand_steps(
     collected: tuple[Scalars, list[ScalarBatch]],
 ) -> None:
     scalars, handed_over = collected
-    scalars.end_step(0, [])  # the first time it is always handed over
+    scalars.end_step(0, [])  # the first time, it is always delivered
     handed_over.clear()
     for number in range(1, of_scalars._MOST_CLOSED):
         scalars.events += [1.0, END]

@@ -1,4 +1,4 @@
-"""What each loss call gets is a fact of its record: shapes, dtypes, origins, arguments."""
+"""Each record stores what its loss calls receive: shapes, dtypes, origins, arguments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def calls(run: Recording) -> list[dict[str, Any]]:
 
 
 def summary(call: dict[str, Any]) -> tuple[Any, ...]:
-    """Returns function, shape and origin of the prediction, shape and dtype of the target."""
+    """Returns the prediction's function, shape and origin, and the target's shape and dtype."""
     prediction, target = call["prediction"], call["target"]
     origin = prediction.get("made_by"), prediction.get("dim")
     return call["function"], prediction["shape"], *origin, target["shape"], target["dtype"]
@@ -115,7 +115,7 @@ CASES: dict[str, tuple[Loss, tuple[Any, ...]]] = {
         lambda out: F.nll_loss(out.softmax(-1).log(), LABELS),
         ("nll_loss", [4, 2], "Log", None, [4], "int64"),
     ),
-    "softmax, then turned": (  # its dimension is not one of what the loss gets
+    "softmax, then turned": (  # its dimension is not one of what the loss receives
         lambda out: F.nll_loss(out.view(2, 2, 2).log_softmax(2).transpose(1, 2), LABELS.view(2, 2)),
         ("nll_loss", [2, 2, 2], "LogSoftmax", None, [2, 2], "int64"),
     ),
@@ -171,7 +171,7 @@ def test_two_targets_have_numbers_of_their_own() -> None:
 
 
 def test_a_target_that_a_network_has_computed_is_told_though_it_is_not_recorded() -> None:
-    """Soft targets of a teacher, or of the network itself."""
+    """Soft targets from a teacher, or from the network itself."""
     (call,) = calls(traced(lambda out: F.cross_entropy(out, out.detach().softmax(1))))
     assert summary(call) == ("cross_entropy", [4, 2], "Addmm", None, [4, 2], "float32")
     assert call["target"]["slot"] is None

@@ -1,4 +1,4 @@
-"""What a program calls its loss, read from its code and never from its variables."""
+"""A program's name for its loss is read from its code, never from its variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.recording import EVERYTHING, recording
 
 
 class Loss:
-    """Stands for a tensor; `backward` says what its caller calls it."""
+    """A stand-in for a tensor; `backward` returns its caller's name for it."""
 
     def __init__(self) -> None:
         self.name: str | None = "backward was not called"
@@ -167,7 +167,7 @@ def test_backward_as_a_function(spelling: str) -> None:
 
 
 def test_a_dict_that_the_program_was_given_of_its_variables_stays_as_it_is() -> None:
-    """`locals()` returns one dict for all calls in a function, until Python 3.12."""
+    """Until Python 3.12, `locals()` returns one dict for all calls in a function."""
     held: list[dict[str, Any]] = []
 
     def backward_of(loss: torch.Tensor) -> None:
@@ -199,7 +199,7 @@ def test_a_dict_that_the_program_was_given_of_its_variables_stays_as_it_is() -> 
 
 
 class Handling(TorchFunctionMode):
-    """A mode of the program's own, which calls everything through a function beside it."""
+    """One of the program's modes, which makes every call through a separate function."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -1,4 +1,4 @@
-"""Which modules are a program's models, what they are called, and what is none."""
+"""Which modules are a program's models, what they are called, and which modules are not models."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_modules_that_define_equality_are_told_apart_by_identity() -> None:
 
 
 class Wrapped(nn.Module):
-    """Wraps a module as others do, under the name that they give it."""
+    """Wraps a module as other libraries do, under the name that they give it."""
 
     def __init__(self, name: str, inner: nn.Module) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_a_wrapper_takes_no_name_from_what_it_wraps(name: str, where: str) -> No
 
 @pytest.mark.parametrize("models", [1, 2])
 def test_what_is_gone_for_a_while_goes_on_under_its_name(models: int) -> None:
-    """Pruning puts another parameter in the place of a weight; a head is taken off for a step."""
+    """Pruning replaces a weight with another parameter; a head is removed for one step."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     head = model[1]
     prefix = "Sequential." if models == 2 else ""
@@ -174,7 +174,7 @@ def test_what_is_gone_for_a_while_goes_on_under_its_name(models: int) -> None:
 
 
 class Late(nn.Module):
-    """Makes its parameter when it is called, for as many features as it is given."""
+    """Creates its parameter when called, for as many features as it receives."""
 
     weight: nn.Parameter | None
 

@@ -1,4 +1,4 @@
-"""A fault of ours inside a torch function mode: the training never notices, and no mode stays."""
+"""An error of ours inside a torch function mode: training is unaffected, and no mode remains."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ FAULTS: dict[str, tuple[Any, str]] = {
 
 
 class FaultError(Exception):
-    """What goes wrong."""
+    """The injected error."""
 
 
 class Cube(torch.autograd.Function):
-    """A function with a backward of its own."""
+    """A function with a custom backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ class Cube(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    """Calls torch, a function of its own and a fragile one; counts its calls."""
+    """Calls torch, a custom function and a fragile one; counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Net(nn.Module):
 
 
 class Counting(TorchFunctionMode):
-    """A mode of the program's own: sees each of its calls once."""
+    """A mode of the program: sees each of its calls once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, where: str, *, after: int = 0) -> list[int]:
-    """Makes a place of ours fail, from its `after`-th call on; counts the calls."""
+    """Makes one of our functions fail from its `after`-th call on; counts the calls."""
     owner, name = FAULTS[where]
     original: Callable[..., Any] = getattr(owner, name)
     calls = [0]
@@ -221,7 +221,7 @@ def test_an_optimizer_that_steps_within_backward_leaves_no_mode_behind() -> None
 
 
 def test_tracing_that_is_stopped_within_a_call_ends_after_it() -> None:
-    """The writer may fail at any time; it is heard of when a step ends, here within backward."""
+    """The writer may fail at any time; this is noticed when a step ends, here within backward."""
     records: list[RawStep] = []
     manager = HookManager(load_spec(SPEC), records.append, on_fault=never)
     manager.attach()

@@ -1,4 +1,4 @@
-"""Tracing changes nothing: not a bit of the training, not a hook left behind."""
+"""Tracing changes nothing: no bit of training differs, and no hook is left behind."""
 
 from __future__ import annotations
 

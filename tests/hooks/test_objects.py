@@ -1,4 +1,4 @@
-"""Objects are found among all there are, and other threads go on as if nobody had looked."""
+"""Objects are found among all existing ones, without disturbing other threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CODE = (lambda: None).__code__
 
 @pytest.fixture
 def hurried() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Makes threads take turns as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -29,7 +29,7 @@ def hurried() -> Iterator[None]:
 
 
 class Counted:
-    """Gives numbers, and takes its time: nearly always a tuple of them is being made."""
+    """Yields numbers slowly, so that a tuple of them is nearly always under construction."""
 
     def __init__(self, made: Callable[[], object]) -> None:
         self.made = made
@@ -56,7 +56,7 @@ LOOKS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("look", LOOKS)
 def test_another_thread_finishes_the_tuple_that_it_makes(look: str) -> None:
-    """`tuple(generator)` fails if anybody holds the tuple when it gets its final size."""
+    """`tuple(generator)` fails if anything holds a reference when the tuple gets its final size."""
     item, finds = LOOKS[look]
     counted = Counted(item)
     thread = threading.Thread(target=counted)
@@ -113,7 +113,7 @@ def test_nothing_is_held_afterwards_not_even_until_the_next_collection() -> None
 
 
 class Odd(type):
-    """Types that cannot be told apart by `==`, nor be put into a set."""
+    """Types that can be neither distinguished by `==` nor put into a set."""
 
     def __eq__(cls, other: object) -> bool:
         raise AssertionError("compared")
@@ -126,7 +126,7 @@ class Strange(nn.Module, metaclass=Odd):
 
 
 class Proxy:
-    """Says that it is a module."""
+    """Claims to be a module."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

@@ -1,4 +1,4 @@
-"""What the optimizers that step are set to, and which parameters they hold, are facts."""
+"""Records store the settings of optimizers that step, and which parameters they hold."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_group_that_is_added_later_is_held_from_then_on() -> None:
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_an_average_of_weights_is_in_no_optimizer(requires_grad: bool) -> None:
-    """Copies of one class have facts of their own."""
+    """Copies of one class have separate facts."""
     model = Net()
     average = copy.deepcopy(model).requires_grad_(requires_grad)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

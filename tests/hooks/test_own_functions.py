@@ -1,4 +1,4 @@
-"""Functions that a program puts in the place of torch's are called as often as ever."""
+"""Functions with which a program replaces torch's are called as often as without tracing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Net(nn.Module):
 
 
 class Scaled:
-    """In the place of a function: what it returns is half as large again, and calls are counted."""
+    """Replaces a function: returns 1.5 times its result, and counts calls."""
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original, self.calls = original, 0
@@ -226,7 +226,7 @@ def elsewhere(holder: types.SimpleNamespace) -> Callable[..., Any]:
 def test_an_original_is_found_wherever_it_is_held(
     tmp_path: Path, held: Callable[[types.SimpleNamespace], Callable[..., Any]], frozen: bool
 ) -> None:
-    """Of a function that torch hands over without all of its arguments."""
+    """For a function that torch passes on without all of its arguments."""
     holder = types.SimpleNamespace(calls=0)
     originals._originals.clear()
     gc.unfreeze()
@@ -260,7 +260,7 @@ def test_a_frozen_original_that_nothing_holds_is_made_anew(
 def test_torchs_own_functions_are_not_looked_for_among_all_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of some, such as `F.max_pool2d`, it is another function that runs."""
+    """For some functions, such as `F.max_pool2d`, another function runs."""
     monkeypatch.setattr(originals, "_held", lambda code, _: pytest.fail(str(code)))
     convolution = nn.Conv2d(1, 4, 3)
     model = nn.Sequential(convolution, nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(2), nn.Flatten())
@@ -282,7 +282,7 @@ def test_torchs_own_functions_are_not_looked_for_among_all_objects(
 
 
 def test_nothing_that_is_met_on_the_way_to_an_original_is_woken() -> None:
-    """A lazy proxy loads what it stands for as soon as somebody asks for its class."""
+    """A lazy proxy loads its target as soon as anything accesses its class."""
     woken: list[int] = []
 
     class Lazy:

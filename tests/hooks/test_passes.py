@@ -1,4 +1,4 @@
-"""Several backwards in a step: each is a pass with a name, and holds its own values alone."""
+"""Each of several backward passes in a step is a named pass with only its own values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_later_loss_gives_its_name_to_pass_and_node() -> None:
 
 
 def test_the_share_of_each_backward_in_a_parameter_is_its_own() -> None:
-    """What a second backward adds is not summed with what the first one left."""
+    """The contribution of a second backward is not summed with that of the first."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -94,7 +94,7 @@ def test_micro_batches_are_one_pass() -> None:
 
 
 def test_an_input_that_is_trained_has_its_gradients_in_the_iterations_it_was_given_in() -> None:
-    """Two calls before each backward: both are shown what reached the input from them together."""
+    """Two calls before each backward: both show what reached the input from them together."""
     model = nn.Linear(3, 2)
     image = torch.randn(4, 3, requires_grad=True)
     arrived: list[torch.Tensor] = []

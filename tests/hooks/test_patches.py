@@ -1,4 +1,4 @@
-"""What stands in the place of something foreign, and that nothing else ever does."""
+"""Which of other code's functions have stand-ins, and that there are no others."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def _signature(function: Any) -> inspect.Signature | None:
 
 
 def test_nothing_is_replaced_but_by_a_patch() -> None:
-    """In the middle of a recorded step with everything that can be asked for."""
+    """In the middle of a recorded step with every option enabled."""
     replaced: list[str] = []
     before: dict[str, int] = {}
 
@@ -302,7 +302,7 @@ def test_a_program_keeps_working_with_whatever_it_kept_of_torch() -> None:
 
 
 def test_a_program_keeps_working_with_what_it_kept_of_a_data_loader() -> None:
-    """Only the experiment that holds one batch replaces anything of data loaders."""
+    """Only the experiment that holds one batch fixed replaces anything in data loaders."""
     plain = DataLoader.__iter__
     loader = DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2)
     expected = [batch.tolist() for (batch,) in loader]
@@ -317,7 +317,7 @@ def test_a_program_keeps_working_with_what_it_kept_of_a_data_loader() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_what_is_replaced_can_be_scripted() -> None:
-    """TorchScript reads the source of a function, and the names in it where that was written."""
+    """TorchScript reads a function's source, and resolves its names where it was defined."""
     scripted: list[Any] = []
 
     class Scripting(Attending):
@@ -337,11 +337,11 @@ def test_what_is_replaced_can_be_scripted() -> None:
 
 PACKAGE = Path(comgra_decl.__file__).parent
 FRAMES = "hooks/call_context.py"
-"""The only file that asks a frame for its variables."""
+"""The only file that reads the variables of a frame."""
 
 
 DEBUGGER = "record/debugger.py"
-"""Traces the program's frames once a person has stopped it with `on_finding.break`, as pdb does."""
+"""Traces the program's frames once a person has stopped it with `on_finding.break`, like pdb."""
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
@@ -350,7 +350,7 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 
 def test_no_frame_of_a_program_is_asked_for_its_variables() -> None:
-    """Asking rewrites, before Python 3.13, the dict that `locals()` has returned to a program."""
+    """Before Python 3.13, reading them overwrites the dict that `locals()` returned."""
     words = {"f_locals", "locals", "settrace", "setprofile", "getargvalues", "getinnerframes"}
     found = [
         (file, node.lineno)
@@ -367,7 +367,7 @@ def test_no_frame_of_a_program_is_asked_for_its_variables() -> None:
 
 
 def test_frames_of_other_threads_are_looked_at_in_one_place() -> None:
-    """Which sees to it that the interpreter survives it; `calling` does from Python 3.13 on."""
+    """It keeps the interpreter from crashing; from Python 3.13 on, `calling` does."""
     found = {
         file
         for file, tree in sources()
@@ -379,7 +379,7 @@ def test_frames_of_other_threads_are_looked_at_in_one_place() -> None:
 
 
 def test_all_objects_are_looked_through_in_one_place() -> None:
-    """In one call of C code: a tuple that another thread is making must not be held by us."""
+    """In one call of C code: we must not hold a tuple that another thread is constructing."""
     found = [
         file
         for file, tree in sources()
@@ -416,7 +416,7 @@ def test_attributes_of_others_are_set_by_patches_alone() -> None:
 
 
 def _foreign_writes(tree: ast.Module) -> Iterator[ast.expr]:
-    """Yields what is written of something that was imported from elsewhere, or that a call gave."""
+    """Yields what is written to objects that were imported from elsewhere or returned by a call."""
     foreign = set(_foreign_names(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _writes(node):
@@ -467,14 +467,14 @@ def _root(node: ast.expr) -> str | None:
 
 
 def _is_namespace(node: ast.expr) -> bool:
-    """Whether an expression is the dict of attributes of something: `vars(x)`, `x.__dict__`."""
+    """Whether an expression is an object's dict of attributes: `vars(x)`, `x.__dict__`."""
     if isinstance(node, ast.Attribute):
         return node.attr == "__dict__"
     return isinstance(node, ast.Call) and ast.unparse(node.func) in ("vars", "globals")
 
 
 def test_what_torch_may_refuse_to_tell_is_read_in_one_place() -> None:
-    """`grad_fn` of some views raises; nothing but `gradient_function` asks for it."""
+    """`grad_fn` of some views raises; only `gradient_function` reads it."""
     readers = [
         name
         for name, tree in sources()

@@ -1,4 +1,4 @@
-"""Tensors of a GPU that are read later than they are seen: what a program writes meanwhile."""
+"""GPU tensors that are read later than they are seen, while the program writes to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.recording import EVERYTHING, Recording, recording
 
 
 class WritesLate(nn.Module):
-    """Begins, at some call, to write into what its first layer has returned."""
+    """From some call on, writes to its first layer's output."""
 
     def __init__(self, begins: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class WritesLate(nn.Module):
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes the host for a GPU with Triton."""
+    """Treats the host as a GPU with Triton."""
     monkeypatch.setattr(capture, "Reducer", OnGpu)
 
 
@@ -93,7 +93,7 @@ def launched_by_a_step(layers: int) -> int:
     assert run.faults == []
     for role in ("weight", "weight.exp_avg", "bias.exp_avg_sq"):
         assert any(key.role == role for key in run.slots), run.slots
-    # gradients as left and as used, updates, two states; input and output were put off
+    # gradients as left and as used, updates, two states; input and output were deferred
     assert sum(counted) == 2 * layers * 5 + 2
     return len(counted)
 
@@ -102,7 +102,7 @@ def launched_by_a_step(layers: int) -> int:
 @with_interpreter
 def test_triton_reads_all_of_the_parameters_in_launches_whose_number_is_fixed() -> None:
     few, many = (launched_by_a_step(layers) for layers in (2, 9))
-    assert few == many == 4 * 2 + 1  # one each for weights, for biases, and for the put-off
+    assert few == many == 4 * 2 + 1  # one each for weights, for biases, and for deferred tensors
 
 
 @pytest.mark.parametrize("lists", [False, True], ids=["one by one", "as lists"])

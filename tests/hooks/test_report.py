@@ -1,4 +1,4 @@
-"""What a run says of what was declared, what came of it, and what its modules are."""
+"""What a run reports about its declaration, what was recorded, and what its modules are."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_report_counts_what_each_entry_wrote() -> None:
 
 def test_a_tensor_that_cannot_be_reduced_is_reported_and_the_rest_recorded() -> None:
     class Shapes(nn.Module):
-        """Asks one of its layers only for the shape of what it would return."""
+        """Asks one of its layers only for the shape of its output."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -100,7 +100,7 @@ def test_modules_document_lists_every_module_with_its_parameters() -> None:
 
 
 def test_parts_of_what_is_gone_when_its_step_ends_are_described() -> None:
-    """As the wrapper that an integrator puts around a model for one call."""
+    """Like the wrapper that an integrator puts around a model for one call."""
     inner = net()
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
     with recording() as run:
@@ -115,7 +115,7 @@ def test_parts_of_what_is_gone_when_its_step_ends_are_described() -> None:
 
 
 class Listing(nn.Module):
-    """Calls modules that are no parts of it, and one that becomes a part meanwhile."""
+    """Calls modules that are not parts of it, and one that becomes a part in the meantime."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def test_a_module_that_is_not_selected_is_a_part_all_the_same(
 
 
 def test_modules_of_a_model_that_is_gone_are_still_described() -> None:
-    """Folds, one after another, of which none is kept."""
+    """Folds, one after another, none of which is kept."""
     with recording() as run:
         for width in (3, 4):
             model = nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2))

@@ -1,4 +1,4 @@
-"""What the call of a model is: training, evaluation, or beside the training."""
+"""Whether a call to a model is training, evaluation, or a side computation during training."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor)
 
 
 def test_a_test_without_eval_is_not_the_first_iteration_of_the_next_step() -> None:
-    """As in super_resolution of the examples of torch: a loop over test batches under no_grad."""
+    """Like super_resolution in torch's examples: a loop over test batches under no_grad."""
     model, tested, out = net(), [], []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording() as run:
@@ -128,7 +128,7 @@ def test_gradients_that_the_program_makes_itself_are_those_of_a_step(training: b
 
 
 def test_what_a_model_says_of_itself_first_belongs_to_the_step() -> None:
-    """Self-conditioning: the model's own answer, without gradient, is an input of its training."""
+    """Self-conditioning: the model's own output, without gradient, is an input in training."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -235,7 +235,7 @@ def test_an_average_of_the_model_that_is_evaluated_instead_of_it() -> None:
 
 
 class Task(nn.Module):
-    """What is called in training, as timm's: it holds the model, and maybe an average of it."""
+    """What is called in training, as in timm: it holds the model, and maybe an average of it."""
 
     def __init__(self, *, averaged: bool) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ def test_a_frozen_backbone_that_is_called_by_itself() -> None:
 
 @pytest.mark.parametrize("without_gradient", [True, False])
 def test_a_model_that_is_evaluated_before_it_is_trained(without_gradient: bool) -> None:
-    """As Lightning's sanity check."""
+    """Like Lightning's sanity check."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording() as run:
@@ -318,7 +318,7 @@ def test_a_model_that_is_evaluated_before_it_is_trained(without_gradient: bool) 
 
 
 def test_an_evaluation_of_two_models_before_each_is_trained_joins_them_in_no_step() -> None:
-    """Each has an optimizer of its own, and both are evaluated before the first step."""
+    """Each has its own optimizer, and both are evaluated before the first step."""
     models = [net(), net()]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
     with recording() as run:
@@ -335,7 +335,7 @@ def test_an_evaluation_of_two_models_before_each_is_trained_joins_them_in_no_ste
 
 @pytest.mark.parametrize("acting", [1, 2500])
 def test_a_model_that_acts_for_long_leaves_room_for_another_one(acting: int) -> None:
-    """As in a training from a replay buffer, where the actor is called with gradients."""
+    """As when training from a replay buffer, where the actor is called with gradients."""
     actor, target = net(), net()
     optimizer = torch.optim.SGD(actor.parameters(), lr=0.1)
     with recording(EVERYTHING, schedule={"first": 1, "max_iterations": 4}) as run:
@@ -441,12 +441,12 @@ def test_an_evaluation_with_gradients_is_an_evaluation() -> None:
 def style_transfer(
     make: Callable[[list[torch.Tensor]], torch.optim.Optimizer], *, steps: int
 ) -> tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]:
-    """Returns what the network says and the gradients of the image: each call of each step."""
+    """Returns the network's output and the gradients of the image, for each call in each step."""
     layers = [nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)]
     network = nn.Sequential()
     for number, layer in enumerate(layers):
         network.add_module(str(number), layer.eval())
-        network(torch.randn(2, 3)).detach()  # what is wanted of this layer
+        network(torch.randn(2, 3)).detach()  # the target for this layer
     network.eval().requires_grad_(False)
     image = torch.randn(2, 3, requires_grad=True)
     optimizer = make([image])
@@ -483,7 +483,7 @@ def style_transfer(
 def test_an_image_is_trained_by_a_network_that_was_called_while_it_was_built(
     make: Callable[[list[torch.Tensor]], torch.optim.Optimizer], every: int
 ) -> None:
-    """Neural style transfer; what builds the network is the first iterations of the first step."""
+    """Neural style transfer; what builds the network are the first iterations of the first step."""
     with recording(EVERYTHING, schedule={"first": 1, "every": every}) as run:
         said, arrived = style_transfer(make, steps=3)
     assert run.faults == []
@@ -526,7 +526,7 @@ def test_an_evaluation_with_gradients_before_the_training_is_none_of_its_calls()
 
 @pytest.mark.parametrize("before", [False, True], ids=["trained plainly", "and adversarially"])
 def test_what_backward_is_called_on_after_the_training_is_an_evaluation(before: bool) -> None:
-    """Saliency, DeepDream, FGSM; adversarial examples may have been made in the steps as well."""
+    """Saliency, DeepDream, FGSM; adversarial examples may also have been made in the steps."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     made, said = [], []
@@ -595,7 +595,7 @@ def test_saliency_after_a_test_that_has_a_record_is_said(caplog: pytest.LogCaptu
 
 
 def losses_said(schedule: dict[str, object], program: Callable[[], None]) -> list[tuple[int, str]]:
-    """The steps and the types of all losses of a program."""
+    """Returns the steps and types of all losses of a program."""
     said: list[ScalarBatch] = []
     faults: list[BaseException] = []
     spec = load_spec({**EVERYTHING, "schedule": schedule})
@@ -635,7 +635,7 @@ def test_losses_of_an_evaluation_after_the_last_step_are_those_of_no_step(
 def test_a_step_that_the_program_does_not_end_is_said(
     schedule: dict[str, object], evaluated: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As after Ctrl-C, or where the last batches of an epoch are not enough for an update."""
+    """As after Ctrl-C, or if the last batches of an epoch are not enough for an update."""
     model = net().train(not evaluated)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -681,7 +681,7 @@ class Halved(nn.Module):
 
 
 def test_what_is_put_around_a_model_anew_in_each_step_is_one_node() -> None:
-    """As a program does that wraps the same layers for each task or batch."""
+    """Like a program that wraps the same layers for each task or batch."""
     layers = nn.Linear(3, 5), nn.Linear(5, 1)
     optimizer = torch.optim.SGD([p for part in layers for p in part.parameters()], lr=0.1)
     with recording() as run:
@@ -735,7 +735,7 @@ def test_two_models_of_one_class_have_nodes_and_modules_of_their_own() -> None:
 
 
 def test_ever_new_models_do_not_make_ever_new_nodes() -> None:
-    """As clients of federated learning, each a copy that is dropped after its round."""
+    """Like the clients of federated learning, each a copy that is dropped after its round."""
     server = net()
     with recording() as run:
         for _ in range(50):

@@ -1,4 +1,4 @@
-"""Tensors are taken apart into roles, and the parts are what slicing gives."""
+"""Tensors are split into roles, and each part is what slicing returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a step of the training: sequences of events, without torch."""
+"""What ends a training step: sequences of events, without torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from comgra_decl.hooks.step_clock import Seen, StepClock
 
 
 class Training:
-    """Plays events; models and optimizers are letters, and `holds` says who trains what."""
+    """Plays events; models and optimizers are letters, and `holds` maps optimizers to models."""
 
     def __init__(self, holds: dict[str, str], *, rule: str | int = "last_optimizer") -> None:
         self.warnings: list[str] = []
@@ -24,7 +24,7 @@ class Training:
         self.steps: list[str] = []  # the optimizers of each step that has ended
 
     def play(self, events: Iterable[str], *, seen: bool | Sequence[bool] = True) -> Training:
-        """Plays words such as "G D .d": models that are called, and optimizers that step."""
+        """Plays words such as "G D .d": calls to models, and steps of optimizers."""
         for event in events:
             watched = seen if isinstance(seen, bool) else bool(seen[len(self.steps) % len(seen)])
             if event.startswith("."):
@@ -94,7 +94,7 @@ def test_models_side_by_side_that_never_call_each_other() -> None:
 
 
 def test_layers_one_after_another_on_what_is_trained_before() -> None:
-    """Greedy training: the first layer is called, without gradient, while the second is trained."""
+    """Greedy training: the first layer is called without gradient while the second is trained."""
     holds = {"a": "A", "b": "B", "c": "C"}
     events = "A .a " * 5 + "A B .b " * 5 + "A B C .c " * 5
     for seen in (True, False):
@@ -114,7 +114,7 @@ def test_parts_that_are_trained_in_turns() -> None:
 
 
 def test_an_actor_a_critic_and_a_temperature() -> None:
-    """The temperature is a number of its own, in no model."""
+    """The temperature is a number on its own, in no model."""
     holds = {"t": "", "c": "C", "a": "A"}
     assert played(holds, "A .t C T A .c A C .a", times=6) == ["tca"] * 6
     late = played(holds, "A C .c A C .a .t", times=6)
@@ -128,7 +128,7 @@ def test_an_actor_that_steps_less_often() -> None:
 def test_one_pretrained_then_trained_with_its_adversary() -> None:
     steps = played(ADVERSARIES, "G .g " * 12 + GAN + " " + f"{GAN} " * 8)
     assert steps[:12] == ["g"] * 12
-    assert steps[12:14] == ["d", "g"]  # only now they are seen to take turns
+    assert steps[12:14] == ["d", "g"]  # only now are they seen to take turns
     assert steps[14:] == ["dg"] * 8
 
 
@@ -192,7 +192,7 @@ def test_adversaries_of_any_rhythm_are_one_step_per_round_or_that_is_said(
     steps, whole = training.steps[3 * bool(pretrained) :], "d" * critic + "g"
     if pretrained != "G .g":
         assert (steps, training.warnings) == ([whole] * 5, [])
-    else:  # it has ended its steps alone until then
+    else:  # until then, it has ended its steps alone
         assert steps == [*whole, *[whole] * 4]
         assert f"step numbers are at least {critic} higher" in said(training)
 
@@ -308,7 +308,7 @@ def test_no_optimizer_steps_more_than_eight_times_in_a_step(
 def test_a_regular_training_is_regular_from_its_first_step(
     order: list[str], repeats: list[int], cycles: int, seen: int
 ) -> None:
-    """All models are called in each step; after some that were seen, the rest is not."""
+    """All models are called in each step; after a few observed steps, the rest are not observed."""
     once = " ".join(f"{MODELS} .{o} " * n for o, n in zip(order, repeats, strict=True))
     words = once.replace(MODELS, " ".join(MODELS)).split()
     training = Training({o: o.upper() for o in OPTIMIZERS})
@@ -316,7 +316,7 @@ def test_a_regular_training_is_regular_from_its_first_step(
     training.play(words * cycles, seen=False)
     assert len(training.steps) == seen + cycles
     assert all(set(step) == set(OPTIMIZERS) for step in training.steps)
-    if repeats[-1] == 1:  # else the steps of `abb` end at the first `b`
+    if repeats[-1] == 1:  # otherwise the steps of `abb` end at the first `b`
         assert all(a == b for a, b in pairwise(training.steps))
 
 

@@ -1,4 +1,4 @@
-"""Programs of any order of events: which steps are recorded, of what, and what is left behind."""
+"""Programs with events in any order: which steps are recorded, and what is left behind."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def _quiet() -> Iterator[None]:
 
 
 class Program:
-    """A net that is trained, evaluated and called in between.
+    """A network that is trained, evaluated and called in between.
 
     Attributes:
-        ended: how many steps have.
-        calls: how often the model was called with gradient in each of them.
+        ended: how many steps have ended.
+        calls: how often the model was called with gradients in each of them.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Program:
 
 
 class Seen:
-    """What the hooks handed over."""
+    """Stores what the hooks emit."""
 
     def __init__(self, *, fails_at: int | None = None) -> None:
         self.records: list[RawStep] = []
@@ -84,7 +84,7 @@ class Seen:
 
     @property
     def trained(self) -> dict[int, int]:
-        """Of each step that was recorded, how often the first layer was called in it."""
+        """Returns how often the first layer was called in each recorded step."""
         slots = {s.id: s.key for record in self.records for s in record.new_slots}
         found: dict[int, int] = {}
         for record in self.records:
@@ -100,7 +100,7 @@ class Seen:
 
 @contextmanager
 def following(seen: Seen, scheduled: set[int]) -> Iterator[HookManager]:
-    """Traces a block, after which nothing of ours is left on torch."""
+    """Traces a block, and asserts that nothing of ours is left on torch afterwards."""
     before = attached()
     spec = {"nodes": NODES, "schedule": {"steps": sorted(scheduled)}, "graph": False}
     manager = HookManager(load_spec(spec), seen.take, on_fault=seen.faults.append)
@@ -113,7 +113,7 @@ def following(seen: Seen, scheduled: set[int]) -> Iterator[HookManager]:
 
 
 def left() -> list[Any]:
-    """What is attached, without the empty place that a hook leaves while torch goes through it."""
+    """Returns what is attached, without the empty entry of a hook removed during an iteration."""
     tidy()
     return attached()
 

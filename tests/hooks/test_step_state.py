@@ -1,4 +1,4 @@
-"""The states of a step: any sequence of events keeps what the records rely on, without torch."""
+"""The state of a step: any sequence of events preserves what records rely on, without torch."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Ended:
     """A step that has ended.
 
     Attributes:
-        number: which one.
-        plan: what was planned for it.
-        due: whether a call has decided for it; None: none has decided.
-        outcome: what became of it; None: it was not captured when it ended.
+        number: its number.
+        plan: its plan.
+        due: whether a call has decided to record it; None: no call has decided.
+        outcome: its outcome; None: it was not captured when it ended.
     """
 
     number: int
@@ -53,7 +53,7 @@ class Ended:
 
 @dataclass
 class Step:
-    """What an observer knows of the step in progress, who only counts."""
+    """What an observer, who only counts, knows about the step in progress."""
 
     plan: Plan
     due: bool | None = None
@@ -65,7 +65,7 @@ class Step:
 
 
 class Steps(RuleBasedStateMachine):
-    """Plays events in any order, as `Steps` and `CallRouter` may bring them."""
+    """Plays events in any order in which `Steps` and `CallRouter` may send them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class Steps(RuleBasedStateMachine):
             self.ended += [Ended(first + i, Plan.WAIT, None, None) for i in range(others)]
             self._begin(Plan.WAIT)
 
-    # -- what always holds ---------------------------------------------------------------------
+    # -- invariants -----------------------------------------------------------------------------
 
     @invariant()
     def no_step_is_counted_twice_or_left_out(self) -> None:
@@ -302,7 +302,7 @@ def test_what_is_called_before_anything_is_trained_or_captured_is_an_evaluation(
         ({}, False, False, RootCall.UNDECIDED),
         ({"gradient": False}, False, False, RootCall.EVALUATION),
         ({"parametric": False}, False, False, RootCall.EVALUATION),
-        ({}, True, True, RootCall.UNDECIDED),  # the first call of a step
+        ({}, True, True, RootCall.UNDECIDED),  # the first call in a step
     ],
 )
 def test_a_call_in_evaluation_mode_may_be_a_step_of_fine_tuning(

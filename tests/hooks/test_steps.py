@@ -1,4 +1,4 @@
-"""When steps begin and end, and evaluations beside them."""
+"""When steps begin and end, and evaluations between them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_adversarial_training_is_one_step_per_pair_of_optimizers() -> None:
 
 def test_a_wrapper_around_the_optimizer_is_not_waited_for() -> None:
     class Wrapper(torch.optim.SGD):
-        """Shares the state of the one it wraps, as Lightning's does."""
+        """Shares the state of the optimizer it wraps, like Lightning's wrapper."""
 
         def __init__(self, inner: torch.optim.Optimizer) -> None:
             self.__dict__ = dict(inner.__dict__)

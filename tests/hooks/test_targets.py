@@ -1,4 +1,4 @@
-"""Targets are found by themselves, whatever the loss is made of."""
+"""Targets are found automatically, whatever the loss is made of."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def step(
 
 
 def targets(run: Recording) -> list[np.ndarray]:
-    """The recorded targets of the first step, in order."""
+    """Returns the recorded targets of the first step, in order."""
     keys = sorted(k.iteration for k, info in run.slots.items() if info.kind == "target")
     assert {k.node for k, info in run.slots.items() if info.kind == "target"} <= {"target"}
     return [run.value("target", "target", iteration=i) for i in keys]

@@ -1,4 +1,4 @@
-"""What threads are doing, while garbage is collected whose end lets others go on."""
+"""Reading the frames of all threads is safe, even if a garbage collection lets others run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parked(depth: int, waiting: threading.Barrier, go: threading.Event) -> None:
 def test_nothing_is_collected_while_frames_of_other_threads_are_read(
     look: Callable[..., object],
 ) -> None:
-    """A collection in the midst of it kills the process, if it lets the other thread return."""
+    """A collection during the read crashes the process if it allows the other thread to return."""
     waiting, go = threading.Barrier(2), threading.Event()
     thread = threading.Thread(target=parked, args=(50, waiting, go))
     thread.start()

@@ -1,4 +1,4 @@
-"""In which mode each model was called with gradients is a fact of its record."""
+"""Each record stores the mode in which each model was called with gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Net(nn.Sequential):
 
 
 def step(optimizer: torch.optim.Optimizer, *models: nn.Module) -> None:
-    """Trains models one after another, each with the output of the one before it, on [4, 3]."""
+    """Trains models one after another on [4, 3]; each receives the output of the previous one."""
     optimizer.zero_grad()
     for model in models:
         model(torch.randn(4, 3)).square().mean().backward()
@@ -56,7 +56,7 @@ def test_each_model_has_a_mode_of_its_own() -> None:
 
 
 def test_calls_without_gradients_tell_no_mode() -> None:
-    """Evaluations, and targets by a network that is always in evaluation mode."""
+    """Evaluations, and targets from a network that is always in evaluation mode."""
     model, target = Net(), Net().eval()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording(EVERYTHING) as run:

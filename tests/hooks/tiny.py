@@ -1,4 +1,4 @@
-"""A net of two layers, and one step of its training."""
+"""A network with two layers, and one step of its training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains with Lightning in many ways, plainly and traced, and prints what came of it as JSON."""
+"""Trains with Lightning in many ways, plainly and traced, and prints the results as JSON."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Classifier(LightningModule):
 
 
 class Adversaries(LightningModule):
-    """Two optimizers, stepped by hand."""
+    """Two optimizers that are stepped manually."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def block(name: str) -> AbstractContextManager[Any]:
 
 
 def compared(name: str, module: Callable[[], LightningModule], **settings: Any) -> dict[str, Any]:
-    """The same training plainly, with the callback, and unmodified inside of a door."""
+    """The same training plainly, with the callback, and unmodified under an entry point."""
     plain = seeded(lambda: fit(module, **settings))
     called = seeded(lambda: fit(module, callback(name), **settings))
     inside = seeded(lambda: fit(module, **settings), block(name))
@@ -175,7 +175,7 @@ def failed() -> dict[str, Any]:
 
 
 def distributed() -> dict[str, Any]:
-    """Two processes that Lightning forks; what comes back is what the first of them trained."""
+    """Two processes forked by Lightning; returns what the first of them trained."""
     settings: dict[str, Any] = {"strategy": "ddp_fork", "devices": 2, "max_epochs": 1}
     plain = seeded(lambda: fit(Classifier, **settings))
     traced = seeded(lambda: fit(Classifier, callback("distributed"), **settings))
@@ -202,7 +202,7 @@ def twice() -> dict[str, Any]:
 
 if __name__ == "__main__":
     results = {
-        "distributed": distributed(),  # first: what forks should not have had threads of its own
+        "distributed": distributed(),  # first: forked processes should not have had threads before
         "plain": compared("plain", Classifier),
         "accumulated": compared(
             "accumulated", Classifier, accumulate_grad_batches=2, gradient_clip_val=0.1

@@ -1,4 +1,4 @@
-"""What the programs of this folder share: trains twice, and says whether the two were the same."""
+"""Shared by the programs in this folder: trains twice, and compares the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from comgra_decl.query import Run
 
 
 def seeded(training: Callable[[], Any], door: AbstractContextManager[Any] | None = None) -> Any:
-    """Returns what `training` returns, and the state of all generators behind it."""
+    """Returns the result of `training`, and the state of all generators after it."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -24,12 +24,12 @@ def seeded(training: Callable[[], Any], door: AbstractContextManager[Any] | None
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    """Returns what a tensor consists of."""
+    """Returns the dtype, shape and bytes of a tensor."""
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two results are the same, tensors bit for bit."""
+    """Whether two results are the same, with tensors compared bit for bit."""
     if isinstance(first, torch.Tensor):
         return first.dtype == second.dtype and bits(first) == bits(second)
     if isinstance(first, dict):
@@ -40,7 +40,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """What a test wants to know of a run."""
+    """Returns what a test needs to know about a run."""
     records = run.records
     kpis = run.kpis()
     return {

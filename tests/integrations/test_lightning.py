@@ -1,4 +1,4 @@
-"""Lightning, unmodified inside of a door and with the callback."""
+"""Lightning, unmodified under an entry point, and with the callback."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ if __name__ == "__main__":
         bits = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
         print("trained", hashlib.sha256(bits).hexdigest())
 """
-"""Lightning starts the second process itself, with the same command line."""
+"""Lightning itself starts the second process, with the same command line."""
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the program says; one process for all tests, as importing Lightning takes its time."""
+    """The program's results; one process for all tests, because importing Lightning is slow."""
     folder = tmp_path_factory.mktemp("lightning")
     done = forked(folder, PROGRAM, folder)
     assert done.returncode == 0, done.stderr

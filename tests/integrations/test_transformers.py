@@ -1,4 +1,4 @@
-"""The Trainer of transformers and Accelerate, unmodified inside of a door and with the callback."""
+"""The Trainer in transformers and Accelerate, under an entry point and with the callback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAYS = ["plain", "accumulated", "bf16", "checkpointed"]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the program says; one process for all tests, as importing it takes its time."""
+    """The program's results; one process for all tests, because the imports are slow."""
     folder = tmp_path_factory.mktemp("transformers")
     done = forked(folder, PROGRAM, folder)
     assert done.returncode == 0, done.stderr

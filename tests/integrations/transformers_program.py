@@ -1,4 +1,4 @@
-"""Trains with the Trainer of transformers and with Accelerate, plainly and traced; prints JSON."""
+"""Trains with transformers' Trainer and with Accelerate, plainly and traced; prints JSON."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trainer(*callbacks: TrainerCallback, **settings: Any) -> Trainer:
 
 
 def numbers(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was logged, without times."""
+    """Returns what was logged, without times."""
     return [
         {k: v for k, v in entry.items() if "runtime" not in k and "per_second" not in k}
         for entry in log

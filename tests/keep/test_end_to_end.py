@@ -1,4 +1,4 @@
-"""A training that is traced with `keep`, against the same training recorded at every step."""
+"""A training run traced with `keep`, compared with the same run recorded at every step."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ NOTHING: Mapping[int, float] = {}
 
 
 def train(steps: int, wild: Mapping[int, float]) -> list[float]:
-    """Trains a small network; at the steps named in `wild` the target is multiplied.
+    """Trains a small network; at the steps in `wild`, the target is multiplied.
 
-    What is wild does not spoil the network.
+    These targets do not affect the network.
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -118,7 +118,7 @@ def test_nan_is_kept_where_it_begins_and_named(tmp_path: Path) -> None:
     keep = {"ring": 3, "when": ["nonfinite"]}
     run, _ = record(tmp_path, wild={90: float("nan")}, schedule={"steps": [0]}, keep=keep)
     assert run.steps.tolist() == [0, 87, 88, 89, 90]
-    assert reasons(run)[90].startswith("nonfinite: target ")  # it came with the data
+    assert reasons(run)[90].startswith("nonfinite: target ")  # it arrived with the data
 
 
 def test_a_scheduled_step_within_the_ring_is_stored_once_and_in_its_place(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a finding may still ask for, against a definition that sees all steps at once."""
+"""What a finding can still request, compared with a definition that sees all steps at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Steps = st.sets(st.integers(0, STEPS - 1), max_size=6)
 def play(
     scheduled: set[int], found: dict[int, int], cuts: set[int]
 ) -> tuple[list[Entry[int]], list[Answer]]:
-    """Lets the finding about step `value` be made when the rules look at step `key`."""
+    """Makes the rules report a finding about step `value` when they check step `key`."""
     shown: list[int] = []
     answers: list[Answer] = []
 
@@ -36,7 +36,7 @@ def play(
             stored += second(waiting)
             waiting = []
     stored += second.close(waiting)
-    assert shown == sorted(scheduled)  # never what was kept for a finding alone, nor twice
+    assert shown == sorted(scheduled)  # neither what was kept only for a finding nor repeats
     return stored, answers
 
 
@@ -50,7 +50,7 @@ def test_the_steps_around_a_finding_are_stored_in_order_however_many_come_at_onc
     assert [entry.step for entry in stored] == sorted(scheduled | near)
     assert {entry.step for entry in stored if entry.seen} == scheduled
     reasons = {entry.step for entry in stored if entry.reasons}
-    assert reasons - scheduled == near - scheduled  # a scheduled one may have left before
+    assert reasons - scheduled == near - scheduled  # a scheduled one may have left earlier
     assert wild <= reasons <= near
     assert [(a.request.step, a.kept and a.kept[1]) for a in answers] == [
         (step, step) for step in sorted(wild)

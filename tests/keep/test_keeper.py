@@ -1,4 +1,4 @@
-"""The keeper over chunks of any size, against finalising everything and choosing afterwards."""
+"""The keeper on chunks of any size, compared with finalising everything and choosing later."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEPS, ROWS = 60, 4
 
 
 def layout(slots: int) -> Layout:
-    """Slots of `ROWS` samples each, of five elements."""
+    """Slots of `ROWS` samples each, with five elements per sample."""
     return Layout(
         slots=np.arange(slots, dtype=np.int32),
         tensors=np.arange(slots),
@@ -52,7 +52,7 @@ def slot(number: int) -> SlotInfo:
 
 
 def training(scheduled: set[int], wild: set[int]) -> list[RawStep]:
-    """Steps of two slots, from step 20 on of three; at those in `wild` one is not finite."""
+    """Steps with two slots, and three from step 20 on; at steps in `wild`, one is not finite."""
     two, three = layout(2), layout(3)
     starts = {2: np.arange(3) * 10, 3: np.arange(4) * 10}
     steps = []
@@ -178,5 +178,5 @@ def test_however_long_it_lasts_no_more_steps_are_held_than_the_ring_has() -> Non
         assert keeper(steps) == []
         del steps
     gc.collect()
-    assert sum(ref() is not None for ref in held) == 0  # what waits is finalised
+    assert sum(ref() is not None for ref in held) == 0  # waiting steps are finalised
     assert len(keeper._ring.pending) == ring

@@ -1,4 +1,4 @@
-"""Which steps leave the ring, against a definition that sees all steps at once."""
+"""Which steps leave the ring, compared with a definition that sees all steps at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from comgra_decl.keep.ring import Allowance, Entry, Ring
 
 Steps = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60)
-"""Of each step: whether the schedule records it, and whether a trigger fires."""
+"""For each step: whether the schedule records it, and whether a trigger fires."""
 
 
 def play(ring: Ring[int], steps: list[tuple[bool, bool]]) -> list[Entry[int]]:
@@ -19,7 +19,7 @@ def play(ring: Ring[int], steps: list[tuple[bool, bool]]) -> list[Entry[int]]:
 
 
 def near(steps: list[tuple[bool, bool]], step: int, before: int, after: int) -> bool:
-    """Whether a trigger fires so near to the step that it is kept."""
+    """Whether a trigger fires close enough to the step for it to be kept."""
     return any(fires for _, fires in steps[max(0, step - after) : step + before + 1])
 
 

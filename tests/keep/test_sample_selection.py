@@ -1,4 +1,4 @@
-"""Equal numbers of each category."""
+"""Equal numbers of samples from each category."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def signs(
 def record(
     folder: Path, by: Any, *, loss: Any = nn.functional.cross_entropy, given_y: bool = False
 ) -> tuple[Run, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Traces a classifier; returns the run, and inputs and classes of each step."""
+    """Traces a classifier; returns the run, and the inputs and classes of each step."""
     torch.manual_seed(0)
     model = Classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

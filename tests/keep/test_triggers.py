@@ -1,4 +1,4 @@
-"""At which steps triggers fire, against loops over plain lists."""
+"""The steps at which triggers fire, compared with loops over plain lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Cuts = st.lists(st.integers(0, 120), max_size=4)
 
 
 def fired(trigger: Trigger, losses: list[float], cuts: list[int], **facts: Any) -> list[int]:
-    """The steps at which it fires; the steps come in chunks that end at `cuts`."""
+    """Returns the steps at which it fires; the steps arrive in chunks that end at `cuts`."""
     steps, start = [], 0
     for look in looks_of(losses, cuts, **facts):
         steps += [start + i for i in trigger.look(look)]

@@ -1,4 +1,4 @@
-"""Steps of three slots `net.0` to `net.2` and a loss, as triggers see them."""
+"""Steps with three slots `net.0` to `net.2` and a loss, as triggers receive them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def looks_of(
 
     Args:
         losses: the KPI "loss" of each step.
-        cuts: where a new chunk begins.
+        cuts: the steps at which a new chunk begins.
         types: types of execution.
-        mode: of all steps.
+        mode: the mode of all steps.
         counts: [steps, slots], non-finite elements (the abs-max over the batch).
         values: [steps, slots], the l2 (its std over the batch).
     """

@@ -1,4 +1,4 @@
-"""The short form of `make neutrality`, and that it would see what it looks for."""
+"""The short form of `make neutrality`, and that it detects what it is meant to detect."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def loss(model: nn.Module) -> Tensor:
 
 
 def tried(disturb: Callable[[Program], Any], folder: Path, *, after: int = 4) -> Verdict:
-    """Tries a program that is disturbed in one step, but only in the traced training."""
+    """Tests a program that is disturbed in one step, but only in the traced run."""
 
     def build() -> Program:
         program = usual(net(), loss)

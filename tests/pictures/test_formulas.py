@@ -1,4 +1,4 @@
-"""Pictures computed from arrays equal scikit-learn's, or formulas written out."""
+"""Pictures computed from arrays equal scikit-learn's, or explicit formulas."""
 
 from __future__ import annotations
 

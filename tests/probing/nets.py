@@ -1,4 +1,4 @@
-"""Small models that hold everything a careless copy would disturb, and their training."""
+"""Small models with everything that a careless copy would disturb, and their training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLASSES = 3
 
 
 class Conv(nn.Module):
-    """Batch norms of which one is frozen, dropout, an in-place ReLU, a counter, a closure."""
+    """Batch norms, one of them frozen, dropout, an in-place ReLU, a counter, a closure."""
 
     def __init__(self, inplace: bool = True) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Conv(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Tokens, an LSTM, and a head that is tied to nothing."""
+    """Tokens, an LSTM, and an untied head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Recurrent(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens and a layer of torch's that has a native kernel in evaluation mode."""
+    """Tokens, and one of torch's layers that has a native kernel in evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Transformer(nn.Module):
 
 
 class Tied(nn.Module):
-    """A head whose weight is that of the embedding."""
+    """A head that shares the embedding's weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
 
 @dataclass
 class Trained:
-    """What a training leaves behind."""
+    """What a training run leaves behind."""
 
     model: nn.Module
     losses: list[float] = field(default_factory=list)
@@ -151,7 +151,7 @@ def hook_counts(module: nn.Module) -> tuple[int, ...]:
 
 
 class Counting(TorchFunctionMode):
-    """A mode of the program, which must not see the copy."""
+    """One of the program's modes, which must not see the copy."""
 
     def __init__(self, result: Trained) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pictures equal those of Captum and of formulas written out for the same copy."""
+"""Pictures equal Captum's and explicit formulas for the same copy."""
 
 from __future__ import annotations
 
@@ -268,14 +268,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, Any
         Smooth,
         (2, 4),
         {"method": "grad_cam", "select": "layer"},
-        r"layer returns \[2, 1\], which has no places",
+        r"layer returns \[2, 1\], which has no positions",
     ),
     "no layer": (Smooth, (2, 4), {"method": "grad_cam", "select": "conv*"}, "matches no module"),
     "no class": (
         lambda: nn.Linear(4, 3),
         (2, 4),
         {"method": "saliency", "target": 3},
-        "no class 3 of 3",
+        "class 3 does not exist; the model has 3 classes",
     ),
     "no labels": (
         lambda: nn.Linear(4, 3),

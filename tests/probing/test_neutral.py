@@ -1,4 +1,4 @@
-"""A probe changes nothing in the training, and nothing that tracing records of it."""
+"""A probe changes nothing in training, and nothing that tracing records."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_error_in_the_copy_ends_the_probe_but_neither_tracing_nor_training() 
 
 
 def calls_of_probing(**spec: Any) -> int:
-    """Count the calls of functions of the room during a traced training."""
+    """Count the calls to functions in this package during a traced training run."""
     count = 0
 
     def see(frame: FrameType, event: str, _: Any) -> None:

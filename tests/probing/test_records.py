@@ -1,4 +1,4 @@
-"""What the records of probes hold, and when there are none."""
+"""What the records of probes contain, and when there are none."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_samples_come_from_a_function_or_from_the_spec() -> None:
     ("batch", "why"),
     [
         ({"x": [[1.0], [1.0, 2.0]]}, "batch.x is not a regular list of numbers"),
-        ({"x": 3.0}, "holds no tensor with a dimension of samples"),
+        ({"x": 3.0}, "contains no tensor with a sample dimension"),
         ({"_target_": f"{__name__}.batches", "steps": 1}, "must return"),
         ({"_target_": f"{__name__}.batches", "steps": None}, "TypeError"),
     ],
@@ -286,7 +286,7 @@ def test_the_inside_of_a_wrapper_is_copied() -> None:
 
 @pytest.fixture
 def one_process(tmp_path: Path) -> Iterator[None]:
-    """A group of processes that has this one only."""
+    """A process group that contains only this process."""
     from torch import distributed
 
     place = f"file://{tmp_path}/store"
@@ -310,7 +310,7 @@ def test_a_sharded_model_is_refused() -> None:
 
     model = Net()
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    with pytest.raises(ProbeError, match="spread over processes"):
+    with pytest.raises(ProbeError, match="distributed over processes"):
         CleanCopy(model, {})
 
 
@@ -336,7 +336,7 @@ def test_a_model_that_is_never_called_is_reported() -> None:
     found = probed({"model": "Nett", "schedule": {"every": 1}}, steps=4)
     assert found.of(EYES) == []
     (warning,) = found.report["warnings"]
-    assert "none of the first 3 recorded steps has called Nett with a batch" in warning
+    assert "none of the first 3 recorded steps called Nett with a batch" in warning
 
 
 def test_a_step_that_may_yet_be_dropped_has_no_probe() -> None:

@@ -1,4 +1,4 @@
-"""One synthetic run that the tests of reading share."""
+"""A synthetic run shared by the tests of the reading API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NODES = ("Transformer", "embed", "cell", "blocks.0.mlp.fc2", "blocks.0.mlp.act",
 
 @pytest.fixture(scope="session")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
-    """24 training and 2 evaluation records; from step 20 on `fc2` holds a NaN."""
+    """24 training and 2 evaluation records; from step 20 on, `fc2` contains NaN."""
     path = tmp_path_factory.mktemp("runs") / "group" / "fake"
     fake = FakeRun(path, nodes=NODES, nonfinite_from=20)
     fake.write(STEPS, commit=5)

@@ -1,4 +1,4 @@
-"""Runs side by side."""
+"""Comparing runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.fake_run import FakeRun
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Group:
-    """Three runs: of 8 and 12 steps, and one without the node `head`."""
+    """Three runs: with 8 and 12 steps, and one without the node `head`."""
     root = tmp_path_factory.mktemp("compare") / "group"
     for name, nodes, layers, steps in (
         ("a", ("embed", "head"), 2, 8),

@@ -1,4 +1,4 @@
-"""A question that cannot be answered is answered with what can be asked."""
+"""A query that cannot be answered names the queries that can."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_there_is_no_run(tmp_path: Path) -> None:
 
 
 class Odd:
-    """Compares with nothing, and has no hash."""
+    """Equal to nothing, and not hashable."""
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Runs are found, listed and opened whatever lies beside them."""
+"""Runs are found, listed and opened, whatever is next to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(path: Path, *, started: float, records: int = 2, close: bool = True) -
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Two groups, a run without a group, and things that are no runs."""
+    """Two groups, a run without a group, and folders that are not runs."""
     root = tmp_path / "runs"
     write(root / "a" / "second", started=200.0)
     write(root / "a" / "first", started=100.0)

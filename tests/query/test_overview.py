@@ -1,4 +1,4 @@
-"""The table of runs, and the axes on which metrics of several runs are drawn."""
+"""The table of runs, and the axes on which the metrics of several runs are drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where two runs diverge: real pairs, against the tensors that plain torch computes."""
+"""Where two runs diverge: real pairs, compared with the tensors that plain torch computes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Plain = list[tuple[int, str, torch.Tensor]]
 
 
 class Transposed(nn.Linear):
-    """A port that forgot to transpose: it multiplies by the weight as it is stored."""
+    """A port that forgets to transpose: it multiplies by the weight as stored."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x @ self.weight + self.bias
 
 
 class Stored(nn.Module):
-    """A right port that stores the weight transposed."""
+    """A correct port that stores the weight transposed."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Stored(nn.Module):
 
 
 class Halves(nn.Linear):
-    """Sums the same products in another order."""
+    """Sums the same products in a different order."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         half = x.shape[1] // 2
@@ -60,7 +60,7 @@ def net(kind: Callable[[nn.Linear], nn.Module] = lambda linear: linear, seed: in
 
 
 def as_(cls: type[nn.Linear]) -> Callable[[nn.Linear], nn.Module]:
-    """Returns what copies a layer into one of another class."""
+    """Returns a function that copies a layer into one of another class."""
 
     def copy(linear: nn.Linear) -> nn.Module:
         made = cls(8, 8)
@@ -78,7 +78,7 @@ def shifted(linear: nn.Linear) -> nn.Module:
 
 
 def training(model: nn.Module, *, lr: float = 0.1, data: int = 5) -> Plain:
-    """Trains, and returns what hooks of plain torch see."""
+    """Trains, and returns what plain torch hooks see."""
     seen: Plain = []
     step = 0
 
@@ -186,7 +186,7 @@ def test_a_port_that_stores_a_weight_transposed_agrees(
 def test_a_reordered_tensor_is_found_by_its_values(
     pairs: Mapping[str, tuple[Run, Plain]],
 ) -> None:
-    """All statistics of a transposed weight agree; only its values tell."""
+    """All statistics of a transposed weight agree; only its values reveal it."""
     base, port = pairs["base"][0], pairs["wrong port"][0]
     weight: Any = ("2", "weight", 0, "forward")
     rows = [run.row(0).loc[weight] for run in (base, port)]

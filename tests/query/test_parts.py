@@ -1,4 +1,4 @@
-"""A part of a value is what numpy makes of the whole, and no more than that is read."""
+"""A part of a value equals numpy's slice of the whole, and no more than that is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Previews: what they hold, compared with numpy, and when."""
+"""Previews: their content, compared with numpy, and when they are taken."""
 
 from __future__ import annotations
 

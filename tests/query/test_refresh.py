@@ -1,4 +1,4 @@
-"""A live run grows when it is asked to, and only then."""
+"""A live run grows when it is refreshed, and only then."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_threads_may_ask_while_others_refresh(tmp_path: Path) -> None:
 
 
 def consistent(run: Run) -> None:
-    """Asks several things; each must be whole, though the run may grow between them."""
+    """Runs several queries; each result must be complete, though the run may grow in between."""
     series = run.series("embed", "std")
     assert not series.isna().any()
     assert series.index.tolist() == list(range(len(series)))

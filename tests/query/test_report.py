@@ -1,4 +1,4 @@
-"""What a run says of itself, in words."""
+"""A run's report in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says about its tensors is what numpy says about the same tensors."""
+"""What a run contains about its tensors equals what numpy computes from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AGGREGATE = {"mean": 0, "std": 1, "abs_max": 2}
 
 
 def expected(fake: FakeRun, slot: SlotInfo, step: int, kind: str = "train") -> Any:
-    """(aggregates, samples, counts, range) of a tensor, computed anew."""
+    """Returns (aggregates, samples, counts, range) of a tensor, computed independently."""
     tensor = fake.tensor(slot, step, kind)
     return reduce(tensor, slot, count=fake.meta.sample_count, bins=fake.meta.bins or 0)
 
@@ -115,7 +115,7 @@ def test_series_of_samples(run: Run, fake: FakeRun) -> None:
 
 
 def test_samples_come_before_the_aggregate(run: Run, fake: FakeRun) -> None:
-    """The per-sample statistics agree with statistics of each sample's own values."""
+    """The per-sample statistics agree with the statistics of each sample's own values."""
     slot = slot_of(fake, "head")
     tensor = fake.tensor(slot, 7)
     each = statistics(tensor.reshape(BATCH, -1)).astype(np.float32)
@@ -253,7 +253,7 @@ def slot_of(
 
 
 def test_the_tables_of_a_run_without_records_have_their_columns_in_form(tmp_path: Path) -> None:
-    """A program that ended before its first step: whoever filters by name gets no line."""
+    """A program that ended before its first step: filtering by name returns no rows."""
     with comgra.trace({"nodes": {"all": {"select": "**"}}}, root=tmp_path, group="g", name="r"):
         comgra.note("nothing came of it")
     (path,) = (tmp_path / "g").iterdir()

@@ -1,4 +1,4 @@
-"""What was said of steps: numbers, notes and labels, in a run as a person asks for it."""
+"""Metrics, notes and labels logged for steps, as a user reads them from a run."""
 
 from __future__ import annotations
 

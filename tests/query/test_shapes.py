@@ -1,4 +1,4 @@
-"""Every record has the shapes of its own tensors; a hook of the test's own is the judge."""
+"""Every record has the shapes of its own tensors, as an independent hook confirms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Seen = list[dict[str, tuple[int, ...]]]
 
 
 class Words(nn.Module):
-    """Reads sequences of any length; of one step only, it leaves out the dimension of time."""
+    """Reads sequences of any length; for a single step, it omits the time dimension."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def folder(root: Path) -> dict[str, Any]:
 
 
 def train(model: nn.Module, sizes: list[tuple[int, int]], *, first: int = 0) -> Seen:
-    """Trains on batches of these sizes [samples, tokens]; returns what its hooks have seen."""
+    """Trains on batches of these sizes [samples, tokens]; returns what its hooks saw."""
     seen: Seen = []
     hooks = [
         module.register_forward_hook(
@@ -78,7 +78,7 @@ def sizes_of(steps: int, seed: int) -> list[tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Seen]:
-    """300 steps, of which 256 are a block; then 40 of a program that goes on with the run."""
+    """300 steps, of which 256 form a block; then 40 from a program that resumes the run."""
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("shapes")
     model = Words()

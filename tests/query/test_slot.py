@@ -1,4 +1,4 @@
-"""A handle on one recorded tensor, and the rule of what is a property and what a method."""
+"""A handle on one recorded tensor, and which of its attributes are properties or methods."""
 
 from __future__ import annotations
 

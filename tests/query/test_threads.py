@@ -1,4 +1,4 @@
-"""Many threads read one run while it is being written; each sees whole records only."""
+"""Many threads read one run while it is being written; each sees only complete records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _read(
     ended: threading.Event,
     look: Callable[[Run, FakeRun, SlotInfo, int], None],
 ) -> int:
-    """Reads again and again; returns how often."""
+    """Reads repeatedly; returns how often."""
     count = 0
     while not ended.is_set() or not count:
         run.refresh()

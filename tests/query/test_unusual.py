@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def step_of(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
-    """Returns a training of one step."""
+    """Returns a run of one step."""
 
     def train() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

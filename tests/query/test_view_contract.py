@@ -1,4 +1,4 @@
-"""A run of one process and the same run of two ranks read alike: one contract, numpy as oracle."""
+"""A run of one process and the same run of two ranks read alike: one contract, checked by numpy."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ GRAPH = Structure("0123abcd", [SLOTS[0].key], ["computed"], [])
 
 
 def tensor(slot: SlotInfo, record: int) -> NDArray[np.float32]:
-    """The whole tensor of a record, of all ranks."""
+    """Returns the whole tensor in a record, from all ranks."""
     return np.random.default_rng([slot.id, record]).normal(size=slot.shape).astype(np.float32)
 
 
 def rows_of(slot: SlotInfo, record: int) -> NDArray[np.float32]:
-    """Its statistics per sample, [samples, STATISTICS]; a parameter is one sample."""
+    """Returns its statistics per sample, [samples, STATISTICS]; a parameter is one sample."""
     whole = tensor(slot, record)
     rows = whole.reshape(len(whole), -1) if slot.batch_dim == 0 else whole.reshape(1, -1)
     return statistics(rows).astype(np.float32)
@@ -256,7 +256,7 @@ class TestRecordView:
 
     @pytest.mark.parametrize("record", [LATE, 256])
     def test_samples_are_those_of_the_batch(self, view: RecordView, record: int) -> None:
-        """In the order of the ranks, each of which records as many of its own."""
+        """In rank order; each rank records the same number of its own samples."""
         places = np.array(view.samples(record))
         assert (places >= 0).all()
         found = view.row("smp", record)[OUTPUT]
@@ -309,10 +309,10 @@ class TestRecordView:
 
 
 def _taken(view: RecordView) -> Sequence[int]:
-    """The places in the batch that were recorded: the first of each rank's share."""
+    """Returns the recorded positions in the batch: the first ones of each rank's share."""
     ranks = len(getattr(view, "ranks", [0]))
     share, each = BATCH // ranks, SAMPLES // ranks
-    first = [0, 2, 4, 6] if ranks == 1 else [0, 2]  # evenly spaced in what a process has
+    first = [0, 2, 4, 6] if ranks == 1 else [0, 2]  # evenly spaced over a process's samples
     return [rank * share + at for rank in range(ranks) for at in first[:each]]
 
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a training as processes of their own."""
+"""Starts the ranks of a training job as separate processes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.support.forked import Program
 
 
 def free_port() -> int:
-    """A port on which the ranks can meet."""
+    """Returns a port on which the ranks can meet."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """What torchrun would tell a rank."""
+    """Returns the environment that torchrun would set for a rank."""
     return {
         **os.environ,
         "RANK": str(rank),
@@ -32,7 +32,7 @@ def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 def run_ranks(
     *arguments: str | Path, world_size: int = 2, timeout: float = 240, cwd: Path | None = None
 ) -> list[tuple[int, str]]:
-    """Runs `python ARGUMENTS` once for each rank; returns exit code and output of each."""
+    """Runs `python ARGUMENTS` once per rank; returns the exit code and output of each."""
     port = free_port()
     programs = [
         Program(cwd or Path.cwd(), *arguments, env=environment(rank, world_size, port))

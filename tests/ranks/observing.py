@@ -1,6 +1,6 @@
-"""One rank of compiled trainings whose recorded steps stay compiled: `observing.py OUT`.
+"""One rank of compiled training whose recorded steps stay compiled: `observing.py OUT`.
 
-Each trains uncompiled and recorded, compiled and recorded, and compiled alone.
+Each way trains three times: uncompiled and recorded, compiled and recorded, and compiled only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPEC = {
 
 
 class Block(nn.Module):
-    """What it is given is used twice, in pieces of their own where there are pieces."""
+    """Its input is used twice, in separate pieces if there are pieces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Written without a loop, in which torch would not compile around what breaks the graph."""
+    """Written without a loop, in which torch would not compile around the graph break."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def compiled(net: nn.Module) -> Any:
 
 
 def refused(net: nn.Module) -> Any:
-    """Rank 1 cannot compile what shows its tensors."""
+    """Rank 1 cannot compile the code that shows its tensors."""
     from torch._dynamo.backends.debugging import aot_eager
 
     def backend(graph: torch.fx.GraphModule, inputs: Any, **more: Any) -> Any:
@@ -129,7 +129,7 @@ WAYS: dict[str, tuple[Wrap, Wrap]] = {  # uncompiled, compiled
 
 
 def train(wrap: Wrap, make: Callable[[], nn.Module], graphs: list[int]) -> list[float]:
-    """Trains; appends to `graphs` how many Dynamo has found until each step."""
+    """Trains; appends to `graphs` how many graphs Dynamo has found by each step."""
     torch.manual_seed(0)
     torch.compiler.reset()
     counters.clear()
@@ -147,7 +147,7 @@ def train(wrap: Wrap, make: Callable[[], nn.Module], graphs: list[int]) -> list[
 
 
 def compare(way: str, seen: list[str]) -> dict[str, Any]:
-    """Trains one way three times; `seen` grows with what compiled code shows."""
+    """Trains in one way three times; appends what compiled code shows to `seen`."""
     plain, wrap = WAYS[way]
     make = Talking if way == "talking" else Net
     graphs: list[int] = []
@@ -171,7 +171,7 @@ def compare(way: str, seen: list[str]) -> dict[str, Any]:
 
 
 def main(out: Path) -> None:
-    """Writes what became of each way to `OUT/RANK.json`."""
+    """Writes the outcome of each way to `OUT/RANK.json`."""
     seen: list[str] = []
     read = Observers.read
 

@@ -1,4 +1,4 @@
-"""A run that several programs wrote one after another reads as if one had."""
+"""A run written by several programs one after another reads as if one had written it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ sizes = st.lists(st.integers(1, 300), min_size=0, max_size=2)  # a block has 256
 def test_whatever_was_committed_before_is_bit_for_bit_there(
     tmp_path_factory: pytest.TempPathFactory, sessions: list[list[int]], slots: int
 ) -> None:
-    """Across blocks of records, of scalars, new slots, names and kept values."""
+    """Across blocks of records and scalars, new slots, new names and kept values."""
     run, truth = tmp_path_factory.mktemp("append") / "run", Truth()
     numbers = 0
     for number, commits in enumerate(sessions):
@@ -135,7 +135,7 @@ def test_the_writer_that_counts_is_the_newest_not_the_one_that_began(tmp_path: P
 
 
 def test_a_silent_writer_elsewhere_is_given_time(tmp_path: Path) -> None:
-    """Of another machine only its last commit is known; if it lives, its next one fails."""
+    """Only another machine's last commit is known; if its writer lives, its next commit fails."""
     writer = RunWriter.create(tmp_path / "run", meta_of())
     writer._head["writer"] = {"pid": 1, "machine": "elsewhere", "host": "far"}
     truth = Truth()

@@ -1,4 +1,4 @@
-"""What is damaged on one rank hides, of all ranks together, what takes it, and nothing else."""
+"""Damage on one rank hides what it affects in all ranks together, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.store.test_damage import overwrite
 from tests.store.truth import Truth, meta_of, same
 
 SLOTS, COPY = 40, 2
-"""Slots of both ranks; one is a parameter, which all ranks have alike."""
+"""The slots of both ranks; one is a parameter, which all ranks share."""
 
 HIT = slice(256, 512)
-"""The records of the second block, which are stored in the block only; step = 3 * record."""
+"""The records of the second block, which are stored only in the block; step = 3 * record."""
 
 
 def write_rank(folder: Path, rank: int) -> None:
@@ -59,7 +59,7 @@ def run(whole: Path, tmp_path: Path) -> Path:
 
 
 def damage(database: Path, array: str, *chunk: int) -> int:
-    """Damages the chunk with these indices (others: 0); returns how many slots it holds."""
+    """Damages the chunk with these indices (others: 0); returns how many slots it contains."""
     form = Reader(database).view.tables.forms[array]
     at = [*chunk, *[0] * (len(form.shape) - len(chunk))]
     key = f"{array}/c/" + "/".join(map(str, at))
@@ -73,7 +73,7 @@ def view_of(run: Path) -> RecordView:
 
 
 def statistics(run: Path) -> NDArray[np.float32]:
-    """All statistics of all ranks together, [records, slots, columns]."""
+    """Returns all statistics of all ranks together, [records, slots, columns]."""
     view = view_of(run)
     return np.stack([view.heat("agg", column) for column in range(len(view.meta.columns))], -1)
 
@@ -85,7 +85,7 @@ def statistics(run: Path) -> NDArray[np.float32]:
 def test_what_takes_a_damaged_column_of_a_rank_is_missing(
     whole: Path, run: Path, column: int, taken_by: tuple[int, ...]
 ) -> None:
-    """A deviation takes the means; the numbers of samples (column 9) weigh all."""
+    """A deviation needs the means; the numbers of samples (column 9) are the weights of all."""
     expected = statistics(whole)
     width = damage(run / "ranks" / "1", "agg/blk", 1, 0, column)
     gone = np.zeros(expected.shape, bool)
@@ -163,7 +163,7 @@ def test_histograms_are_not_those_of_some_ranks(
 
 
 def other(run: Path, folder: Path, facts: dict[str, object] | None) -> None:
-    """Puts another database in the place of rank 1."""
+    """Replaces rank 1's database with another one."""
     meta = meta_of(facts={} if facts is None else {"ranks": facts})
     truth = Truth(9, meta)
     writer = RunWriter.create(folder, meta)

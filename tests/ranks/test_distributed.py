@@ -1,4 +1,4 @@
-"""Trainings of two processes: as if untraced, and together what one process would have recorded."""
+"""Training in two processes is unchanged, and the joined records match a single process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_of(trained: Path, way: str) -> Run:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """The same trainings in one process, on the global batches."""
+    """The same training runs in one process, on the global batches."""
     root = tmp_path_factory.mktemp("alone")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -99,7 +99,7 @@ def test_nodes_and_graph_are_those_of_one_process(
 def test_joined_statistics_are_those_of_one_process(
     trained: Path, alone: dict[str, Run], way: str, single: str, how: str
 ) -> None:
-    """At the first step all differ by rounding alone; later the trainings themselves do."""
+    """At the first step, all differ only by rounding; later, training itself diverges."""
     for step in range(worker.STEPS):
         joined = _named(run_of(trained, way), step, how)
         whole = _named(alone[single], step, how)
@@ -115,7 +115,7 @@ def test_joined_statistics_are_those_of_one_process(
 
 
 def _named(run: Run, step: int, how: str) -> dict[tuple[str, ...], np.ndarray]:
-    """The statistics of a record by slot name, without what Adam makes of rounding errors."""
+    """Returns a record's statistics by slot name, without what Adam makes of rounding errors."""
     rows = run.row(step, over_batch=how).drop(columns="update_ratio")
     return dict(zip(rows.index, rows.to_numpy(), strict=True))
 
@@ -123,7 +123,7 @@ def _named(run: Run, step: int, how: str) -> dict[tuple[str, ...], np.ndarray]:
 def test_gradients_of_outputs_are_those_of_the_ranks_own_losses(
     trained: Path, alone: dict[str, Run]
 ) -> None:
-    """With mean losses over half the batch they are twice those of the global mean."""
+    """With mean losses over half the batch, they are twice those of the global mean."""
     name = "blocks.0.0"
     joined = run_of(trained, "ddp").slot(name, of="grad").series("l2").iloc[0]
     whole = alone["ddp"].slot(name, of="grad").series("l2").iloc[0]
@@ -228,7 +228,7 @@ def test_what_one_rank_alone_finds_carries_its_number(trained: Path) -> None:
     }
     bad = found["Rank 1"]
     assert (str(bad.place), bad.first_step, bad.sample) == ("input input", 3, 2)
-    assert len(found) == 2  # and where rank 0 gets it from: the gradients, which are summed
+    assert len(found) == 2  # and where rank 0 gets it from: the summed gradients
     (unused,) = [f for f in diagnose(run).findings if f.rule == "untrained_parameter"]
     assert str(unused.place) == "spare weight"
     assert diagnose(run.rank(1)).findings[0].sample == 2

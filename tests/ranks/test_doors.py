@@ -1,4 +1,4 @@
-"""Every way to start several processes makes one run, and nobody waits because of us."""
+"""Every way to start multiple processes creates one run, and none waits because of tracing."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ if __name__ == "__main__":
 
 
 def the_run(root: Path) -> Run:
-    """The only run below a root, with two ranks that recorded four steps."""
+    """Returns the only run below a root, with two ranks that recorded four steps."""
     runs = comgra.open_group(root)
     assert len(runs) == 1, runs.names
     (run,) = runs
@@ -91,7 +91,7 @@ def the_run(root: Path) -> Run:
     assert list(run.steps) == [0, 1, 2, 3]
     assert run.state == "finished"
     assert run.rank_differences().empty
-    # the input of rank r at step s is r + s everywhere: its mean tells whose samples are there
+    # the input of rank r at step s is r + s everywhere, so its mean identifies the rank
     assert run.slot("input", role="input").series("mean").tolist() == [0.5, 1.5, 2.5, 3.5]
     assert run.slot("input", role="input").series("mean", over_batch="std").tolist() == [0.5] * 4
     return run
@@ -118,7 +118,7 @@ def test_torchrun_and_an_unmodified_script(tmp_path: Path, script: Path) -> None
 
 @pytest.mark.slow
 def test_ranks_that_only_torch_distributed_knows(tmp_path: Path) -> None:
-    """Tracing began before `init_process_group`, in processes that nothing told what they are."""
+    """Tracing began before `init_process_group`, in processes that do not know their rank."""
     script = tmp_path / "spawning.py"
     script.write_text(SPAWNING)
     done = subprocess.run(
@@ -162,7 +162,7 @@ def test_a_rank_that_dies_hurts_neither_the_others_nor_what_is_recorded(tmp_path
 
 @pytest.mark.slow
 def test_only_the_ranks_that_the_spec_names_are_recorded(tmp_path: Path, script: Path) -> None:
-    """In processes of their own; see `test_resumed_ranks` for a shorter form."""
+    """In separate processes; see `test_resumed_ranks` for a shorter form."""
     options = ["schedule.first=100", f"run.root={tmp_path / 'runs'}", "run.ranks=1"]
     for code, text in run_ranks("-m", "comgra_decl", *options, script):
         assert code == 0, text
@@ -196,7 +196,7 @@ def test_the_environment_may_say_the_rank(environment: dict[str, str], rank: Ran
 
 
 class Launch:
-    """Ranks of launches, one after another, that ask for a folder in this process."""
+    """Ranks of successive launches that request a folder in this process."""
 
     def __init__(self, group: Path) -> None:
         self.group = group
@@ -248,7 +248,7 @@ def test_nobody_joins_a_launch_whose_processes_have_ended(launch: Launch) -> Non
     launch.ask(0)
     (member,) = (launch.group / ".ranks").glob("*.rank0")
     content = json.loads(member.read_text())
-    member.write_text(json.dumps({**content, "process_start": "0"}))  # its number was taken again
+    member.write_text(json.dumps({**content, "process_start": "0"}))  # its number was reused
     assert launch.ask(1) == "run 2"
 
 

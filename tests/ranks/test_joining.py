@@ -1,4 +1,4 @@
-"""Statistics of ranks, joined, are those of all their numbers: numpy is the judge."""
+"""The joined statistics of all ranks equal those of all their numbers, as numpy computes them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def slot(
 
 
 def stored(samples: list[NDArray[np.float64]]) -> dict[str, float]:
-    """What a rank stores of its samples, by numpy, as float32."""
+    """Returns what a rank stores about its samples, by numpy, as float32."""
     columns: dict[str, float] = {"rows": len(samples)}
     for name, statistic in STATISTICS.items():
         values = np.array([statistic(sample) for sample in samples])
@@ -52,7 +52,7 @@ def stored(samples: list[NDArray[np.float64]]) -> dict[str, float]:
 
 
 def joined(ranks: list[dict[str, float] | None], slots: list[SlotInfo | None]) -> dict[str, float]:
-    """All columns of some ranks' tables, joined."""
+    """Returns all columns of some ranks' tables, joined."""
     names = next(rank for rank in ranks if rank is not None)
     one = Ranks([[s] for s in slots])
 
@@ -206,7 +206,7 @@ def test_joined_histograms_lose_nothing_and_misplace_little(
 
 
 def _in_the_bin_of(edge: float, counts: NDArray[np.int64], low: float, high: float) -> int:
-    """How many elements of a rank lie in bins that the edge touches."""
+    """Returns how many of a rank's elements are in bins that the edge touches."""
     if not low <= edge <= high:
         return 0
     edges = np.linspace(low, high, len(counts) + 1)

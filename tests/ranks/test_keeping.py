@@ -1,4 +1,4 @@
-"""Checking, compacting, copying and exporting runs that several programs have written."""
+"""Verifying, compacting, copying and exporting runs that several programs have written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def facts_of(rank: int) -> dict[str, Any]:
 
 
 def from_step(truth: Truth, records: int, first: int) -> Any:
-    """A batch of records of the training steps from `first` on."""
+    """Returns a batch of records of the training steps from `first` on."""
     batch = truth.batch(records, range(SLOTS), values={1: np.arange(6, dtype="f4").reshape(2, 3)})
     for number, info in enumerate(batch.steps):
         info.step = first + number
@@ -47,7 +47,7 @@ def from_step(truth: Truth, records: int, first: int) -> Any:
 
 
 def write_rank(folder: Path, rank: int) -> None:
-    """600 records in 6 commits; then another session that begins again at step 500, to 719."""
+    """600 records in 6 commits; then a second session that resumes at step 500 and ends at 719."""
     truth = Truth(rank, meta_of(facts=facts_of(rank), spec=SPEC))
     writer = RunWriter.create(folder, truth.meta)
     for number in range(6):
@@ -68,7 +68,7 @@ SPEC = {"histogram": {"bins": 4, "elements": 4096}}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two of three ranks, each of two sessions; the records of steps 500 to 599 are there twice."""
+    """Two of three ranks with two sessions each; the records of steps 500 to 599 exist twice."""
     path = tmp_path_factory.mktemp("group") / "run"
     write_rank(path, 0)
     write_rank(path / "ranks" / "1", 1)
@@ -94,7 +94,7 @@ COPIES: dict[str, Callable[[Path, Path], Path]] = {
 def made(
     run: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Path:
-    """A copy that nobody changes."""
+    """A copy that must not be changed."""
     return COPIES[request.param](run, tmp_path_factory.mktemp("made") / "copy")
 
 
@@ -104,7 +104,7 @@ def copy(made: Path, tmp_path: Path) -> Path:
 
 
 def told(run: Run) -> dict[str, Any]:
-    """All that a run shows of records and sessions."""
+    """Returns everything that a run shows about records and sessions."""
     chunks = list(run.chunks())
     return {
         "records": run.records,
@@ -158,7 +158,7 @@ def test_what_the_sessions_were_is_kept(run: Path, copy: Path) -> None:
 
 
 def test_a_copy_can_be_gone_on_with(copy: Path) -> None:
-    """The blocks still filling are taken in again, also of what was compacted."""
+    """The open blocks are restored, including those of a compacted run."""
     for rank, part in enumerate(databases(copy)):
         before = Reader(part).view
         truth = Truth(7, meta_of(facts=facts_of(rank), spec=SPEC))
@@ -236,7 +236,7 @@ def test_show_says_ranks_sessions_and_losses(
 def test_of_a_compacted_run_that_went_on_the_newest_whole_version_is_found(
     run: Path, tmp_path: Path
 ) -> None:
-    """The versions before the compacted one are parts of it, and no run at all."""
+    """The versions before compaction are parts of a run, not complete ones."""
     part = copy_run(run, tmp_path / "copy") / "ranks" / "1"
     compact(part)
     compacted_version = newest_version(part)
@@ -258,7 +258,7 @@ def test_of_a_compacted_run_that_went_on_the_newest_whole_version_is_found(
 def test_a_resumption_while_a_run_is_compacted_keeps_every_commit(
     run: Path, tmp_path: Path
 ) -> None:
-    """It is not held up; the compaction notices, and leaves the run as it is."""
+    """The writer is not blocked; compaction notices it and leaves the run as it is."""
     part = copy_run(run, tmp_path / "copy") / "ranks" / "1"
     writers: list[RunWriter] = []
 

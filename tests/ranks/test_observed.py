@@ -1,4 +1,4 @@
-"""Trainings of two processes whose recorded steps stay compiled: `compile: observed`."""
+"""Training in two processes whose recorded steps stay compiled: `compile: observed`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ON_BOTH = [way for way in WAYS if "one rank" not in way and way != "talking"]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank has found, of each way."""
+    """What each rank has found, for each way."""
     out = tmp_path_factory.mktemp("observed")
     for code, text in run_ranks("-m", "tests.ranks.observing", out):
         assert code == 0, text
@@ -54,7 +54,7 @@ def test_all_ranks_compile_with_observers_once_and_other_steps_nothing_more(
 def test_a_rank_that_runs_eagerly_meets_those_that_run_compiled(
     trained: list[dict[str, Any]], way: str
 ) -> None:
-    """Both communicate in the same order, so none waits for ever."""
+    """Both communicate in the same order, so neither waits forever."""
     zero, one = (rank[way] for rank in trained)
     assert zero["warnings"] == []
     assert zero["shown"]

@@ -1,4 +1,4 @@
-"""Several processes go on with the run of several."""
+"""Multiple processes resume the run of multiple processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ dist.destroy_process_group()
 
 
 def test_each_rank_goes_on_with_its_own_database(tmp_path: Path) -> None:
-    """In processes of their own; a shorter form follows."""
+    """In separate processes; a shorter form follows."""
     script, checkpoint = tmp_path / "train.py", tmp_path / "checkpoint.pt"
     script.write_text(SCRIPT)
     options = ["schedule.first=100", f"run.root={tmp_path / 'runs'}", "run.resume=true"]

@@ -1,4 +1,4 @@
-"""Trainings that go on from a checkpoint, in the run in which they began."""
+"""Training resumed from a checkpoint continues the same run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def train(
     kind: type[torch.optim.Optimizer] = torch.optim.AdamW,
     fail_after: int | None = None,
 ) -> Checkpoint | None:
-    """Some steps of a training; returns the checkpoint made on the way."""
+    """Trains for some steps; returns the checkpoint made on the way."""
     model = worker.net()
     optimizer = kind(model.parameters(), lr=0.01)  # type: ignore[call-arg]
     if checkpoint is not None:
         model.load_state_dict(checkpoint[0])
-        optimizer.load_state_dict(copy.deepcopy(checkpoint[1]))  # it takes the tensors themselves
+        optimizer.load_state_dict(copy.deepcopy(checkpoint[1]))  # receives the tensors themselves
     saved = None
     for step in steps:
         optimizer.zero_grad()
@@ -60,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def crashed(tmp_path: Path) -> Checkpoint:
-    """A run of 9 steps whose checkpoint was made after 6."""
+    """A run of 9 steps whose checkpoint was made after step 6."""
     saved: list[Checkpoint | None] = []
     with traced(tmp_path, name="run"):
         saved.append(train(range(9), save_after=5))
@@ -133,7 +133,7 @@ def test_without_any_count_it_goes_on_after_the_last_step(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("crashed")
 def test_a_fresh_optimizer_does_not_wipe_the_run(tmp_path: Path) -> None:
-    """Its count of 1 is no reason to take the step for the first of all."""
+    """A count of 1 is no reason to treat the step as the very first."""
     with traced(tmp_path, resume=True) as session:
         train(range(2))
     assert list(comgra.open_run(session.path).steps) == list(range(11))

@@ -1,4 +1,4 @@
-"""Many threads ask for what several ranks have recorded, while more of it comes."""
+"""Many threads read what multiple ranks have recorded, while more is being recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THREADS, SLOTS = 8, 200
 
 @pytest.fixture(autouse=True)
 def restless() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Makes threads take turns as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -1,6 +1,7 @@
-"""One rank of a distributed training on the processor, in several ways: `worker.py OUT WAY ...`.
+"""One rank of distributed training on the CPU, in several ways: `worker.py OUT WAY ...`.
 
-What each way trained comes back as numbers that do not depend on tracing, in `OUT/<way>.<rank>.pt`.
+The results of each way are saved, as numbers that do not depend on tracing, to
+`OUT/<way>.<rank>.pt`.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ class Net(nn.Module):
 
 
 def batch(step: int) -> torch.Tensor:
-    """The global batch of a step [8, 6]."""
+    """Returns the global batch of a step [8, 6]."""
     return torch.randn(GLOBAL, FEATURES, generator=torch.Generator().manual_seed(step))
 
 
 def share(step: int) -> torch.Tensor:
-    """This rank's part of it."""
+    """Returns this rank's part of it."""
     return batch(step).chunk(dist.get_world_size())[dist.get_rank()]
 
 
@@ -67,7 +68,7 @@ def train(
     accumulate: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
     steps: int = STEPS,
 ) -> dict[str, torch.Tensor]:
-    """Some steps of AdamW; returns losses and parameters."""
+    """Takes some steps of AdamW; returns losses and parameters."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     losses = []
     for step in range(steps):
@@ -100,23 +101,23 @@ def ddp() -> dict[str, torch.Tensor]:
 
 
 def no_sync() -> dict[str, torch.Tensor]:
-    """Two backwards per step, of which only the second communicates."""
+    """Two backward passes per step, only the second of which communicates."""
     model = DistributedDataParallel(net())
     return train(model, accumulate=model.no_sync)
 
 
 def unused() -> dict[str, torch.Tensor]:
-    """A parameter takes no part."""
+    """A parameter is not used."""
     return train(DistributedDataParallel(net(skip=True), find_unused_parameters=True))
 
 
 def drifting() -> dict[str, torch.Tensor]:
-    """The bug of training without data parallelism in several processes."""
+    """The bug of training in multiple processes without data parallelism."""
     return train(net())
 
 
 def fsdp(reshard: bool = True) -> dict[str, torch.Tensor]:
-    """Sharded parameters, one group for each block."""
+    """Sharded parameters, one group per block."""
     from torch.distributed.fsdp import fully_shard
 
     model = net()
@@ -132,14 +133,14 @@ def compiled() -> dict[str, torch.Tensor]:
 
 
 def dying() -> dict[str, torch.Tensor]:
-    """Rank 1 ends at once, in the middle of its third step."""
+    """Rank 1 ends abruptly, in the middle of its third step."""
     model = net()
     model.register_forward_hook(Dying())
     return train(model)
 
 
 def broken() -> dict[str, torch.Tensor]:
-    """One sample of rank 1 is bad in step 3, and a parameter takes no part."""
+    """One sample on rank 1 is bad in step 3, and a parameter is not used."""
 
     def data(step: int) -> torch.Tensor:
         x = share(step)
@@ -152,7 +153,7 @@ def broken() -> dict[str, torch.Tensor]:
 
 
 class Dying:
-    """Ends rank 1's process without a word."""
+    """Ends rank 1's process without any notice."""
 
     calls = 0
 
@@ -164,7 +165,7 @@ class Dying:
 
 
 def _wait_for_records(count: int) -> None:
-    """Waits until this rank's records are on the disk."""
+    """Waits until this rank's records are on disk."""
     part = Path(sys.argv[1]) / "dying" / "run" / "ranks" / str(dist.get_rank())
     end = time.monotonic() + 60
     while time.monotonic() < end:
@@ -187,7 +188,7 @@ WAYS: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
 
 
 def main(out: Path, ways: list[str]) -> None:
-    """Trains each way with and without tracing."""
+    """Trains in each way, with and without tracing."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for way in ways:

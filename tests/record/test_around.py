@@ -397,7 +397,7 @@ def test_only_long_steps_outside_of_evaluations_stall() -> None:
 
 
 def growing() -> dict[str, float]:
-    """Return what is found to grow while a list of tensors and a list of numbers do.
+    """Return what is found to grow while a list of tensors and a list of numbers grow.
 
     Not part of a test, because pytest rewrites functions with assertions to call `locals`.
     """

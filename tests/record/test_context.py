@@ -1,4 +1,4 @@
-"""What is kept of the circumstances of a run, and where the run goes."""
+"""What a run stores about its circumstances, and where the run is stored."""
 
 from __future__ import annotations
 

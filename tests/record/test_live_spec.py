@@ -26,7 +26,7 @@ SPEC: dict[str, Any] = {
 
 
 class Training:
-    """A small training whose spec is looked at before each step, without waiting for a clock."""
+    """A short training run whose spec is checked before each step, without waiting for a clock."""
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -93,7 +93,7 @@ def test_a_changed_schedule_takes_effect_at_the_next_step_and_is_noted(tmp_path:
         live.edit(put("schedule", "every", to=2))
         live.run(8)
     run = comgra.open_run(live.path)
-    # The step in progress when the file is looked at is the 13th; from the 14th on it counts.
+    # When the file is checked, the 13th step is in progress; the change applies from the 14th.
     assert run.steps.tolist() == [0, 10, 14, 16, 18, 20]
     assert run.notes().text.tolist() == ["spec.yaml was changed: schedule, from step 14 on"]
 

@@ -1,4 +1,4 @@
-"""Addresses that tracing holds in reserve, for a limit that comes while a program runs."""
+"""Address space that tracing reserves, for a limit that is set while a program runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def taken() -> tuple[int, int]:
-    """The bytes of addresses and of memory that this process has."""
+    """The number of bytes of address space and memory that this process uses."""
     addresses, memory, *_ = Path("/proc/self/statm").read_text().split()
     return int(addresses) * mmap.PAGESIZE, int(memory) * mmap.PAGESIZE
 
@@ -28,7 +28,7 @@ def about(size: int, wanted: int) -> bool:
 
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the process may have only so many addresses, to be appended to."""
+    """Whether the process may use only this much address space, to be appended to."""
     now = [False]
     monkeypatch.setattr(room, "_is_limited", lambda: now[-1])
     monkeypatch.setattr(room, "_is_strict", lambda: False)

@@ -1,4 +1,4 @@
-"""A bucket of their own for the tests of places that are no folders."""
+"""A separate bucket for the tests of locations that are not folders."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _numbers = count()
 
 @pytest.fixture(scope="session")
 def endpoint() -> Iterator[str]:
-    """The URL of a server that answers as S3 does."""
+    """The URL of a server that answers like S3."""
     with fake_s3() as url:
         yield url
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing outside this machine is ever asked, and nobody waits long."""
+    """Sends no request outside this machine, and keeps waits short."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # where nothing listens
     hurry = {"max_retries": 1, "initial_delay": "1ms", "max_delay": "1ms"}
     monkeypatch.setattr(remote, "RETRIES", hurry)
 
 
 @pytest.fixture
 def root(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Remote:
-    """An empty place."""
+    """An empty location."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     return Remote("s3", BUCKET, f"läufe mit raum/{next(_numbers)}")

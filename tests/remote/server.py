@@ -1,4 +1,4 @@
-"""A server on this machine that answers as S3 does, so that no test reaches out to anything."""
+"""A local server that answers like S3, so that no test sends requests outside this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ENVIRONMENT = {
     "AWS_CONFIG_FILE": "/nonexistent",
     "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
 }
-"""What lets a request be signed, and keeps Amazon's code from looking for more."""
+"""Credentials that allow requests to be signed and keep Amazon's library from searching for more.
+"""
 
 _SERVER = """
 import logging, sys
@@ -34,7 +35,7 @@ server.stop()
 
 @contextmanager
 def fake_s3(bucket: str = BUCKET) -> Iterator[str]:
-    """Runs a server with an empty bucket, in a process of its own; yields its URL."""
+    """Runs a server with an empty bucket in a separate process; yields its URL."""
     command = [sys.executable, "-W", "ignore", "-c", _SERVER]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as server:

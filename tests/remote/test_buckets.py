@@ -1,4 +1,4 @@
-"""A run in a bucket is written, read, gone on with, listed, checked and copied like any other."""
+"""A run in a bucket is written, read, resumed, listed, verified and copied like any other."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_nothing_there_is_told(root: Remote) -> None:
 
 
 def test_a_bucket_out_of_reach_is_no_damage_and_no_empty_list() -> None:
-    nowhere = Remote("s3", "a-bucket", "runs")  # see `environment`: nobody listens
+    nowhere = Remote("s3", "a-bucket", "runs")  # see `environment`: nothing listens
     for call in (list_runs, comgra.open_run, comgra.open_group, verify):
         with pytest.raises(StoreError, match=r"s3://a-bucket/runs.*retry attempts failed"):
             call(nowhere)
@@ -129,7 +129,7 @@ def test_what_cannot_be_read_for_now_is_never_shown_as_missing(
     with fake_s3() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         write(place, commits=1)
-        reader = Reader(place, context=new_context(cache_bytes=0))  # which is in a hurry, too
+        reader = Reader(place, context=new_context(cache_bytes=0))  # which also keeps waits short
         view = reader.view
     for read in (reader.poll, lambda: view.series("agg", 0, 0), lambda: view.row("agg", 0)):
         with pytest.raises(TransientStoreError, match="cannot be read now"):

@@ -1,4 +1,4 @@
-"""What names a place: a path, or a URL, also one that has been taken for a path."""
+"""What names a location: a path or a URL, including a URL that was mistaken for a path."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_tensorstore_is_told_is_valid_and_the_same_each_time(
 def test_a_build_that_lacks_the_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "DRIVERS", {"s3": "s4"})
     with pytest.raises(
-        MissingPackageError, match=r"lacks the driver 's4'.*pip install tensorstore"
+        MissingPackageError, match=r"lacks the 's4' driver.*pip install tensorstore"
     ):
         base_spec(Remote("s3", "bucket"))
 

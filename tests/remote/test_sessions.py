@@ -1,4 +1,4 @@
-"""A training is recorded into a bucket, whatever the bucket does meanwhile."""
+"""Training is recorded to a bucket, whatever happens to the bucket in the meantime."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def said(caplog: pytest.LogCaptureFixture) -> str:
 
 
 def is_there(session: Session) -> bool:
-    """Whether the thread that writes has made the run."""
+    """Whether the writer thread has created the run."""
     with suppress(ComgraError):
         return comgra.open_run(str(session.path)).name == "run"
     return False
@@ -101,7 +101,7 @@ def test_a_bucket_out_of_reach_is_said_and_the_training_goes_on(
 ) -> None:
     plain = train()
     with caplog.at_level(logging.ERROR, "comgra_decl"):
-        losses, session = traced("s3://a-bucket/runs")  # nobody listens
+        losses, session = traced("s3://a-bucket/runs")  # nothing listens
     assert losses == plain
     assert session.path is None
     assert re.search(r"nothing is recorded: s3://a-bucket/.*retry attempts failed", said(caplog))
@@ -109,7 +109,7 @@ def test_a_bucket_out_of_reach_is_said_and_the_training_goes_on(
 
 @pytest.fixture
 def guarded() -> Iterator[str]:
-    """The URL of a store that lets nobody in."""
+    """The URL of a store that denies access."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -120,7 +120,7 @@ def guarded() -> Iterator[str]:
         do_HEAD = do_PUT = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = Thread(target=server.serve_forever)

@@ -1,5 +1,5 @@
-"""What comgra can do is here, and what fails there does not fail here.
+"""comgra_decl can do what comgra can, and what fails in comgra does not fail here.
 
-The ids in the names of the tests are those of a survey of comgra 0.11.5: R is a feature of its
-recorder, L a limit or trap, F a failure.
+The ids in the test names come from a survey of comgra 0.11.5: R is a feature of its recorder, L a
+limit or pitfall, F a failure.
 """

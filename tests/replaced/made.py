@@ -1,4 +1,4 @@
-"""Modules made of a function, and their training."""
+"""Modules made from a function, and their training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERYTHING = {
 
 
 class Made(nn.Module):
-    """A module whose forward pass is given."""
+    """A module whose forward pass is injected."""
 
     def __init__(self, forward: Callable[..., Any], **parts: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks and trainings that comgra's features are shown on."""
+"""Networks and training loops that demonstrate comgra's features."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Net(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A cell that is called once for each token."""
+    """A cell that is called once per token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Recurrent(nn.Module):
 
 
 def classify(model: nn.Module, *, steps: int = 1, batch: int = 5) -> None:
-    """A plain loop that knows nothing of tracing."""
+    """A plain loop that knows nothing about tracing."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -61,7 +61,7 @@ def classify(model: nn.Module, *, steps: int = 1, batch: int = 5) -> None:
 
 
 def told(steps: int, say: Callable[[int], Any] | None = None) -> Callable[[], None]:
-    """A function that trains, and says something before each step."""
+    """A function that trains, and adds annotations before each step."""
 
     def training() -> None:
         model = nn.Linear(3, 1)

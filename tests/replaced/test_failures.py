@@ -1,4 +1,4 @@
-"""Ways in which recordings of comgra are lost or do harm, which are none here."""
+"""Ways in which comgra's recordings are lost or do harm, none of which exist here."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _wait_for_records(root: Path, count: int) -> int:
     while time.monotonic() < end:
         try:
             run = comgra.open_run(root)
-            found = min(len(run.steps), len(run.kpis()) // 2)  # numbers follow within seconds
+            found = min(len(run.steps), len(run.kpis()) // 2)  # metrics follow within seconds
         except ComgraError:
             found = 0
         if found >= count:

@@ -1,4 +1,4 @@
-"""What comgra records and how it reduces it, here (R01 to R15)."""
+"""What comgra records and how it reduces it, in comgra_decl (R01 to R15)."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_r11_samples_come_before_the_batch(tmp_path: Path) -> None:
 
 
 def fraction_above(x: torch.Tensor, limit: float = 0.0) -> torch.Tensor:
-    """A statistic of the user's: the share of values above a limit, per sample."""
+    """A custom statistic: the share of values above a limit, per sample."""
     return (x.flatten(1) > limit).float().mean(1)
 
 

@@ -1,4 +1,4 @@
-"""When comgra records, and what it keeps beside tensors, here (R16 to R29)."""
+"""When comgra records, and what it stores besides tensors, in comgra_decl (R16 to R29)."""
 
 from __future__ import annotations
 

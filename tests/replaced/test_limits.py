@@ -70,7 +70,7 @@ def test_l04_gradients_of_an_input_used_at_every_step_do_not_pile_up(tmp_path: P
     capture = {"all": {"select": "**", "capture": ["input", "input_grad"], "values": True}}
     run = traced(tmp_path, capture, training)
     for step in range(3):
-        # the second call of the step is the one that is trained on
+        # the second call in the step is the one that is trained
         gradient = run.slot("Linear", role="input", of="grad", iteration=1).value(step)
         np.testing.assert_allclose(gradient, seen[step], rtol=1e-5)
 

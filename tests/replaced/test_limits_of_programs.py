@@ -41,7 +41,7 @@ def test_l16_a_loss_with_weights_and_a_second_net_are_part_of_the_graph(tmp_path
         encoder, decoder, criterion = nn.Linear(3, 4), nn.Conv1d(1, 2, 4), Criterion()
         parameters = [p for m in (encoder, decoder, criterion) for p in m.parameters()]
         optimizer = torch.optim.SGD(parameters, lr=0.1)
-        for _ in range(2):  # until they are known as parts of one program
+        for _ in range(2):  # until they are known to be parts of one program
             hidden = decoder(encoder(torch.randn(5, 3)).unsqueeze(1)).squeeze(2)
             criterion(hidden).backward()
             optimizer.step()
@@ -126,7 +126,7 @@ def test_l21_an_error_within_a_step_does_no_harm(tmp_path: Path) -> None:
             try:
                 out = net(torch.ones(2, 4))
                 if step == 1:
-                    net(torch.ones(2, 5))  # shapes that do not fit
+                    net(torch.ones(2, 5))  # shapes that do not match
                 out.sum().backward()
             except RuntimeError:
                 continue
@@ -229,7 +229,7 @@ def test_l27_names_may_hold_anything(tmp_path: Path) -> None:
 
 
 class Kept(torch.autograd.Function):
-    """Holds something in the graph, so that it can be seen when the graph is freed."""
+    """Holds an object in the graph, to show when the graph is freed."""
 
     watched: list[weakref.ref[Any]] = []  # noqa: RUF012
 
@@ -248,7 +248,7 @@ held: Callable[[torch.Tensor], torch.Tensor] = Kept.apply
 
 
 class Held:
-    """Something that a weak reference can point at."""
+    """An object that a weak reference can refer to."""
 
 
 def test_l28_the_graph_of_autograd_is_freed_as_early_as_without_tracing(tmp_path: Path) -> None:

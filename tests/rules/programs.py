@@ -1,4 +1,4 @@
-"""Small programs whose calls and losses show a mistake, or do not, and what rules say of them."""
+"""Small programs whose calls and losses reveal a mistake, or do not, and what rules report."""
 
 from __future__ import annotations
 

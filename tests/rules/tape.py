@@ -1,4 +1,4 @@
-"""A run made of tensors written down in a test, played to rules in windows of any length."""
+"""A run made of tensors given in a test, passed to rules in windows of any length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BINS = 64
 
 
 def statistics_of(tensor: Any, batch_dim: int | None) -> NDArray[np.float64]:
-    """Returns [statistics, 3] of a tensor by plain numpy, NaN and all."""
+    """Returns [statistics, 3] of a tensor by plain numpy, including NaN."""
     tensor = np.asarray(tensor, np.float64)
     rows = tensor.reshape(1, -1) if batch_dim is None else tensor.reshape(len(tensor), -1)
     with np.errstate(all="ignore"):
@@ -36,12 +36,12 @@ def statistics_of(tensor: Any, batch_dim: int | None) -> NDArray[np.float64]:
 
 
 Tensor = int | Sequence[int]
-"""What a loss call gets: a slot, whose shape is that of each record; or a shape alone."""
+"""What a loss call receives: a slot, whose shape is that of each record; or only a shape."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A loss call as a test describes it; see `records.LOSS_CALLS`."""
+    """A loss call as described by a test; see `records.LOSS_CALLS`."""
 
     function: str
     prediction: Tensor
@@ -53,7 +53,7 @@ class Compared:
 
 @dataclass
 class Tape:
-    """Records, numbers and graphs of a run; slots are named by what they are recorded under."""
+    """Records, metrics and graphs of a run; slots are named by the key they are recorded under."""
 
     slots: list[SlotInfo] = field(default_factory=list)
     rows: list[dict[int, Any]] = field(default_factory=list)
@@ -65,11 +65,11 @@ class Tape:
     skipped: set[int] = field(default_factory=set)
     statistics: tuple[str, ...] = STATISTICS
     extra: list[dict[int, list[float]]] = field(default_factory=list)
-    """Of each record, the statistics beyond the usual ones, by slot."""
+    """Statistics beyond the default ones, by record and slot."""
     facts: list[dict[str, Any]] = field(default_factory=list)
-    """Of each record, further facts, such as `records.MODES`."""
+    """Further facts, such as `records.MODES`, by record."""
     calls: list[Compared] = field(default_factory=list)
-    """The loss calls of the records that follow."""
+    """The loss calls in the records that follow."""
 
     def slot(
         self,
@@ -125,11 +125,11 @@ class Tape:
         self.structure = Structure("g", keys, kinds, pairs)
 
     def losses(self, values: Sequence[float], *, name: str = "loss", type_: str = "train") -> None:
-        """Adds a number for each step."""
+        """Adds a metric for each step."""
         self.numbers += [(name, type_, step, float(v)) for step, v in enumerate(values)]
 
     def play(self, *rules: Rule, window: int = 7) -> Engine:
-        """Shows all of it to rules, `window` records or numbers at a time."""
+        """Passes everything to the rules, `window` records or metrics at a time."""
         engine = Engine(list(rules), self.statistics)
         engine.add_slots(self.slots)
         if self.structure is not None:
@@ -164,7 +164,7 @@ class Tape:
         return {"shape": [*shape], "dtype": info.dtype, "slot": number}
 
     def findings(self, rule: Rule, *, window: int = 7) -> list[Finding]:
-        """Returns what one rule finds; no rule may fail silently."""
+        """Returns the findings of one rule; no rule may fail silently."""
         engine = self.play(rule, window=window)
         found = engine.findings()
         assert not [u for u in engine.unchecked() if u.reason.startswith("it failed")], (

@@ -1,4 +1,4 @@
-"""What is done about a finding is done once, by one rank, and what ranks find is told together."""
+"""Actions on a finding happen once, on one rank, and findings of ranks are reported together."""
 
 from __future__ import annotations
 

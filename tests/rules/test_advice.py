@@ -1,4 +1,4 @@
-"""Advice names what the optimizers are set to, and leaves out what is already done."""
+"""Advice names the optimizers' settings, and omits what the program already does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def optimizer(rate: float, decay: float = 0.0, class_: str = "AdamW") -> list[di
 def scene(
     rates: dict[int, float], *, decay: float = 0.0, class_: str = "AdamW", last: int = 100
 ) -> Scene:
-    """A run of which these records have these learning rates."""
+    """A run whose records have these learning rates."""
     made = Scene(last_step=last)
     for step, rate in rates.items():
         made.optimizers = optimizer(rate, decay, class_)

@@ -1,4 +1,4 @@
-"""Rules about what a network answers, and about dropout, by hand."""
+"""Rules about a network's predictions, and about dropout, on hand-computed cases."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def classified(answer: NDArray[np.float64], target: NDArray[np.int64], records: 
 
 
 def logits(times: float) -> NDArray[np.float64]:
-    """Answers that make class 1 so many times as likely as each of the two others."""
+    """Predictions that make class 1 this many times as likely as each of the two others."""
     return np.tile([0.0, np.log(times), 0.0], (8, 1))
 
 
-@pytest.mark.parametrize(("times", "found"), [(3.9, 0), (4.1, 1)])  # 4 / 6 is half way to 1
+@pytest.mark.parametrize(("times", "found"), [(3.9, 0), (4.1, 1)])  # 4 / 6 is halfway to 1
 def test_one_answer_must_be_a_sure_one(times: float, found: int) -> None:
     findings = classified(logits(times), CLASSES).findings(OneAnswer())
     assert [f.evidence["class"] for f in findings] == [1.0] * found
@@ -55,7 +55,7 @@ def test_two_answers_are_not_one() -> None:
 
 
 def judged(made_by: str, *batches: NDArray[np.float64], calls: int = 1) -> Tape:
-    """A binary cross-entropy of logits that gets these predictions."""
+    """A binary cross-entropy of logits with these predictions."""
     tape = Tape()
     predictions = [tape.slot("net", (8, 2), iteration=i) for i in range(calls)]
     goals = [
@@ -63,7 +63,7 @@ def judged(made_by: str, *batches: NDArray[np.float64], calls: int = 1) -> Tape:
     ]
     loss = tape.slot("loss", (), kind="loss")
     tape.graph([(p, loss) for p in predictions], cut=[(goal, loss) for goal in goals])
-    if calls > 1:  # each call has a loss module of its own
+    if calls > 1:  # each call has its own loss module
         parts = [tape.slot("bce", (), iteration=i) for i in range(calls)]
         pairs = [*zip(predictions, parts, strict=True), *((part, loss) for part in parts)]
         tape.graph(pairs, cut=[*zip(goals, parts, strict=True)])
@@ -81,7 +81,7 @@ SURE = np.tile([0.02, 0.98], (8, 1))  # comes within 0.05 of both ends
 
 @pytest.mark.parametrize(("made_by", "found"), [("Sigmoid", 1), ("Softmax", 1), ("Addmm", 0)])
 def test_a_sigmoid_of_probabilities_is_told_by_what_computed_them(made_by: str, found: int) -> None:
-    """Logits in 0 .. 1, those of a discriminator that is sure of nothing, are no probabilities."""
+    """Logits in 0 .. 1, from a discriminator that is sure of nothing, are not probabilities."""
     findings = judged(made_by, *[SURE] * 6).findings(SigmoidTwice())
     assert [finding.evidence["made_by"] for finding in findings] == [made_by.lower()] * found
 
@@ -105,7 +105,7 @@ def test_numbers_of_unknown_origin_are_probabilities_if_they_always_are(
 def test_numbers_of_unknown_origin_are_judged_by_all_calls_of_a_model(
     fake: NDArray[np.float64], found: int
 ) -> None:
-    """A discriminator gives logits of 0 .. 1 for what is real, and others for what is not."""
+    """A discriminator outputs logits of 0 .. 1 for real samples, and others for fake ones."""
     both = np.concatenate((SURE, fake))
     assert len(judged("", *[both] * 6, calls=2).findings(SigmoidTwice())) == found
 

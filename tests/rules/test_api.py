@@ -1,4 +1,4 @@
-"""Rules import one module, `comgra_decl.rules.api`, and so do the users' own."""
+"""Rules, including custom ones, import only the module `comgra_decl.rules.api`."""
 
 from __future__ import annotations
 

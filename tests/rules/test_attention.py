@@ -1,4 +1,4 @@
-"""Rules about what attention looks at, on probabilities written down by hand."""
+"""Rules about attention, on probabilities written by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEFORE = np.broadcast_to(np.eye(TOKENS)[[0, 0, 1, 2, 3]], EVEN.shape)  # each at
 
 
 def mixed(pattern: NDArray[np.float64], share: float) -> NDArray[np.float64]:
-    """Attention of which this share has the pattern, beside what an even one has of it."""
+    """Attention of which this share has the pattern, in addition to that of uniform attention."""
     part = (share - 1 / TOKENS) / (1 - 1 / TOKENS)
     return part * pattern + (1 - part) * EVEN
 
@@ -63,11 +63,11 @@ def test_a_pattern_is_found_by_its_own_rule(
     rule: type[Rule], pattern: NDArray[np.float64], other: NDArray[np.float64], window: int
 ) -> None:
     (found,) = played(mixed(pattern, 0.95), 60, changed=15).findings(rule(), window=window)
-    assert (found.severity, found.first_step) == ("hint", 20)  # the tenth ones are looked at
+    assert (found.severity, found.first_step) == ("hint", 20)  # every tenth is checked
     assert found.evidence["share of attention"] == pytest.approx(0.95)
     for harmless in (EVEN, other, BEFORE, mixed(pattern, 0.85)):
         assert not played(harmless).findings(rule())
-    assert not played(pattern, 20).findings(rule())  # it takes three looks
+    assert not played(pattern, 20).findings(rule())  # it takes three checks
 
 
 def test_a_sink_may_be_any_token_but_must_be_the_same_for_all() -> None:

@@ -1,4 +1,4 @@
-"""A finding opens pdb at the next module call, in a terminal; without one the spec is refused."""
+"""A finding opens pdb at the next module call in a terminal; otherwise the spec is rejected."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ print("ended well at", step > 5)
 
 
 def run_in_terminal(tmp_path: Path, typed: str) -> subprocess.CompletedProcess[str]:
-    """Runs the program with a terminal as standard input, into which `typed` has been typed."""
+    """Runs the program with a terminal as standard input, into which `typed` is typed."""
     ours, theirs = pty.openpty()
     try:
         os.write(ours, typed.encode())
@@ -66,7 +66,7 @@ def test_the_program_stops_at_its_call_of_the_model_and_goes_on(tmp_path: Path) 
     ended = run_in_terminal(tmp_path, typed)
     assert ended.returncode == 0, ended.stderr
     assert "because of nonfinite" in ended.stderr
-    assert "answer = model(given)  # here" in ended.stdout  # the line in which it stops
+    assert "answer = model(given)  # here" in ended.stdout  # the line at which it stops
     assert "('bad:', True)" in ended.stdout
     assert ended.stdout.rstrip().endswith("ended well at True")
 

@@ -1,4 +1,4 @@
-"""Rules that the benchmark of bugs asked for, on tensors written down by hand."""
+"""Rules motivated by the benchmark of bugs, on tensors written by hand."""
 
 from __future__ import annotations
 

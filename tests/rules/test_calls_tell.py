@@ -1,4 +1,4 @@
-"""Calls whose arguments show a mistake that statistics do not show, and calls that look alike."""
+"""Calls whose arguments reveal mistakes that statistics do not, and similar, correct calls."""
 
 from __future__ import annotations
 

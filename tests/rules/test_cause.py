@@ -1,4 +1,4 @@
-"""Where a finding began: chains through the graph, on sizes written down by hand."""
+"""Where a finding began: chains through the graph, on magnitudes written by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORDS = 20
 
 
 def layers(begins: Sequence[int | None], *, pass_: str = "forward", size: float = 1e3) -> Tape:
-    """A chain of layers; each is of another size from one record on, or always of the same."""
+    """A chain of layers; the magnitude of each changes at one record, or never."""
     tape = Tape()
     forward = [tape.slot(f"l{i}", (4, 6)) for i in range(len(begins))]
     siblings = [tape.slot(f"usual{i}", (4, 6)) for i in range(6)]
@@ -52,9 +52,9 @@ def chain(finding: Finding) -> list[tuple[str, int]]:
     [
         ([None, 8, 8, 8], [("l1", 8), ("l2", 8), ("l3", 8)]),
         ([None, 6, 7, 8], [("l1", 6), ("l2", 7), ("l3", 8)]),
-        ([8, None, 8, 8], [("l2", 8), ("l3", 8)]),  # what is usual ends the walk
+        ([8, None, 8, 8], [("l2", 8), ("l3", 8)]),  # a usual value ends the walk
         ([None, None, None, 8], []),  # it began here
-        ([None, 12, 8, 8], [("l2", 8), ("l3", 8)]),  # a cause is not later than what it causes
+        ([None, 12, 8, 8], [("l2", 8), ("l3", 8)]),  # a cause does not come after its effect
         ([6, 5, 8, 8], [("l1", 5), ("l2", 8), ("l3", 8)]),  # the earliest, not the furthest
     ],
 )
@@ -68,7 +68,7 @@ def test_values_come_from_the_earliest_unusual_tensor_upstream(
 
 
 class OnlyLast(ActivationDrift):
-    """Looks at the last layer alone, so that the others are unusual by their size only."""
+    """Checks only the last layer, so that the others are unusual only in magnitude."""
 
     def chosen(self, scene, fired):  # type: ignore[no-untyped-def]
         return fired[fired == 3]
@@ -80,12 +80,12 @@ class OnlyLast(ActivationDrift):
 def test_gradients_come_from_downstream() -> None:
     tape = layers([8, 8, 8, None, None, None, None], pass_="grad", size=1e-6)
     vanishing = found(tape, VanishingGradient())["vanishing_gradient"]
-    assert str(vanishing.place) == "l2 (grad)"  # the nearest to the loss: it begins here
+    assert str(vanishing.place) == "l2 (grad)"  # nearest to the loss: it begins here
     assert chain(vanishing) == []
 
 
 def test_an_origin_has_no_cause_that_came_later() -> None:
-    """A NaN of a loop's second call spoils the weights, and the next step from its start."""
+    """A NaN in a loop's second call corrupts the weights, and then the entire next step."""
     tape = Tape()
     first, second = (tape.slot("cell", (4, 6), iteration=i) for i in range(2))
     tape.graph([(first, second)])

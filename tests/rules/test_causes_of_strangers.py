@@ -1,4 +1,4 @@
-"""Bugs of kinds that others write, each beside a healthy training in which nothing is reported."""
+"""Kinds of bugs in other people's code, each next to a healthy run without findings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Loss = Callable[[nn.Module], Tensor]
 
 
 def found(root: Path, training: Callable[[], object]) -> dict[str, Finding]:
-    """Returns the findings of a training by rule."""
+    """Returns the findings of a training run, by rule."""
     torch.manual_seed(0)
     findings = diagnose(traced(root, NODES, training, histogram={"bins": 64})).findings
     return {finding.rule: finding for finding in findings}
@@ -165,7 +165,7 @@ def test_two_views_of_each_sample(same: bool, tmp_path: Path) -> None:
 
 
 class Tagger(nn.Module):
-    """A recurrent network with an output per token."""
+    """A recurrent network with one output per token."""
 
     def __init__(self, *, both: bool = False) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def test_targets_of_a_language_model(
 
 
 class Attention(nn.Module):
-    """Self-attention with four heads, written in one of several ways."""
+    """Self-attention with four heads, implemented in one of several ways."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ class Masked(nn.Module):
 
 
 def padded(*shape: int) -> Tensor:
-    """Tokens of 1 .. 10, followed by zeros from a random position on."""
+    """Tokens from 1 to 10, followed by zeros from a random position on."""
     tokens, lengths = torch.randint(1, 11, shape), torch.randint(3, shape[1] - 2, (shape[0],))
     return tokens.masked_fill(torch.arange(shape[1]) >= lengths[:, None], 0)
 

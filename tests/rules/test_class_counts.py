@@ -1,4 +1,4 @@
-"""Which targets are classes, and how often each occurs."""
+"""Which targets are classes, and how often each class occurs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def seen(batches: NDArray[np.float64], dtype: str) -> Tape:
 
 
 def rare(*shape: int) -> NDArray[np.float64]:
-    """Zeros and ones [records, samples, ...], of which each twentieth is a one."""
+    """Zeros and ones [records, samples, ...], in which every twentieth element is a one."""
     size = int(np.prod(shape))
     return RNG.permutation(np.arange(size) % 20 == 0).astype(float).reshape(shape)
 
@@ -34,7 +34,7 @@ def rare(*shape: int) -> NDArray[np.float64]:
     ("batches", "dtype"),
     [
         (rare(25, 32), "int64"),
-        (rare(25, 32), "float32"),  # as binary_cross_entropy wants them
+        (rare(25, 32), "float32"),  # in the format of binary_cross_entropy
         (rare(25, 32, 1), "float32"),
         (rare(25, 32, 4, 5), "int64"),  # a class for each pixel
         (rare(25, 32, 6), "int64"),  # a class for each token
@@ -64,8 +64,8 @@ def test_several_rules_count_each_target_once(window: int) -> None:
         (2 * rare(25, 32), "float32"),
         (rare(25, 32, 4), "float32"),  # several numbers per sample
         (rare(15, 32), "int64"),  # 480 targets
-        (np.tile(np.arange(32.0), (25, 1)), "int64"),  # each sample its own class
-        (np.tile(np.arange(128.0), (25, 1)), "int64"),  # two in each bin of the histogram
+        (np.tile(np.arange(32.0), (25, 1)), "int64"),  # each sample is its own class
+        (np.tile(np.arange(128.0), (25, 1)), "int64"),  # two in each histogram bin
     ],
 )
 def test_other_numbers_are_no_classes(batches: NDArray[np.float64], dtype: str) -> None:
@@ -77,7 +77,7 @@ def test_samples_that_are_their_own_classes_are_not_of_one_class() -> None:
 
 
 def test_a_short_batch_of_own_classes_counts_neither() -> None:
-    """The last batch of an epoch of contrastive learning."""
+    """The last batch of an epoch in contrastive learning."""
     tape = seen(np.tile(np.arange(32.0), (25, 1)), "int64")
     tape.record({0: np.arange(20.0)})
     assert tape.findings(ClassImbalance()) == []

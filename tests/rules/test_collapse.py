@@ -1,4 +1,4 @@
-"""Codes that collapse, networks that are overpowered, and inputs that drown."""
+"""Codes that collapse, networks that are overpowered, and inputs that are drowned out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAVE = RNG.normal(size=(8, 6))
 
 
 def code(left: float, *, compared: bool) -> Tape:
-    """An output besides others that keeps this share of its size, after five records."""
+    """An output next to others that keeps this share of its magnitude, after five records."""
     tape = Tape()
     mean = tape.slot("VAE", (8, 6), role="output[1]")
     goal = tape.slot("target", (8, 6), kind="target", role="target")
@@ -81,7 +81,7 @@ def test_a_prior_that_is_too_strong_collapses_the_posterior(
 
 
 def contest(loss: float, gradient: float, *, losses: int = 2) -> Tape:
-    """Two networks; the last one's loss falls to this share, and the gradient of the first."""
+    """Two networks; the last one's loss falls to this share, as does the first one's gradient."""
     tape = Tape()
     weights = [
         tape.slot(f"{name}.0", (4, 4), role="weight", kind="parameter", pass_="grad")
@@ -127,7 +127,7 @@ def test_a_critic_that_is_too_strong(tmp_path: Path) -> None:
             fast.step()
             slow.zero_grad()
             doubt = 1 - critic(generator(torch.randn(16, 4))).sigmoid()
-            doubt.clamp_min(1e-9).log().mean().backward()  # saturates where the critic is sure
+            doubt.clamp_min(1e-9).log().mean().backward()  # saturates where the critic is confident
             slow.step()
 
     finding = by_rule(found(tmp_path, training))["vanishing_gradient"]
@@ -135,7 +135,7 @@ def test_a_critic_that_is_too_strong(tmp_path: Path) -> None:
 
 
 def embedded(ratio: float, *, records: int = 12, shape: tuple[int, ...] = (1, 5, 6)) -> Tape:
-    """A module that gets an embedding of size 1 and positions of another size."""
+    """A module that receives an embedding of magnitude 1, and positions of another magnitude."""
     tape = Tape()
     embedding = tape.slot("embed", (8, 5, 6))
     positions = tape.slot("Net", shape, role="positions", kind="parameter")

@@ -1,4 +1,4 @@
-"""What goes together is found with the right lag; chance and common trends are not reported."""
+"""Correlations are found with the correct lag; chance and common trends are not reported."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def walk(rng: np.random.Generator, *shape: int) -> Floats:
 
 
 def slow(rng: np.random.Generator, *shape: int) -> Floats:
-    """Returns noise that remembers itself for about five records."""
+    """Returns noise that is correlated over about five records."""
     found = noise(rng, *shape)
     for row in range(1, shape[0]):
         found[row] += 0.8 * found[row - 1]
@@ -51,7 +51,7 @@ def heavy(rng: np.random.Generator, *shape: int) -> Floats:
 
 
 def fading(rng: np.random.Generator, *shape: int) -> Floats:
-    """Returns noise that becomes smaller and smaller, as everything does in a training."""
+    """Returns noise that keeps shrinking, as many quantities do during training."""
     falling = np.exp(-np.arange(shape[0]) / 80).reshape(-1, *[1] * (len(shape) - 1))
     return (noise(rng, *shape) * falling).astype(np.float32)
 
@@ -63,7 +63,7 @@ def series(values: Floats, loss: Floats, every: int = 1) -> Series:
 
 @pytest.mark.parametrize("kind", [noise, walk, slow, heavy, fading])
 def test_chance_is_hardly_ever_reported(kind: Callable[..., Floats]) -> None:
-    """Of 20 trainings of independent series at most 2 report anything; 5 % each are expected."""
+    """Of 20 training runs with independent series, at most 2 report anything; 5% is expected."""
     wrong = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)

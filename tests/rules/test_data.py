@@ -1,4 +1,4 @@
-"""Rules about data and about how a network is put together."""
+"""Rules about data and about a network's structure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.rules.tape import Tape
         (np.linspace(0, 255, 40), True),  # pixels
         (np.linspace(0, 1, 40), False),
         (np.linspace(-2, 2, 40), False),
-        (np.linspace(19, 21, 40), True),  # far from zero for its spread
+        (np.linspace(19, 21, 40), True),  # far from zero relative to its spread
         (np.linspace(-1e-4, 1e-4, 40), True),
     ],
 )
@@ -49,7 +49,7 @@ def test_batches_of_one_class_each() -> None:
     batches = np.repeat(np.arange(20) % 10, 32).reshape(20, 32)
     (found,) = labels(batches).findings(SingleClass())
     assert found.first_step == 0
-    batches[:, 7] += 1  # one sample of 32 is another one
+    batches[:, 7] += 1  # one sample in 32 is different
     assert not labels(batches).findings(SingleClass())
 
 
@@ -126,7 +126,7 @@ def test_a_branch_of_a_ten_thousandth_does_not_count() -> None:
         ("mse_loss", (64,), (64,), None),
         ("mse_loss", (64, 3), (3,), None),  # one target for all
         ("mse_loss", (1, 64), (64,), None),  # as many elements as either has
-        ("sub", (8, 1, 16), (5, 16), None),  # distances of each to each
+        ("sub", (8, 1, 16), (5, 16), None),  # all pairwise distances
         ("cross_entropy", (64, 1), (64,), None),
     ],
 )
@@ -141,7 +141,7 @@ def test_shapes_that_broadcast(
 
 
 def classified(values: np.ndarray, *, function: str, made_by: str = "") -> Tape:
-    """What a loss of classes gets in six records."""
+    """Returns what a classification loss receives in six records."""
     tape = Tape()
     answer = tape.slot("net", values.shape)
     labels = (len(values), *values.shape[2:])
@@ -187,7 +187,7 @@ def test_probabilities_where_logits_should_be(
         (LOGITS, "", True),
         (PROBABILITIES, "Softmax", True),
         (np.log(PROBABILITIES), "LogSoftmax", False),
-        (np.log(PROBABILITIES), "Log", False),  # as skorch takes it
+        (np.log(PROBABILITIES), "Log", False),  # as skorch expects it
         (np.log(PROBABILITIES), "", False),
     ],
 )
@@ -250,7 +250,7 @@ def test_a_branch_that_is_cut_off_is_named(cut: bool) -> None:
 
 
 def test_a_term_of_a_loss_written_by_hand_is_no_target() -> None:
-    """A flow that starts as the identity has log determinants of zero."""
+    """The log determinants of a flow that starts as the identity are zero."""
     for function, alarms in (("add", 0), ("__sub__", 0), ("mse_loss", 1)):
         tape = Tape()
         density = tape.slot("flow", (32,))

@@ -1,4 +1,4 @@
-"""The defaults of rules are declared in one place, their `Parameters`, and shown as they are."""
+"""The defaults of rules are declared only in their `Parameters`, and shown unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RULES = pytest.mark.parametrize("kind", known().values(), ids=lambda kind: str(k
 
 
 def rows(kind: type[Rule]) -> dict[str, tuple[str, str]]:
-    """Returns default and description of each option as the page of rules shows them."""
+    """Returns the default and description of each option as shown on the rules page."""
     (section,) = re.findall(
         rf"^### {kind.name}\n(.*?)(?=^##|\Z)", PAGE.read_text(encoding="utf-8"), re.S | re.M
     )

@@ -1,4 +1,4 @@
-"""Units that do next to nothing, on activities written down by hand."""
+"""Units that do almost nothing, on activations written by hand."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from comgra_decl.rules.activations.dormant import DormantParameters, DormantUnits
 from tests.rules.tape import Tape
 
-# six of ten units have this share of what the other four have
+# six of ten units have this share of the magnitude of the other four
 FAINT = np.array([1.0] * 4 + [0.0] * 6)
 EVERY = 2
 RULE = DormantParameters(every=EVERY, looks=3)
 
 
 def played(unit: NDArray[np.float64], *, records: int = 12, image: bool = False) -> Tape:
-    """Activations [4, 10], or channels [4, 10, 2, 3], in which each unit has this magnitude."""
+    """Activations [4, 10], or channels [4, 10, 2, 3], in which units have these magnitudes."""
     tape = Tape()
     sign = np.array([1.0, -1.0, 1.0, -1.0])[:, None]
     value = sign * unit
@@ -38,7 +38,7 @@ def test_most_units_below_a_fortieth_of_the_mean_are_dormant(
     unit = np.where(FAINT > 0, 1.0, faint)
     findings = played(unit, image=image).findings(DormantUnits(RULE), window=window)
     assert [f.evidence["share of dormant units"] for f in findings] == pytest.approx([0.6] * found)
-    # records 0, 2 and 4 are looked at, and judged together
+    # records 0, 2 and 4 are checked, and judged together
     assert [f.first_step for f in findings] == [4] * found
 
 
@@ -52,7 +52,7 @@ def test_a_unit_that_wakes_up_at_times_is_not_dormant() -> None:
     slot = tape.slot("act", (4, 10), class_="ReLU")
     for record in range(12):
         one = np.zeros(10)
-        one[record // EVERY % 3 :: 3] = 1  # another third at each look
+        one[record // EVERY % 3 :: 3] = 1  # another third at each check
         tape.record({slot: np.ones((4, 1)) * one})
     assert not tape.findings(DormantUnits(RULE))
 

@@ -1,4 +1,4 @@
-"""Networks that are others in evaluation, and trainings that stay in it, by hand."""
+"""Networks that behave differently in evaluation, and training in evaluation mode, by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAVE = RNG.normal(size=(4, 10))
 
 
 def phases(sizes: Sequence[tuple[str, float]]) -> Tape:
-    """One tensor of these sizes in these modes."""
+    """One tensor with these magnitudes in these modes."""
     tape = Tape()
     slot = tape.slot("bn", (4, 10))
     for step, (mode, size) in enumerate(sizes):
@@ -37,7 +37,7 @@ def test_an_evaluation_is_compared_with_its_neighbours_wherever_windows_end(wind
     apart = [pair for k in range(6) for pair in (("train", 2.0**k), ("eval", 8 * 2.0**k))]
     (found,) = phases(apart).findings(EvaluationGap(), window=window)
     assert found.first_step == 1
-    assert found.evidence["factor"] == pytest.approx(4, rel=1e-5)  # the step after is twice as far
+    assert found.evidence["factor"] == pytest.approx(4, rel=1e-5)  # the next step is twice as far
 
 
 @pytest.mark.parametrize("window", [1, 100])
@@ -85,9 +85,9 @@ def modes(calls: str, *, class_: str = "Dropout", optimized: bool = True) -> Tap
     ("calls", "found"),
     [
         ("tteeeee", [(2, "error")]),
-        ("tteee-ee", [(2, "error")]),  # a step that did not call it tells nothing
+        ("tteee-ee", [(2, "error")]),  # a step that did not call it provides no evidence
         ("tteeee", []),
-        ("eeeee", [(0, "warning")]),  # from the start: a model may be loaded so
+        ("eeeee", [(0, "warning")]),  # from the start: a model may be loaded in this mode
         ("eeee", []),
         ("tteeeeet", []),  # it was ended
         ("tetetetetet", []),
@@ -105,7 +105,7 @@ def test_a_training_that_goes_on_in_evaluation_mode(
     [
         ("BatchNorm2d", True, 1),
         ("StochasticDepth", True, 1),
-        ("LayerNorm", True, 0),  # is the same in both modes
+        ("LayerNorm", True, 0),  # the same in both modes
         ("Dropout", False, 0),  # a teacher
     ],
 )
@@ -124,7 +124,7 @@ def normalized() -> nn.Sequential:
 def test_a_real_training_in_evaluation_mode(
     left_at: int | None, severity: str | None, tmp_path: Path
 ) -> None:
-    """From the start, from some step on, or of a single frozen BatchNorm, which is common."""
+    """From the start, from some step on, or only a single frozen BatchNorm, which is common."""
 
     def training() -> None:
         model, done = normalized(), itertools.count(1)

@@ -1,4 +1,4 @@
-"""A question is ticked only with numbers that were looked at and that agree with the tick."""
+"""A question is ticked only if numbers were checked and agree with the tick."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NODES = {
 
 
 def answers(root: Path, model: nn.Module, loss_of: Callable[[int], Tensor]) -> dict[str, Check]:
-    """Trains a model for 40 steps and returns the checklist by question."""
+    """Trains a model for 40 steps and returns the checklist, by question."""
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
 
     def training() -> None:
@@ -77,7 +77,7 @@ def test_questions_about_tensors_that_the_model_lacks_do_not_apply(tmp_path: Pat
 
 
 class Functional(nn.Module):
-    """A model whose rectifier is a function, so that only its input is recorded."""
+    """A model that applies ReLU as a function, so that only its input is recorded."""
 
     def __init__(self, bias: float) -> None:
         super().__init__()

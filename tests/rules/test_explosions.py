@@ -1,4 +1,4 @@
-"""A loss that explodes is reported, however few losses there are and whatever follows."""
+"""An exploding loss is reported, however few losses there are and whatever follows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def told(values: Sequence[float]) -> Tape:
         ([2.0, 1.9, 1.8, 1801.0], "error", 3),  # 1000 times 1.8
         ([2.0, 1.9, 1.8, 1799.0], None, -1),
         ([1.3, 1.5, 21575.0, 900.0, 30.0], "error", 2),  # within the first three
-        ([1.3, 1.5, 21575.0, 0.9], "warning", 2),  # back at the first one
+        ([1.3, 1.5, 21575.0, 0.9], "warning", 2),  # back to the first one
         ([1.3, 1.5, 21575.0, 1.4], "error", 2),
         ([1e-6, 1e-6, 1e-6, 9.9], None, -1),  # 1000 times 0.01 is 10
         ([1e-6, 1e-6, 1e-6, 10.1], "error", 3),
@@ -46,7 +46,7 @@ def test_a_thousand_times_the_start_is_an_explosion(
 
 @pytest.mark.parametrize("window", [1, 100])
 def test_a_rise_and_fall_is_not_followed_by_fewer_than_twenty_losses(window: int) -> None:
-    """Tenths are compared from twenty losses on."""
+    """From twenty losses on, tenths are compared."""
     rising = [1.0, 0.9, 0.8] + [3.0] * 16
     assert told(rising).findings(LossDiverges(), window=window) == []
     assert len(told([*rising, 3.0]).findings(LossDiverges(), window=window)) == 1
@@ -67,7 +67,7 @@ def test_a_rate_far_too_high_is_an_explosion(tmp_path: Path) -> None:
 def test_a_loss_that_falls_by_three_per_mille_in_hundreds_of_steps_does_not_fall(
     noise: float,
 ) -> None:
-    """As when gradients are clipped to 1e-4: no noise hides that it is next to nothing."""
+    """As when gradients are clipped to 1e-4: there is no noise to hide such small changes."""
     torch.manual_seed(0)
     falling = torch.linspace(45.81, 45.68, 300) + noise * torch.randn(300)
     (finding,) = told(falling.tolist()).findings(LossNotFalling())

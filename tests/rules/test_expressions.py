@@ -1,4 +1,4 @@
-"""Whatever text stands as an expression: it is refused as a problem of the spec, or has a value."""
+"""Any text used as an expression is either rejected as a problem of the spec or has a value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOTS = np.arange(3)
 
 
 def value_of(text: str) -> np.ndarray | None:
-    """Works out an expression as a rule does; None if the spec refuses it."""
+    """Evaluates an expression as a rule does; None if the spec rejects it."""
     try:
         build({"mine": {"when": text}})
     except SpecError:

@@ -1,4 +1,4 @@
-"""Rules about gradients, on gradients written down by hand."""
+"""Rules about gradients, on gradients written by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAYERS = 6
 
 
 def chain(sizes: list[list[float]]) -> Tape:
-    """A network of layers, whose gradients have these l2 norms: a list for each record."""
+    """A network whose layers' gradients have these l2 norms: one list per record."""
     tape = Tape()
     forward = [tape.slot(f"layer{i}", (2, 4)) for i in range(LAYERS)]
     backward = [tape.slot(f"layer{i}", (2, 4), pass_="grad") for i in range(LAYERS)]
@@ -71,7 +71,7 @@ def test_gradients_that_grow_ten_times_do_not_explode() -> None:
 
 
 def layers_with_weights(gradients: list[float]) -> Tape:
-    """Three layers; the gradients of their weights are these times fixed numbers."""
+    """Three layers; the gradients of their weights are these factors times fixed numbers."""
     tape = Tape()
     rng = np.random.default_rng(0)
     outputs = [tape.slot(f"l{i}", (2, 4), pass_="grad") for i in range(3)]
@@ -87,7 +87,7 @@ def layers_with_weights(gradients: list[float]) -> Tape:
 
 def test_gradients_that_nobody_clears_add_up() -> None:
     (found,) = layers_with_weights([float(i) for i in range(1, 20)]).findings(AccumulatedGradient())
-    # median of the first three is 2, three times that is passed at 7, the seventh record
+    # the median of the first three is 2, and three times that is exceeded at 7, the seventh record
     assert found.first_step == 6
     assert found.evidence["growth against the output's gradient"] == pytest.approx(19 / 2)
 

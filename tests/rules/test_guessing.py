@@ -1,4 +1,4 @@
-"""What guessing costs, by hand: the entropy of the labels, and losses near it."""
+"""The loss of guessing, computed by hand: the entropy of the labels, and losses close to it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def training(losses: NDArray[np.float64], validation: list[float], records: int 
 
 
 def towards(end: float, count: int = 200) -> NDArray[np.float64]:
-    """Losses that come from that of a beginner to `end` within a few steps, with noise."""
+    """Losses that fall from a beginner's to `end` within a few steps, with noise."""
     way = np.exp(-np.arange(count) / 8)
-    noise = np.random.default_rng(8).normal(0, 0.02, count)  # whichever test comes first
+    noise = np.random.default_rng(8).normal(0, 0.02, count)  # whichever test runs first
     return end + (FIRST - end) * way + noise
 
 
@@ -55,7 +55,7 @@ def test_a_loss_that_is_on_its_way_may_pass_there() -> None:
     ("train", "validation", "found"),
     [
         (0.3, [1.4, 1.25, 1.6, 2.0], 1),  # never below 1.213
-        (0.3, [1.4, 1.1, 1.6, 2.0], 0),  # there was something to be learned
+        (0.3, [1.4, 1.1, 1.6, 2.0], 0),  # there was something to learn
         (0.3, [1.4, 1.25], 0),  # too few
         (0.9 * ENTROPY, [1.4, 1.25, 1.6, 2.0], 0),  # hardly anything was learned
     ],

@@ -1,4 +1,4 @@
-"""What impairs no training is at most a hint; its harmful twin is a warning or an error."""
+"""What does not impair training is at most a hint; its harmful twin is a warning or an error."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_spike_after_a_change_of_the_data_or_the_rate_is_a_hint(
 def test_only_the_loss_of_a_prediction_must_not_rise(
     function: str, changes: bool, several: bool, severity: str
 ) -> None:
-    """The objective of a policy, a curriculum, and a game of two networks may."""
+    """The objective of a policy, a curriculum, and a game between two networks may."""
     tape = Tape()
     answer = tape.slot("net", (8, 10))
     given = tape.slot("input", (8, 4), role="input", kind="input", class_="")
@@ -203,7 +203,7 @@ def test_weights_may_grow_while_the_loss_keeps_falling(end: float, severity: str
 
 @pytest.mark.parametrize(("several", "severity"), [(True, "hint"), (False, "warning")])
 def test_a_judge_that_cannot_tell_has_not_collapsed(several: bool, severity: str) -> None:
-    """At the end of a game, a discriminator says the same of all samples."""
+    """At the end of a game, a discriminator gives the same output for all samples."""
     tape = Tape()
     made, told = tape.slot("generator.out", (8, 4)), tape.slot("judge.out", (8, 1))
     target = tape.slot("target", (8, 1), role="target", kind="target")
@@ -330,7 +330,7 @@ def test_a_single_sample_has_no_known_deviation(count: int, found: int) -> None:
 
 @pytest.mark.parametrize(("share", "because"), [(0.6, None), (0.95, "dead_units")])
 def test_what_impairs_nothing_explains_no_warning(share: float, because: str | None) -> None:
-    """A gradient that vanishes while enough units are alive is a finding of its own."""
+    """A gradient that vanishes while enough units are alive is a separate finding."""
     tape = Tape()
     names = [f"l{i}" for i in range(5)]
     layers = [tape.slot(name, (4, 6)) for name in names]
@@ -359,7 +359,7 @@ def test_what_impairs_nothing_explains_no_warning(share: float, because: str | N
 
 
 def test_optimizers_that_share_a_model_are_a_hint() -> None:
-    """As in an adversarial autoencoder, whose encoder is trained for two losses."""
+    """As in an adversarial autoencoder, whose encoder is trained on two losses."""
     tape = Tape()
     facts = {"trainable": True, "optimized": True}
     both, one = {**facts, "holders": [0, 1]}, {**facts, "holders": [0]}

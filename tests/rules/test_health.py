@@ -1,4 +1,4 @@
-"""The checklist is complete, its colours follow from what was found, and it gives its grounds."""
+"""The checklist is complete, its colours follow from the findings, and it gives its reasons."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_stored_findings_come_back_whole(tmp_path: Path) -> None:
     fake.write(6)
     fake.close()
     run = open_run(fake.path)
-    assert stored(run) is None  # nobody looked while it was written
+    assert stored(run) is None  # nothing was checked while it was written
     assert diagnose(run).findings
 
 

@@ -1,4 +1,4 @@
-"""No rule fails on a training in which hardly two steps are alike."""
+"""No rule fails on a training run in which hardly any two steps are alike."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SPEC = {
 
 
 class Net(nn.Module):
-    """Has a branch and an attention that are not always taken."""
+    """Has a branch and an attention layer that are not always used."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()

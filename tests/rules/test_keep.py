@@ -1,4 +1,4 @@
-"""A finding keeps its step and those before it, and says which; the training does not notice."""
+"""A finding keeps its step and those before it, and says which; training is unaffected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONLY = {"ring": 6, "after": 2, "when": []}
 
 
 def train(steps: int, *, wild: int) -> list[float]:
-    """At step `wild`, one that the schedule records, the answers are not finite."""
+    """At step `wild`, one that the schedule records, the outputs are not finite."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -72,7 +72,7 @@ def test_a_finding_keeps_its_step_and_those_around_it(tmp_path: Path, interval: 
     live, found = stored(run), diagnose(run)
     assert live is not None
     assert live == found
-    assert found.records == len(scheduled)  # nor is what was kept shown to the rules
+    assert found.records == len(scheduled)  # nor are kept steps passed to the rules
     kept = [text for text in run.notes()["text"] if text.startswith("kept for")]
     assert kept == ["kept for finding nonfinite at step 100: steps 94 to 100 and 2 after"]
     assert_array_equal(losses, train(120, wild=100))
@@ -91,7 +91,7 @@ def test_what_is_kept_for_a_finding_is_not_shown_to_the_rules_again(tmp_path: Pa
     assert live["findings"] == json.loads(json.dumps([f.to_json() for f in found.findings]))
     assert live["unchecked"] == {u.rule: u.reason for u in found.unchecked}
     assert found.findings[0].rule == "nonfinite"
-    assert found.records == len(run.steps)  # the trigger kept them all, before any rule asked
+    assert found.records == len(run.steps)  # the trigger kept them all before any rule requested it
     assert run.document("keep")["unseen"] == []
 
 

@@ -1,4 +1,4 @@
-"""What is found while a run is recorded is what is found in the stored run."""
+"""The findings while a run is recorded are the same as those in the stored run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EVERY = {"first": 1_000_000}
 
 
 class Logs(nn.Module):
-    """Takes a logarithm, which at some step is one of a negative number."""
+    """Takes a logarithm, which at some step is that of a negative number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_findings_are_a_table_of_the_run(run: Run) -> None:
 def test_rules_that_are_off_find_nothing_and_change_no_parameter(tmp_path: Path) -> None:
     run = traced(tmp_path, rules="off")
     assert run.findings().empty
-    assert diagnose(run).findings  # they can still look afterwards
+    assert diagnose(run).findings  # they can still be checked afterwards
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")

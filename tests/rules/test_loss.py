@@ -1,4 +1,4 @@
-"""Rules about the loss, on losses written down by hand."""
+"""Rules about the loss, on losses written by hand."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_first_loss_is_compared_with_guessing() -> None:
     (found,) = told([50.0, 3.0], classes=10).findings(InitialLoss())
     assert found.evidence["guessing"] == pytest.approx(np.log(10))
     assert not told([2.5, 3.0], classes=10).findings(InitialLoss())
-    assert not told([50.0, 3.0]).findings(InitialLoss())  # nobody knows what guessing costs
+    assert not told([50.0, 3.0]).findings(InitialLoss())  # the loss of guessing is unknown
 
 
 def test_a_likelihood_is_not_negative() -> None:
@@ -117,7 +117,7 @@ def test_a_likelihood_is_not_negative() -> None:
 
 @pytest.mark.parametrize("function", ["__getitem__", "gather"])
 def test_a_loss_of_actions_may_be_negative(function: str) -> None:
-    """A policy gradient, -(log p * advantage), takes actions, which are integers, by index."""
+    """A policy gradient, -(log p * advantage), indexes by actions, which are integers."""
     falling = 2.3 - 0.1 * np.arange(100)
     assert not told(falling, classes=10, function=function).findings(NegativeLoss())
 

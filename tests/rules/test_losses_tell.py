@@ -1,4 +1,4 @@
-"""Losses whose structure shows a mistake: signs, sides that carry gradients, and old gradients."""
+"""Losses whose structure reveals a mistake: signs, sides with gradients, and stale gradients."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def step_of_euler(model: nn.Module) -> Tensor:
 
 
 def codebook(model: nn.Module) -> Tensor:
-    """The losses of a vector-quantized autoencoder, of which each detaches one side."""
+    """The losses of a vector-quantized autoencoder, each of which detaches one side."""
     z = model(torch.randn(BATCH, 4))
     code = model(torch.randn(BATCH, 4))
     return F.mse_loss(code, z.detach()) + 0.25 * F.mse_loss(code.detach(), z)
@@ -324,7 +324,7 @@ def accumulating(every: int, *, clear: bool = True) -> Callable[[], None]:
 
 
 def two_losses() -> None:
-    """Two optimizers of two parts, which step after two backward passes."""
+    """Two optimizers for two parts, which step after two backward passes."""
     body, head = net(4), net(4)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (body, head)]
     for _ in range(3):

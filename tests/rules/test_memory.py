@@ -1,4 +1,4 @@
-"""What rules remember does not depend on how records are cut into windows."""
+"""The state of rules does not depend on how records are divided into windows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AT = np.array([3, 0, 2])
 
 @st.composite
 def story(draw: st.DrawFn) -> tuple[NDArray[np.float64], list[int]]:
-    """Values [k, 3] with gaps, and where to cut them."""
+    """Values [k, 3] with gaps, and where to divide them."""
     k = draw(st.integers(1, 14))
     seed = draw(st.integers(0, 2**31))
     rng = np.random.default_rng(seed)
@@ -51,7 +51,7 @@ def test_memories_equal_a_plain_loop(told: tuple[NDArray[np.float64], list[int]]
             if not np.isnan(value):
                 seen.append(value)
             want[1, row, column] = max(seen) if seen else np.nan
-    known = ~np.isnan(values)  # what is not recorded is never looked at
+    known = ~np.isnan(values)  # what is not recorded is never checked
     np.testing.assert_array_equal(got[0][known], want[0][known])
     np.testing.assert_array_equal(got[1], want[1])
     np.testing.assert_array_equal(got[2], want[2])

@@ -1,4 +1,4 @@
-"""What healthy trainings do is not reported; its harmful twin, which looks much like it, is."""
+"""Behaviour of healthy training runs is not reported; a similar but harmful variant is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WINDOWS = pytest.mark.parametrize("window", [1, 7, 100])
 def test_a_part_of_the_loss_that_weighs_little_makes_no_gradient_explode(
     first: float, explodes: bool, window: int
 ) -> None:
-    """A network runs twice per step; the second time, next to nothing of the loss depends on it."""
+    """A network runs twice per step; the second time, almost nothing of the loss depends on it."""
     tape = Tape()
     forward = [tape.slot(f"l{i}", (2, 4), iteration=k) for k in range(2) for i in range(3)]
     target = tape.slot("target", (2, 4), role="target", kind="target")
@@ -50,7 +50,7 @@ def test_a_part_of_the_loss_that_weighs_little_makes_no_gradient_explode(
 def test_a_tensor_that_gains_an_offset_tells_samples_apart_as_before(
     growth: float, collapses: bool, window: int
 ) -> None:
-    """As the scales and shifts of a normalizing flow, which start at zero."""
+    """Like the scales and shifts of a normalizing flow, which start at zero."""
     tape = Tape()
     slot = tape.slot("shift", (8, 1))
     wave = 0.01 * RNG.normal(size=(8, 1))
@@ -152,7 +152,7 @@ def test_a_pretrained_network_need_not_start_by_guessing(frozen: bool) -> None:
 def test_small_weights_may_change_by_much_of_themselves(
     step_size: float, found: int, window: int
 ) -> None:
-    """The last layer of a policy starts within 3e-3; by default it would start within 0.18."""
+    """A policy's last layer starts within 3e-3; by default it would start within 0.18."""
     tape = Tape()
     weight = tape.slot("head", (2, 32), role="weight", kind="parameter")
     start = RNG.uniform(-3e-3, 3e-3, (2, 32))
@@ -192,7 +192,7 @@ def test_units_that_revive_are_not_dead_although_later_records_are_rare(
 def test_a_jump_that_is_over_at_the_next_step_is_that_of_a_batch(
     following: float, severity: str, window: int
 ) -> None:
-    """As of a last batch of four samples; a jump of the network lasts."""
+    """As for a last batch of four samples; a jump of the network persists."""
     values = 0.3 + 0.02 * RNG.normal(size=200)
     values[120], values[121:] = 3.0, following * np.ones(79)
     tape = Tape()
@@ -203,7 +203,7 @@ def test_a_jump_that_is_over_at_the_next_step_is_that_of_a_batch(
 
 @pytest.mark.parametrize("normalized", [True, False])
 def test_a_large_layer_may_reach_its_normalization_through_a_container(normalized: bool) -> None:
-    """As in vision transformers, whose patch embedding contains the layer and reshapes it."""
+    """Like vision transformers, whose patch embedding contains the layer and reshapes it."""
     tape = Tape()
     names = ["patches.projection", "patches", "norm", "a", "b", "c"]
     kinds = ["Linear", "Patches", "LayerNorm" if normalized else "Identity", *["Linear"] * 3]

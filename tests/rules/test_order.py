@@ -1,4 +1,4 @@
-"""The cause comes first, whatever its severity, and what follows from it stands beneath it."""
+"""The cause comes first, whatever its severity, and its consequences are listed beneath it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_cause_is_acted_upon_as_what_it_explains(caplog: pytest.LogCaptureFixt
 
 
 class Fixed(Rule):
-    """Finds what a test says."""
+    """Reports the findings that a test specifies."""
 
     severity = "warning"
     definition = source = advice = "."

@@ -1,4 +1,4 @@
-"""Where a bug began, of trainings that were recorded, each with one that is known."""
+"""Where a bug began, in recorded training runs with a known origin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def nothing(step: int, model: nn.Module) -> None:
 
 
 def trained(root: Path, model: nn.Module, x: Callable[[int], Tensor], change: Change) -> Diagnosis:
-    """Twenty recorded steps; `change` comes before each of them."""
+    """Twenty recorded steps; `change` runs before each of them."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with comgra.trace("debug", root=root, overrides=["schedule.first=100"]) as session:
         for step in range(20):
@@ -50,7 +50,7 @@ class Log(nn.Module):
 
 
 class Loop(nn.Module):
-    """Goes through the same modules four times; a sample may make the third time take log(0)."""
+    """Runs the same modules four times; a sample may make the third run take log(0)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Loop(nn.Module):
 
 
 def looped(step: int) -> Tensor:
-    """Five numbers for each of eight samples; the last one says in which turn a zero comes."""
+    """Five numbers for each of eight samples; the last one says in which pass a zero appears."""
     x = torch.rand(8, 5, generator=torch.Generator().manual_seed(step))
     x[:, 4] = 9.0
     if step == 12:
@@ -79,7 +79,7 @@ def test_an_infinity_is_found_at_its_tensor_sample_iteration_and_step(tmp_path: 
     torch.manual_seed(0)
     found = first(trained(tmp_path, Loop(), looped, nothing), "nonfinite")
     assert (str(found.place), found.first_step, found.sample) == ("log, iteration 2", 12, 5)
-    assert chain(found) == []  # what entered was finite, and what comes later is no cause
+    assert chain(found) == []  # the inputs were finite, and what comes later is not a cause
     assert "loss_diverges" not in found.rule
 
 
@@ -127,7 +127,7 @@ def test_activations_that_blow_up_follow_from_the_weight_that_did(tmp_path: Path
 @pytest.mark.parametrize("cut", [True, False])
 def test_a_gradient_dies_where_it_is_made_small(tmp_path: Path, cut: bool) -> None:
     class Faint(nn.Module):
-        """Hands on its values as they are, and of their gradient next to nothing."""
+        """Passes its values on unchanged, and almost none of their gradient."""
 
         def forward(self, x: Tensor) -> Tensor:
             return x.detach() + 1e-6 * (x - x.detach()) if cut else x

@@ -1,4 +1,4 @@
-"""Rules of the user's: expressions and classes."""
+"""Custom rules: expressions and classes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_name_of_a_function_is_hinted_at() -> None:
 
 
 class Mine(VanishingGradient):
-    """A rule of somebody else's."""
+    """A rule from another package."""
 
 
 def test_a_class_of_the_users_is_a_rule_like_any_other() -> None:

@@ -1,4 +1,4 @@
-"""Rules about parameters, on parameters written down by hand."""
+"""Rules about parameters, on parameters written by hand."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_updates_of_a_ten_millionth_change_nothing(ratio: float, found: int) -> 
 
 @pytest.mark.parametrize(("size", "found"), [(0.0, 0), (2.9e-3, 0), (3.1e-3, 1)])
 def test_a_weight_that_begins_near_zero_may_grow(size: float, found: int) -> None:
-    """As LoRA's B, gates and zero-initialised residual branches do."""
+    """Like LoRA's B, gates and zero-initialised residual branches."""
     tape, a, b = network()
     for step in range(10):
         grown = np.full((4, 4), size if step < 6 else max(1000 * size, 1.0))

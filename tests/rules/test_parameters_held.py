@@ -1,4 +1,4 @@
-"""What an optimizer holds decides what may move, and what should."""
+"""What an optimizer holds determines which parameters may change, and which should."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_layer_in_no_optimizer_is_the_worse_the_nearer_to_the_loss(
 @pytest.mark.parametrize(
     "tape",
     [
-        network(left_out="c", moves=True),  # the program moves it itself
+        network(left_out="c", moves=True),  # the program updates it itself
         network(left_out="c", gradient=False, moves=True),
         network(left_out="c", gradient=False),  # a teacher
         network(left_out="c", records=2),  # too few to tell
@@ -87,7 +87,7 @@ def test_a_frozen_parameter_that_moves_is_wrong_only_in_an_optimizer(optimized: 
 
 
 def models(*parts: Sequence[tuple[int, bool]]) -> Tape:
-    """Models, each with parameters of these sizes, of which some can be trained."""
+    """Models, each with parameters of these sizes, some of which can be trained."""
     tape = Tape()
     tape.documents["modules"] = [
         {
@@ -123,7 +123,7 @@ def test_frozen_parameters_count_in_models_that_are_trained(
 def test_units_are_dead_if_neither_bias_nor_weight_has_a_gradient(
     weight_zeros: int, found: int
 ) -> None:
-    """A bias alone cancels out behind its layer; and where all is zero, nothing is trained."""
+    """A bias alone cancels out behind its layer; and where everything is zero, nothing trains."""
     tape = Tape()
     bias = tape.slot("a", (4,), role="bias", kind="parameter", pass_="grad")
     weight = tape.slot("a", (4, 5), role="weight", kind="parameter", pass_="grad")

@@ -1,4 +1,4 @@
-"""Relations put into a training are the first thing reported; trainings without any report none."""
+"""Correlations planted in a run are reported first; runs without any report none."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Plant = Callable[[Batch, torch.Generator], None]
 def trained(
     path: Path, plant: Plant, *, seed: int, by_sample: bool = False, by_category: bool = False
 ) -> list[Correlation]:
-    """Trains on data that a plant has changed, and returns what is found to go together."""
+    """Trains on data changed by a plant, and returns the correlations that are found."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(INPUTS, generator=generator) * 0.5
@@ -110,7 +110,7 @@ def batches_of_different_scale(batch: Batch, generator: torch.Generator) -> None
 
 
 def batches_of_different_mean(batch: Batch, generator: torch.Generator) -> None:
-    """Batches from another place of the input space, where labels are worse the farther it is."""
+    """Batches from another region of the input space, where labels get worse with distance."""
     shift = 4 * torch.rand(1, generator=generator)
     batch.x = 0.2 * batch.x + shift
     batch.noise *= 0.1 + shift
@@ -123,7 +123,7 @@ def spoilt_source(batch: Batch, generator: torch.Generator) -> None:
 
 
 def spoilt_source_second(batch: Batch, generator: torch.Generator) -> None:
-    """The tag that matters comes after one that does not."""
+    """The relevant tag comes after an irrelevant one."""
     bad = chance(generator) < 0.15
     comgra_decl.tag("day" if chance(generator) < 0.5 else "night", "web" if bad else "books")
     batch.noise *= 6.0 if bad else 0.6
@@ -260,7 +260,7 @@ def test_a_tag_for_the_second_half_of_a_training_explains_no_falling_loss() -> N
 
 
 def test_random_tags_are_hardly_ever_reported() -> None:
-    """Of 40 random tags in each of 20 trainings; 5 % of these trainings are expected."""
+    """Of 40 random tags in each of 20 training runs; 5% of the runs are expected."""
     wrong = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)

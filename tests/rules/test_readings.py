@@ -1,4 +1,4 @@
-"""The numbers beside the checklist are those of the run, and withhold ticks they contradict."""
+"""The numbers next to the checklist are those of the run, and withhold contradicted ticks."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_short_run_is_judged_once_it_has_ended_and_by_wider_limits(window: int
 
 
 def test_classes_of_a_short_run_are_counted_once_it_has_ended() -> None:
-    """Of 20 batches of 10, one holds a single target of class 1: 199 to 1 is above 2 * 10."""
+    """Of 20 batches of 10, one contains a single target of class 1: 199 to 1 is above 2 * 10."""
     tape = Tape()
     target = tape.slot("target", (10,), role="target", kind="target", dtype="int64")
     for step in range(20):

@@ -1,4 +1,4 @@
-"""The rules of a training that goes on know what was recorded before, and say nothing twice."""
+"""Rules in a resumed run know what was recorded before, and report nothing twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPEC: dict[str, Any] = {
 
 
 def train(steps: range, checkpoint: Any = None, *, save_after: int | None = None) -> Any:
-    """Some steps of a training, with an evaluation every fourth; returns what was saved."""
+    """Takes some training steps, with an evaluation every fourth; returns the saved state."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -74,5 +74,5 @@ def test_what_is_found_live_is_what_a_diagnosis_of_all_sessions_finds(
     assert found.records == 14
     said = [message.split(": ")[1] for message in caplog.messages if "comgra: " in message]
     assert said[0] == "both"
-    assert "early" not in said  # the first program has said so
+    assert "early" not in said  # the first program has reported it
     assert "begin anew" not in caplog.text

@@ -1,4 +1,4 @@
-"""Steps that mixed precision skips: some are usual, many are not, and their gradients count not."""
+"""Steps skipped by mixed precision: some are usual, many are not; their gradients do not count."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_a_scale_below_one_is_an_error(smallest: float, found: int) -> None:
 @pytest.mark.parametrize(
     ("skipped", "first"),
     [
-        ([*range(30)], None),  # the scale looks for its size
+        ([*range(30)], None),  # the scale is finding its value
         ([*range(60, 70)], None),  # ten of two hundred are allowed
         ([*range(60, 71)], 60),
         ([*range(60, 280, 20)], None),  # eleven in 201 steps
         ([*range(60, 270, 19)], 60),
-        ([60, 60, *range(61, 70)], None),  # two optimizers of one step
+        ([60, 60, *range(61, 70)], None),  # two optimizers in one step
     ],
 )
 def test_a_twentieth_of_the_steps_may_be_skipped(skipped: list[int], first: int | None) -> None:
@@ -69,11 +69,11 @@ def test_gradients_of_skipped_steps_are_of_no_concern_to_other_rules(
     found = tape.play(Nonfinite(), GradientScale()).findings()
     assert [f.rule for f in found if f.because is None] == rules
     assert found[0].place is not None
-    assert found[0].place.node == "b"  # backward comes to it first
+    assert found[0].place.node == "b"  # backward reaches it first
 
 
 class Rooted(nn.Module):
-    """The root of what is 0 in every step, or in none: its slope is infinite."""
+    """The root of a value that is 0 in every step, or in none: its slope is infinite."""
 
     def __init__(self, *, zero: bool) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Rooted(nn.Module):
 
 
 def train(steps: int, *, zero: bool) -> torch.Tensor:
-    """Trains with a scale that is too large by far at first."""
+    """Trains with an initial scale that is far too large."""
     torch.manual_seed(0)
     model = Rooted(zero=zero)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -110,7 +110,7 @@ def test_a_training_says_its_scale_and_what_was_skipped(
     scales = kpis[kpis["name"] == GRAD_SCALE].set_index("step")["value"]
     skipped = kpis[kpis["name"] == SKIPPED_STEP]["step"].tolist()
     first = 2.0 if zero else 2.0**126
-    # every recorded step says its scale, and so does every skipped one
+    # every recorded step logs its scale, and so does every skipped one
     assert scales.index.tolist() == sorted({*run.steps.tolist(), *skipped})
     assert scales[skipped].tolist() == [first / 2**k for k in range(len(skipped))]
     assert skipped[:30] == [*range(30)] if zero else skipped[:5] == [*range(5)]
@@ -134,7 +134,7 @@ def test_a_step_that_is_skipped_is_not_kept_for_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("passed", "found"), [(3, 0), (8, 1)])
 def test_a_gradient_is_zero_where_a_rectifier_lets_nothing_through(passed: int, found: int) -> None:
-    """Three of eight gradients are not zero: underflow, unless as many values were let through."""
+    """Three of eight gradients are nonzero: underflow, unless as many values were let through."""
     tape, half = Tape(), np.arange(8) < 3
     layer = tape.slot("layer", (4, 8), dtype="float16")
     act = tape.slot("act", (4, 8), class_="ReLU", dtype="float16")

@@ -1,4 +1,4 @@
-"""Rules take the shape of each record, not that of the first one for all."""
+"""Rules use the shape in each record, not that of the first record for all."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_batch_norm_is_judged_by_each_batch(
 def test_a_sigmoid_taken_twice_is_told_whatever_the_batches_are(
     sizes: list[int], twice: bool
 ) -> None:
-    """Of predictions whose origin is not known."""
+    """For predictions whose origin is unknown."""
     tape = Tape()
     answer = tape.slot("net", (sizes[0], 2))
     goal = tape.slot("target", (sizes[0], 2), kind="target", role="target")
@@ -104,7 +104,7 @@ def test_a_sigmoid_taken_twice_is_told_whatever_the_batches_are(
 
 
 def test_classes_that_come_later_are_classes() -> None:
-    """A network that gets a softmax, and two answers less, after the first step."""
+    """A network that gains a softmax and loses two outputs after the first step."""
     tape = Tape()
     answer = tape.slot("net", (8, 5))
     goal = tape.slot("target", (8,), kind="target", role="target", dtype="int64")
@@ -155,7 +155,7 @@ def test_small_batches_in_between_do_not_end_a_streak_of_one_class() -> None:
 
 
 def test_the_order_of_batches_is_judged_by_the_size_of_each() -> None:
-    """Sorted labels, the first batch of which is too small to tell anything."""
+    """Sorted labels, the first batch of which is too small to provide evidence."""
     tape = Tape()
     goal = tape.slot("target", (4,), kind="target", role="target", dtype="int64")
     labels = np.sort(RNG.integers(0, 10, 4 + 64 * 12))
@@ -180,7 +180,7 @@ def test_attention_collapses_at_any_length(first: int) -> None:
 
 
 def test_tensors_are_of_one_shape_that_are_so_in_one_record() -> None:
-    """Two slots whose first records are of batches of different sizes."""
+    """Two slots whose first records come from batches of different sizes."""
     tape = Tape()
     source, sink = tape.slot("a", (7, 4)), tape.slot("b", (3, 4))
     tape.graph([(source, sink)])

@@ -1,4 +1,4 @@
-"""What a rule remembers of a run is declared once, and `reset` makes it new."""
+"""A rule's state in a run is declared once, and `reset` resets all of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWN: Any = {"an_expression": {"when": "abs_max > 5 * early(abs_max)"},
 
 
 class Counting(Rule):
-    """Counts numbers, in every way to keep a count."""
+    """Counts numbers, using every way to keep a count."""
 
     name = "counting"
     parts: list[int] = per_run(list)
@@ -43,7 +43,7 @@ class CountingFromTen(Counting):
 
 
 def wild(seed: int = 0) -> Tape:
-    """A network that explodes, dies and skips steps; nearly every rule remembers some of it."""
+    """A network that explodes, dies and skips steps; nearly every rule stores some of it."""
     tape, random = Tape(), np.random.default_rng(seed)
     nodes = ("first", "second", "third", "last")
     weights = [tape.slot(node, (6, 6), role="weight", kind="parameter") for node in nodes]
@@ -70,7 +70,7 @@ def wild(seed: int = 0) -> Tape:
 
 
 def state(thing: Any) -> Any:
-    """Returns all that an object holds, as plain data."""
+    """Returns everything that an object holds, as plain data."""
     if isinstance(thing, np.ndarray):
         return thing.shape, thing.dtype, thing.tolist() if thing.dtype.kind != "f" else str(thing)
     if isinstance(thing, dict):
@@ -112,7 +112,7 @@ def test_what_a_subclass_declares_counts() -> None:
 
 
 def test_what_no_class_declares_is_kept() -> None:
-    """A constructor of the user's may set up what is no state."""
+    """A custom constructor may set up what is not state."""
 
     class Theirs(Counting):
         def __init__(self, parameters: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Outputs that stay the same though what enters them changes, by hand."""
+"""Outputs that stay the same although their inputs change, by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE_HOT = np.eye(6)[:4]
 def chained(
     outputs: list[NDArray[np.float64]], *, held: bool = False, dtype: str = "float32"
 ) -> Tape:
-    """An input, which is another one in each record unless it is held, and what is made of it."""
+    """An input that differs in each record unless it is held fixed, and what is derived from it."""
     tape = Tape()
     given = tape.slot("x", (4, 6), dtype=dtype)
     made = tape.slot("act", (4, 6), class_="Softmax")

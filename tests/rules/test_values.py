@@ -1,4 +1,4 @@
-"""Rules about values, activations, attention and precision, on tensors written down by hand."""
+"""Rules about values, activations, attention and precision, on tensors written by hand."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_outputs_that_become_equal_for_all_samples_do_not_depend_on_the_input() 
         tape.record({a: varied, b: varied if step < 6 else ONES * step, c: ONES})
     (found,) = tape.findings(InputIndependence())
     assert found.place is not None
-    # c never varied (a positional embedding does not, either), and is no answer
+    # c never varied (nor does a positional embedding), and is not an output
     assert (found.place.node, found.first_step, found.also) == ("b", 6, 0)
 
 

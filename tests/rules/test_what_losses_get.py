@@ -1,4 +1,4 @@
-"""A loss is judged by the tensors that its call gets, whatever happened to them before."""
+"""A loss is judged by the tensors that its call receives, whatever happened to them before."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_each_prediction_compared_with_each_target_is_an_error(form: str, tmp_pa
 
 
 def pixels(model: nn.Module) -> torch.Tensor:
-    """A mask for each of 36 pixels, compared by a loss of logits."""
+    """A mask for each of 36 pixels, compared by a loss on logits."""
     x = torch.randn(8, 3, 6, 6)
     mask = (x.sum(1) > 0).float()
     return F.binary_cross_entropy_with_logits(model(x)[:, 0], mask)
@@ -138,7 +138,7 @@ def test_a_softmax_over_the_batch_mixes_samples(
 
 
 def contrast(model: nn.Module) -> torch.Tensor:
-    """Each sample is a class of its own, as in contrastive learning."""
+    """Each sample is its own class, as in contrastive learning."""
     x = torch.randn(BATCH, 4)
     a, b = (F.normalize(model(x + 0.1 * torch.randn(BATCH, 4))) for _ in range(2))
     y = torch.arange(BATCH)
@@ -151,7 +151,7 @@ def test_samples_that_are_their_own_classes_are_no_classes_of_the_data(tmp_path:
 
 
 def surprise(model: nn.Module) -> torch.Tensor:
-    """A policy gradient whose advantages are all negative, so that the loss is."""
+    """A policy gradient whose advantages are all negative, so the loss is negative, too."""
     state = torch.randn(BATCH, 4)
     log_p = model(state).log_softmax(1)
     action = log_p.detach().exp().multinomial(1)
@@ -163,7 +163,7 @@ def test_a_policy_gradient_may_be_negative(tmp_path: Path) -> None:
 
 
 class Mixture(nn.Module):
-    """Four experts that a router weighs, for six classes."""
+    """Four experts that a router weights, for six classes."""
 
     def __init__(self) -> None:
         super().__init__()

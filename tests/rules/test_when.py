@@ -1,4 +1,4 @@
-"""When a fault began: a step, or an interval between two records, narrowed by every step's loss."""
+"""When a fault began: a step, or an interval between records, narrowed by every step's loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAN = float("nan")
 
 
 def tape_of_weight(steps: list[int], bad_from: int) -> Tape:
-    """A weight and its layer's output, recorded at `steps`, that hold NaN from one of them on."""
+    """A weight and its layer's output, recorded at `steps`, with NaN from one of them on."""
     tape = Tape()
     weight = tape.slot("layer", (2, 3), role="weight", kind="parameter")
     out = tape.slot("layer", (4, 3))
@@ -54,9 +54,9 @@ def test_without_losses_it_is_the_interval_between_the_records() -> None:
 @pytest.mark.parametrize(
     ("losses", "after", "first"),
     [
-        ([1.0] * 75 + [NAN] + [1.0] * 10, 72, 80),  # a bad loss that heals is something else
-        ([NAN] * 75 + [1.0] * 10, 72, 80),  # so are those of an earlier time
-        ([1.0] * 82 + [NAN] * 4, 72, 80),  # it follows later: nothing to learn from it
+        ([1.0] * 75 + [NAN] + [1.0] * 10, 72, 80),  # a bad loss that recovers is something else
+        ([NAN] * 75 + [1.0] * 10, 72, 80),  # so are earlier ones
+        ([1.0] * 82 + [NAN] * 4, 72, 80),  # it follows later and provides no evidence
         ([1.0] * 80 + [NAN] * 4, 78, 80),
         ([1.0] * 76 + [NAN] * 8, 74, 76),
     ],

@@ -1,4 +1,4 @@
-"""Teachers, averages, target networks and opponents are judged by who holds and moves them."""
+"""Teachers, averages, target networks and opponents are judged by what holds and updates them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOSS = regression(lambda p, y: F.mse_loss(p[:, 0], y))
 
 
 def move(average: nn.Module, model: nn.Module, share: float = 0.1) -> None:
-    """Moves the parameters of an average a little towards those of a model."""
+    """Moves the parameters of an average slightly towards those of a model."""
     with torch.no_grad():
         for old, new in zip(average.parameters(), model.parameters(), strict=True):
             old.lerp_(new, share)
@@ -53,7 +53,7 @@ def average() -> None:
 
 
 def distillation() -> None:
-    """A teacher that could be trained, but is in no optimizer and called without gradient."""
+    """A teacher that could be trained, but is in no optimizer and is called without gradient."""
     teacher = mlp(4, 8, 3)
 
     def loss_of(model: nn.Module) -> torch.Tensor:
@@ -78,19 +78,19 @@ def siamese() -> None:
 
 
 def bias_before_norm() -> None:
-    """A bias that a normalization takes away."""
+    """A bias that a normalization cancels."""
     fit(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)), LOSS)
 
 
 def adversaries() -> None:
-    """A generator that is trained first, whose opponent cannot be trained at that time."""
+    """A generator that is trained first, while its opponent cannot be trained."""
     generator = nn.Sequential(
         nn.Linear(4, 16), nn.BatchNorm1d(16), nn.LeakyReLU(0.2), nn.Linear(16, 4), nn.Tanh()
     )
     critic = nn.Sequential(nn.Linear(4, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1), nn.Sigmoid())
     first = torch.optim.Adam(generator.parameters(), 2e-3)
     second = torch.optim.Adam(critic.parameters(), 2e-3)
-    with torch.no_grad():  # as a summary of the models does
+    with torch.no_grad():  # like a summary of the models
         critic(generator(torch.randn(2, 4)))
     for _ in range(20):
         noise, real = torch.randn(BATCH, 4), torch.tanh(torch.randn(BATCH, 4) / 2)
@@ -191,7 +191,7 @@ def test_a_module_that_is_never_called_is_a_hint(tmp_path: Path) -> None:
 
 
 def test_a_sample_without_a_gradient_is_a_hint(tmp_path: Path) -> None:
-    """`sample` where `rsample` was meant: the encoder is trained by the prior alone."""
+    """`sample` instead of `rsample`: only the prior trains the encoder."""
 
     class Coder(nn.Module):
         def __init__(self, draw: str) -> None:

@@ -1,4 +1,4 @@
-"""Cells cut in time, lists of one module, maps paired wrongly, and rates multiplied twice."""
+"""Cells cut off in time, lists of one module, wrongly paired maps, and rates applied twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ State = Tensor | tuple[Tensor, Tensor]
 
 
 class Loop(nn.Module):
-    """A cell called at each of 6 time steps; `carry` makes the next state of the cell's output."""
+    """A cell called at each of 6 time steps; `carry` turns its output into the next state."""
 
     def __init__(self, kind: type[nn.Module], carry: Callable[[int, State], State | None]) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def test_a_cell_without_gradients_through_time_is_found(
 
 
 class OwnCell(nn.Module):
-    """A cell written by hand, whose first state is missing."""
+    """A hand-written cell, whose first state is missing."""
 
     def __init__(self, inputs: int, size: int) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def test_cells_with_gradients_through_time_are_not(program: Callable[[], None]) 
 
 
 class Heads(nn.Module):
-    """A body and a list of heads; each gets what `into` makes of the body's output."""
+    """A body and a list of heads; each receives what `into` makes of the body's output."""
 
     def __init__(self, heads: Sequence[nn.Module], into: Callable[[int, Tensor], Tensor]) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ Maps = NDArray[np.float64]
 
 
 def scenes(count: int, rng: np.random.Generator) -> Maps:
-    """Discs off the centre, [count, 16, 16] of zeros and ones."""
+    """Off-centre discs, [count, 16, 16] of zeros and ones."""
     y, x = np.mgrid[:16, :16]
     centres = rng.uniform(2, 14, (count, 2))
     apart = np.where(np.abs(centres - 7.5) < 3, centres + 4, centres)

@@ -1,4 +1,4 @@
-"""A finding that was reported and no longer holds is withdrawn, in the log and in the run."""
+"""A finding that no longer holds is withdrawn, in the log and in the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FOUND = Finding(
 
 
 class Told:
-    """Takes down what it is given."""
+    """Stores what it is given."""
 
     def __init__(self) -> None:
         self.all: list[tuple[str, str]] = []
@@ -44,7 +44,7 @@ class Told:
 
 
 def concluded(*found: list[Finding]) -> list[tuple[str, str]]:
-    """Returns what happens when an engine finds one list of findings after the other."""
+    """Returns what happens when an engine finds one list of findings after another."""
     told = Told()
     rules: Any = LiveRules(Spec(), act=told)
     for findings in found:
@@ -97,7 +97,7 @@ def test_it_is_withdrawn_where_it_was_reported(
 def test_units_that_come_back_to_life_are_withdrawn_in_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A rectifier is dead for eight steps and alive for twenty more."""
+    """A ReLU is dead for eight steps and alive for twenty more."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -127,7 +127,7 @@ def test_units_that_come_back_to_life_are_withdrawn_in_the_run(
 
 
 def _settled(step: int, rules: Any) -> None:
-    """Waits until the rules have seen a step, and has them conclude at their next record."""
+    """Waits until the rules have seen a step, and makes them conclude at their next record."""
     end = time.monotonic() + 20
     while rules._engine.scene.last_step < step and time.monotonic() < end:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A learning rate of 0 is named, and it explains the loss that does not fall."""
+"""A learning rate of 0 is reported, and explains why the loss does not fall."""
 
 from __future__ import annotations
 

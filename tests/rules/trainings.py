@@ -1,4 +1,4 @@
-"""Small trainings on data made up on the spot, recorded whole and diagnosed."""
+"""Short training runs on generated data, recorded completely and diagnosed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODES = {
 BATCH = 16
 
 Loss = Callable[[nn.Module], torch.Tensor]
-"""Draws a batch and returns the loss of a model."""
+"""Draws a batch and returns a model's loss."""
 
 
 def mlp(features: int, hidden: int, out: int, *end: nn.Module) -> nn.Sequential:
@@ -35,7 +35,7 @@ def fit(
     optimizer: torch.optim.Optimizer | None = None,
     after: Callable[[], object] = lambda: None,
 ) -> None:
-    """Trains a model by Adam, or another optimizer; `after` is called after each step."""
+    """Trains a model with Adam or another optimizer; `after` is called after each step."""
     optimizer = optimizer or torch.optim.Adam(model.parameters(), 0.01)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -67,13 +67,13 @@ def classification(form: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -
 
 
 def found(root: Path, training: Callable[[], object]) -> list[Finding]:
-    """Returns what all rules find in a training, best first."""
+    """Returns what all rules find in a training run, best first."""
     torch.manual_seed(0)
     return diagnose(traced(root, NODES, training)).findings
 
 
 def alarms(findings: list[Finding]) -> list[str]:
-    """Returns what is more than a hint."""
+    """Returns the findings above the severity of a hint."""
     return [f"{f.severity} {f.rule}: {f.message}" for f in findings if f.severity != "hint"]
 
 

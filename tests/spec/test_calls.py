@@ -1,4 +1,4 @@
-"""Which calls and which named tensors a spec means."""
+"""Which calls and which named tensors a spec selects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GLOBS = st.lists(st.sampled_from(["a", "b", "*", "**", "a*"]), min_size=1, max_s
 
 
 def by_hand(glob: str, path: str) -> bool:
-    """Whether a glob fits a path, level by level."""
+    """Whether a glob matches a path, level by level."""
 
     def fits(levels: list[str], names: list[str]) -> bool:
         if not levels:

@@ -1,4 +1,4 @@
-"""Globs over module paths, compared with a matcher that tries everything."""
+"""Globs over module paths, compared with a matcher that tries every possibility."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GLOBS = st.lists(LEVELS, max_size=5).map(".".join)
 
 
 def tried(levels: list[str], names: list[str]) -> bool:
-    """Whether the levels of a glob match the names of a path: one way or another."""
+    """Whether the levels of a glob match the names of a path in any way."""
     if not levels:
         return not names
     if levels[0] == "**":

@@ -1,4 +1,4 @@
-"""A spec from a stranger's run folder is refused in little time and memory."""
+"""A spec from an untrusted run folder is rejected with little time and memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ except SpecError as error:
 
 
 def laughs(wanted: str) -> str:
-    """Forty lines, each of which stands for eight of the one before: 8 ** 40 values."""
+    """Forty lines, each of which expands to eight of the previous one: 8 ** 40 values."""
     lines = ["l0: &l0 [lol, lol]"]
     lines += [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 8)}]" for i in range(1, 40)]
     return "\n".join([*lines, wanted])

@@ -1,4 +1,4 @@
-"""What may be written under `keep` and `samples.by`."""
+"""What `keep` and `samples.by` accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a spec is read from."""
+"""Where specs are read from."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_presets_are_those_of_the_hydra_group() -> None:
         assert text.startswith("# @package hydra.callbacks.comgra\n")
         content = OmegaConf.to_container(OmegaConf.load(path))
         assert isinstance(content, dict)
-        if "defaults" in content:  # another preset says it
+        if "defaults" in content:  # another preset sets it
             continue
         assert content["_target_"] == "comgra_decl.doors.hydra.TraceCallback"
         assert content["_recursive_"] is False
@@ -190,7 +190,7 @@ def all_models(model: type[BaseModel]) -> list[type[BaseModel]]:
 
 
 class Documented(BaseModel):
-    """As pydantic reads it, if it is told to."""
+    """As pydantic reads it, if configured to."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -206,10 +206,10 @@ class Documented(BaseModel):
 
 
 class Inheriting(Documented):
-    """Has keys of its own, and another word for one of those it inherits."""
+    """Has its own keys, and a new docstring for one of those it inherits."""
 
     second: int = 3
-    """Said below."""
+    """Documented below."""
     fourth: int = 4
     """Its own."""
 

@@ -1,4 +1,4 @@
-"""What is said of a spec that is wrong: everything, at once, with the key the user wrote."""
+"""An invalid spec: all problems are reported at once, with the keys that the user wrote."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_the_members_of_a_union_make_one_line() -> None:
 
 
 def test_no_sentence_of_pydantic_is_left_over_for_any_field() -> None:
-    """Whatever is put where it does not belong, the line is ours and names the place."""
+    """Whatever is put in the wrong place, the message is ours and names the place."""
     for name in Spec.model_fields:
         for value in ("nonsense", -1, 1.5, ["?"], {"?": 1}):
             try:

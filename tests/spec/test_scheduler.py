@@ -21,7 +21,7 @@ SCHEDULES = st.builds(
 
 
 def walked(schedule: ScheduleSpec, count: int) -> list[int]:
-    """The first `count` recorded steps, as a training asks for them."""
+    """Returns the first `count` recorded steps, queried as training does."""
     scheduler = Scheduler(schedule)
     steps = [-1]
     for _ in range(count):
@@ -33,7 +33,7 @@ def walked(schedule: ScheduleSpec, count: int) -> list[int]:
 
 
 def spelled_out(schedule: ScheduleSpec) -> Iterator[int]:
-    """The documented rule, word by word."""
+    """The documented rule, word for word."""
     yield from range(schedule.first)
     assert schedule.every is not None
     step = math.ceil(schedule.first / schedule.every) * schedule.every
@@ -114,7 +114,7 @@ CADENCES = st.builds(
 
 
 def counted_out(cadence: CadenceSpec, end: int) -> set[int]:
-    """All recorded steps below `end`, by asking of each whether it is."""
+    """Returns all recorded steps below `end`, by checking each one."""
     recorded = {s for first, last in cadence.windows for s in range(first, last + 1)}
     if cadence.steps is not None:
         recorded |= set(cadence.steps)

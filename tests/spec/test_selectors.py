@@ -1,4 +1,4 @@
-"""Which modules a spec means, and what it says of patterns that mean none."""
+"""Which modules a spec selects, and what it reports about patterns that select none."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_path_and_regex_and_exclude_are_set_operations(regex: str, glob: str, ou
     assert chosen({"path": glob, "regex": regex}, exclude={"regex": out}) == expected
 
 
-# "???" is how OmegaConf writes a value that is missing
+# "???" is how OmegaConf marks a missing value
 @given(st.text("*?acemfl-tnsr.", min_size=1, max_size=8).filter(lambda text: text != "???"))
 def test_annotations_are_found_by_globs(pattern: str) -> None:
     picked = select(load_spec({"nodes": {"it": {"select": {"annotation": pattern}}}}), MARKED)

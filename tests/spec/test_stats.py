@@ -1,4 +1,4 @@
-"""What `stats` may say, and what is said of mistakes in it."""
+"""What `stats` accepts, and how mistakes in it are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the statistics of a tensor are, computed with plain numpy in float64."""
+"""The statistics of a tensor, computed in float64 with plain numpy."""
 
 from __future__ import annotations
 

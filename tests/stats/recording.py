@@ -1,4 +1,4 @@
-"""Takes tensors through the reducer and `finalise`, as a recorded step would."""
+"""Passes tensors through the reducer and `finalise`, as a recorded step would."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensors = list[tuple[torch.Tensor, int | None]]
 
 
 def reducer(**options: Any) -> Reducer:
-    """Returns a reducer without histograms, unless the options say otherwise."""
+    """Returns a reducer, without histograms unless the options request them."""
     return Reducer(**({"histogram_elements": None, "sample_count": 4} | options))
 
 
@@ -65,26 +65,26 @@ def raw_step(reduced: Reduced, layout: Layout | None = None, step: int = 0) -> R
 
 
 def batch_of(reduced: Reduced, *, samples: int = 4, bins: int | None = None) -> StepBatch:
-    """Returns what is stored of one step."""
+    """Returns what is stored for one step."""
     (batch,) = finalise([raw_step(reduced)], statistics=STATISTICS, sample_count=samples, bins=bins)
     return batch
 
 
 @dataclass
 class Tolerance:
-    """How far statistics may be from the oracle."""
+    """How far statistics may differ from the oracle's."""
 
     relative: float = 2e-6
     std: float = 1e-5
 
     def of(self, name: str, rows: NDArray[np.float64]) -> tuple[float, float]:
-        """Returns relative and absolute tolerance of a statistic of these rows."""
+        """Returns the relative and absolute tolerances for a statistic of these rows."""
         finite = rows[np.isfinite(rows)]
         if name in ("min", "max", "abs_max", "nonfinite") or not finite.size:
             return 1e-7, 0.0
         if name == "std":
             return self.std, self.std * float(finite.std()) + 1e-7 * float(np.abs(finite).max())
-        if name == "mean":  # of numbers around zero, it is as exact as they are
+        if name == "mean":  # for numbers around zero, it is as exact as they are
             return self.relative, self.relative * float(np.abs(finite).mean())
         return self.relative, 1e-7 if name == "zero_fraction" else 0.0
 
@@ -99,7 +99,7 @@ def check(
     batch = batch_of(reduced, samples=most)
     for i, (tensor, batch_dim) in enumerate(tensors):
         rows = rows_of(tensor, batch_dim)
-        kept = int(reduced.rows[i])  # the others are aggregated only
+        kept = int(reduced.rows[i])  # the others are only aggregated
         assert reduced.samples[i] == rows.shape[0]
         assert reduced.elements[i] == rows.shape[1]
         assert reduced.batched[i] == (batch_dim is not None)
@@ -122,7 +122,7 @@ def close(
     slack: float,
     where: str,
 ) -> None:
-    """Asserts equality, within rounding where rounding may happen."""
+    """Asserts equality, up to rounding where rounding may occur."""
     with np.errstate(over="ignore"):
         expected32 = expected.astype(np.float32)
     np.testing.assert_allclose(found, expected32, rtol=relative, atol=slack, err_msg=where)

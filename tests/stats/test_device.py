@@ -1,4 +1,4 @@
-"""The path of accelerators, run here with the host in their place (without streams or events)."""
+"""The accelerator code path, run here on the host (without streams or events)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Elsewhere(Reducer):
-    """Takes tensors of the host for tensors of an accelerator without Triton."""
+    """Treats tensors on the host as tensors on an accelerator without Triton."""
 
     _host = torch.device("cpu", 0)  # a name that no tensor's device has
     _away = (*ASYNCHRONOUS, "cpu")
@@ -61,7 +61,7 @@ def test_equal_to_the_oracle_over_steps(histogram_elements: int | None) -> None:
 
 
 class NoFloat64(TorchDispatchMode):
-    """Stands for a device that has none."""
+    """A stand-in for a device that has none."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -79,7 +79,7 @@ def test_a_device_without_float64_is_asked_for_none(dtype: torch.dtype) -> None:
 
 
 def test_a_device_without_float64_gives_numbers_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What needs more, whole numbers and float64, is copied to the host."""
+    """What needs more precision, whole numbers and float64, is copied to the host."""
     monkeypatch.setattr(device, "wide_dtype", lambda _: torch.float32)
     made, by = tensors(0), elsewhere()
     for _ in range(2):
@@ -120,7 +120,7 @@ def scattered(seed: int) -> Tensors:
 
 
 class Largest(TorchDispatchMode):
-    """Notes the largest result that has memory of its own, in elements."""
+    """Tracks the largest result that has its own memory, in elements."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -250,7 +250,7 @@ VIEWS = ("empty", "view", "unsqueeze", "slice", "select", "alias", "as_strided",
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations that compute something, each of which is a kernel on an accelerator."""
+    """Counts computing operations, each of which is a kernel on an accelerator."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

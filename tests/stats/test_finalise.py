@@ -1,4 +1,4 @@
-"""What the writer thread makes of raw sums."""
+"""How the writer thread turns raw sums into records."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ BINS = 8
 
 @pytest.fixture(scope="module", autouse=True, params=["compiled", "numpy"])
 def recipe(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Counts by the compiled kernel, and as if it could not be compiled."""
+    """Counts with the compiled kernel, and as if it could not be compiled."""
     with pytest.MonkeyPatch.context() as patched:
         if request.param == "numpy":
             patched.setattr(histogram, "histogram_kernel", lambda: None)
@@ -33,7 +33,7 @@ def recipe(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def expected(sample: NDArray[np.float32], bins: int) -> tuple[NDArray[np.int64], float, float]:
-    """Returns counts and range as numpy's histogram sees them."""
+    """Returns counts and range as numpy's histogram computes them."""
     finite = sample[np.isfinite(sample)].astype(np.float64)
     if not finite.size:
         return np.zeros(bins, np.int64), math.nan, math.nan
@@ -44,7 +44,7 @@ def expected(sample: NDArray[np.float32], bins: int) -> tuple[NDArray[np.int64],
 
 
 def off_edges(sample: NDArray[np.float32], bins: int) -> bool:
-    """Tells whether no element is so near an inner edge that rounding decides its bin."""
+    """Whether no element is so close to an inner edge that rounding decides its bin."""
     finite = sample[np.isfinite(sample)].astype(np.float64)
     if not finite.size or finite.min() == finite.max():
         return True
@@ -160,14 +160,14 @@ def test_the_stride_stays_within_the_limit_and_off_the_dims(
     assert count <= limit
     if numel <= limit:
         assert stride == 1
-    elif numel > 4 * elements:  # a stride longer than a sample can do nothing else
+    elif numel > 4 * elements:  # a stride longer than a sample has no alternative
         assert math.gcd(stride, elements) == 1
 
 
 def test_a_sample_sees_every_feature_where_a_plain_stride_would_see_few() -> None:
     batch, features, limit = 1024, 256, 4096
     seen = np.arange(0, batch * features, batch * features // limit) % features
-    assert len(set(seen.tolist())) == 4  # what must not happen
+    assert len(set(seen.tolist())) == 4  # must not happen
     stride, _ = sample_stride(batch * features, features, limit)
     seen = np.arange(0, batch * features, stride) % features
     number = np.bincount(seen, minlength=features)

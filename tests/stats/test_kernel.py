@@ -1,4 +1,4 @@
-"""The compiled kernel: there where it can be, harmless where it cannot, exact at every length."""
+"""The compiled kernel: used where possible, harmless where not, and exact at every length."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_length_of_rows(dtype: torch.dtype) -> None:
         for column in (Raw.MIN, Raw.MAX, Raw.NONZERO, Raw.NONFINITE):
             np.testing.assert_array_equal(found[..., column], expected[..., column])
         np.testing.assert_allclose(found[..., Raw.ABS_SUM], expected[..., Raw.ABS_SUM], rtol=1e-6)
-        for rows in (found, expected):  # their pivots may differ by a rounding
+        for rows in (found, expected):  # their pivots may differ by rounding
             rows[..., Raw.SQUARES] -= rows[..., Raw.SUM] ** 2 / n
             rows[..., Raw.SUM] += n * rows[..., Raw.PIVOT]
         scale = expected[..., Raw.ABS_SUM].max()

@@ -1,4 +1,4 @@
-"""Opt-in statistics of tensors, against numpy."""
+"""Opt-in statistics of tensors, compared with numpy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ QUANTILES = Quantiles({"low": 0.1, "half": 0.5, "most": 1.0, "least": 0.0})
 
 
 def measured(tensor: torch.Tensor, batch_dim: int | None, measure: Measure) -> Floats:
-    """Returns what a step records of one tensor, [samples, names]."""
+    """Returns what a step records for one tensor, [samples, names]."""
     by, extras = reducer(), Extras(measure.names)
     extras.add(by.add(tensor, batch_dim=batch_dim), tensor, batch_dim, measure)
     reduced = ready(by.finish())
@@ -153,7 +153,7 @@ def test_a_batch_of_single_numbers() -> None:
     np.testing.assert_array_equal(measured(scalar, None, NEGATIVE), [[1]])
 
 
-# -- functions of the user's
+# -- custom functions
 
 
 def test_a_function_sees_samples_first_and_its_numbers_are_recorded() -> None:

@@ -1,4 +1,4 @@
-"""Memory is handed out again only when nobody can see it."""
+"""Memory is reused only when nothing refers to it."""
 
 from __future__ import annotations
 

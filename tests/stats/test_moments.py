@@ -1,4 +1,4 @@
-"""Tensors of very many samples: the first are recorded singly, all of them are aggregated."""
+"""Tensors with very many samples: the first are recorded individually, and all are aggregated."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_parts_are_joined_as_if_they_were_one() -> None:
 
 
 def test_opt_in_statistics_are_aggregated_over_all_samples_too(tmp_path: Path) -> None:
-    """As the recorded ones are; of a tensor without any there is none."""
+    """Like the recorded ones; a tensor without samples has none."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     x = many(MOST_ROWS + 9, 2)

@@ -1,4 +1,4 @@
-"""Reducing a tensor changes nothing, and nothing around it changes what is reduced."""
+"""Reducing a tensor changes nothing, and nothing around it changes the result."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_surroundings_do_not_matter(name: str) -> None:
     plain = reduce(tensors, reducer(histogram_elements=64))
     np.testing.assert_array_equal(reduced.raw, plain.raw)
     np.testing.assert_array_equal(reduced.histogram_values, plain.histogram_values)
-    with SURROUNDINGS["grad"]():  # memory made in inference mode would now refuse to be written
+    with SURROUNDINGS["grad"]():  # memory allocated in inference mode would now reject writes
         check(tensors, reduce(tensors, by))
 
 
@@ -174,7 +174,7 @@ def test_a_tensor_is_not_kept_alive(elements: int) -> None:
 
 
 def losses(by: Reducer | None) -> list[float]:
-    """Trains a little network, with every output and gradient reduced if there is a reducer."""
+    """Trains a small network, with every output and gradient reduced if there is a reducer."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(
         torch.nn.Linear(5, 8),

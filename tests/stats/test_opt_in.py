@@ -1,4 +1,4 @@
-"""Opt-in statistics of a traced training, from the spec to what a run shows."""
+"""Opt-in statistics of a traced training run, from the spec to the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CAPTURE = ["output", "output_grad", "parameter", "parameter_grad", "update"]
 
 
 def spread(x: torch.Tensor, times: float = 1.0) -> torch.Tensor:
-    """Returns the distance between the largest and smallest value; harms its argument."""
+    """Returns the difference between the largest and smallest value; overwrites its argument."""
     answer = (x.flatten(1).amax(1) - x.flatten(1).amin(1)) * times
     x.zero_()
     torch.rand(3)
@@ -28,26 +28,26 @@ def spread(x: torch.Tensor, times: float = 1.0) -> torch.Tensor:
 
 
 def least_unit(x: torch.Tensor) -> torch.Tensor:
-    """Returns the smallest of the means that units have over the batch."""
+    """Returns the smallest of the units' means over the batch."""
     return x.mean(0).amin()
 
 
 def picky(x: torch.Tensor) -> torch.Tensor:
-    """Fails for whatever is not a matrix."""
+    """Fails for anything that is not a matrix."""
     if x.dim() != 3:
         raise ValueError("not a matrix")
     return x.sum((1, 2))
 
 
 def large(step: Any, above: float) -> bool:
-    """Keeps a step of which two opt-in statistics are what they should be."""
+    """Keeps a step in which two opt-in statistics have the expected values."""
     value = step.lookup("first", "singular_value", role="weight")
     rest = step.lookup("first", "singular_value", role="bias")
     return bool(value > above and np.isnan(rest))
 
 
 class Net(nn.Module):
-    """Tokens [4, 3, 6] to one number each."""
+    """Maps tokens [4, 3, 6] to one number each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ Kept = list[dict[str, NDArray[Any]]]
 
 
 def train(seen: Kept | None = None) -> list[torch.Tensor]:
-    """Trains for four steps; returns parameters and losses, and leaves tensors in `seen`."""
+    """Trains for four steps; returns parameters and losses, and adds tensors to `seen`."""
     torch.manual_seed(7)
     model, result = Net(), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -1,4 +1,4 @@
-"""What has no numbers to reduce is refused by name, and the step goes on without it."""
+"""Tensors without numbers to reduce are reported by name, and the step continues without them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Wrapper(torch.Tensor):
 
 
 class Shard(torch.Tensor):
-    """Has a local part, as a DTensor does."""
+    """Has a local part, like a DTensor."""
 
     def to_local(self) -> torch.Tensor:
         return torch.full((2, 2), 7.0)
@@ -63,7 +63,7 @@ REFUSED: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # beta layouts announce themselves
+@pytest.mark.filterwarnings("ignore")  # beta layouts warn about themselves
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused_by_name(what: str) -> None:
     by = reducer(histogram_elements=16)

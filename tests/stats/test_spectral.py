@@ -1,4 +1,4 @@
-"""Singular values and ranks of matrices, against a full decomposition in float64."""
+"""Singular values and ranks of matrices, compared with a full decomposition in float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 def top(x: torch.Tensor, *, host: bool = True) -> Floats:
-    """Returns singular value and stable rank [samples, 2]."""
+    """Returns the singular value and the stable rank [samples, 2]."""
     with quiet():
         found = measure_top(x, host=host)
     assert found is not None
@@ -52,7 +52,7 @@ def test_equal_to_a_full_decomposition(
 ) -> None:
     x = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
     expected = truth(x)
-    # an accelerator takes a fixed number of steps, and this is the hardest of matrices
+    # an accelerator takes a fixed number of steps, and this is the hardest matrix
     tolerance = 1e-4 if host else 5e-3
     np.testing.assert_allclose(top(x, host=host), expected[:, :2], rtol=2 * tolerance)
     np.testing.assert_allclose(effective(x), expected[:, 2], rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Many steps: each is as if it were the only one, and memory stays as it is."""
+"""Many steps: each is reduced as if it were the only one, and memory use stays constant."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_inference_tensors_have_no_version_and_are_reduced_every_time() -> None:
 
 
 def held(by: Reducer) -> tuple[int, int]:
-    """Returns bytes in the ring and number of known nodes."""
+    """Returns the bytes in the ring and the number of known nodes."""
     return by._ring.nbytes, by._nodes
 
 

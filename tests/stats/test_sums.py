@@ -26,7 +26,7 @@ SMALL, LARGE = (6, 5, 7), (3, 11, 1700)
 
 @pytest.fixture(params=["compiled", "torch"], scope="module", autouse=True)
 def recipe(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Everything here holds with the compiled kernel, and where there is none."""
+    """Runs every test with the compiled kernel and without it."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
             for user in (sums, module):
@@ -97,7 +97,7 @@ EVERY_DTYPE = sorted({v for v in vars(torch).values() if isinstance(v, torch.dty
 PACKED = ("bits", "int1", "int2", "int3", "int4", "int5", "int6", "int7", "float4", "q")
 
 
-@pytest.mark.filterwarnings("ignore")  # some dtypes announce themselves
+@pytest.mark.filterwarnings("ignore")  # some dtypes warn about themselves
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
 @pytest.mark.parametrize("dtype", EVERY_DTYPE, ids=str)
 def test_every_dtype_of_torch_is_reduced_or_refused_by_name(

@@ -1,4 +1,4 @@
-"""The kernels of GPUs, run here by Triton's interpreter on tensors of the host."""
+"""The GPU kernels, run here on the host by Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from comgra_decl.stats.trie import PutOff
 from .recording import Tensors, Tolerance, check, ready, reduce, reducer
 
 if platform.system() != "Linux":
-    pytest.importorskip("triton")  # it is built for Linux alone
+    pytest.importorskip("triton")  # it is built only for Linux
 from comgra_decl.stats.fused import Arena, Launcher, Plan, Rows, kind_of
 
 with_interpreter = pytest.mark.skipif(
@@ -40,12 +40,12 @@ with_interpreter = pytest.mark.skipif(
 )
 pytestmark = [
     with_interpreter,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # what a GPU computes without a word
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # what a GPU computes without a warning
 ]
 
 
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes 100 samples for very many, of which 8 are kept."""
+    """Treats 100 samples as very many, of which 8 are kept."""
     monkeypatch.setattr(trie, "MOST_ROWS", 100)
     monkeypatch.setattr(trie, "KEPT", 8)
     monkeypatch.setattr(fused, "CHUNK_ROWS", 64)
@@ -54,7 +54,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class OnGpu(Reducer):
-    """Takes tensors of the host for tensors of a GPU with Triton."""
+    """Treats tensors on the host as tensors on a GPU with Triton."""
 
     _host = torch.device("cpu", 0)  # a name that no tensor's device has
     _away = (*ASYNCHRONOUS, "cpu")
@@ -70,7 +70,7 @@ def _by_triton(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[None]:
-    """Torch's operations would give the right numbers, too."""
+    """Torch's operations would also give the right numbers."""
     monkeypatch.setattr(fused, "_warned", set())
     yield
     if "fails" not in request.node.name:
@@ -210,7 +210,7 @@ def test_triton_leaves_tensors_that_need_a_large_copy_to_torch_in_parts(
 def test_triton_gives_the_histogram_sample_of_the_host(
     shapes: list[tuple[int, int]], seed: int
 ) -> None:
-    """Whatever is read at once, together or later."""
+    """Whether it is read at once, together or later."""
     by, host = on_gpu(histogram_elements=50), reducer(histogram_elements=50, sample_count=3)
     for step in range(4):
         made = [numbers(s, torch.float32, seed=seed + step) for s in shapes]
@@ -223,11 +223,11 @@ def test_triton_gives_the_histogram_sample_of_the_host(
         np.testing.assert_array_equal(found.histogram_starts, expected.histogram_starts)
 
 
-# -- tensors that are read later
+# -- deferred tensors
 
 
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns a list to which each launch adds how many tensors it reads."""
+    """Returns a list to which each launch appends how many tensors it reads."""
     counted: list[int] = []
     launch = Launcher.launch
 
@@ -281,7 +281,7 @@ def test_triton_is_not_fooled_by_writes_that_are_not_counted() -> None:
 
 
 def test_triton_names_what_was_written_before_it_was_read() -> None:
-    """A program that begins to write in place does so once without a record."""
+    """A program that begins to write in place loses one record when it does so."""
     by = on_gpu()
     for step in range(6):
         x, y = (numbers((4, 20), torch.float32, seed=step + k) for k in (0, 50))
@@ -319,7 +319,7 @@ def test_triton_holds_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> No
 def test_triton_reads_all_that_is_added_together_in_one_launch_for_each_width(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Gradients of parameters: of any size, in the first step already."""
+    """Gradients of parameters of any size, already in the first step."""
     by = on_gpu()
     by.add(torch.ones(2, 2), batch_dim=0)  # so that the device is known
     by.finish()
@@ -330,7 +330,7 @@ def test_triton_reads_all_that_is_added_together_in_one_launch_for_each_width(
         for tensor in made:
             by.add(tensor, batch_dim=None)
         assert counted == []
-    assert sorted(counted) == [1, 1, 2, 2]  # of widths 16, 64 and 4096, and the long ones
+    assert sorted(counted) == [1, 1, 2, 2]  # with widths 16, 64 and 4096, and the long ones
     copies = [tensor.clone() for tensor in made]
     for tensor in made:
         tensor.zero_()
@@ -360,7 +360,7 @@ def test_triton_reads_memory_once_in_a_step_however_it_is_passed_on(
         made = [x, *others, x, x.detach(), x.view(4, 300), x.view(2, 600), x.t()]
         counted.clear()
         numbered = [by.add(t, batch_dim=0) for t in made]
-        assert len(by._repeats._storages) == 9  # views of other shapes or strides are others
+        assert len(by._repeats._storages) == 9  # views with other shapes or strides are different
         reduced = ready(by.finish())
         same = numbered[7:10]
         assert same == ([7, 8, 9] if step == 0 else [0, 0, 0])
@@ -373,7 +373,7 @@ def test_triton_reads_memory_once_in_a_step_however_it_is_passed_on(
 def test_triton_takes_no_memory_for_read_that_another_tensor_had_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Memory that is freed is used again, by tensors of the same shape and version."""
+    """Freed memory is reused by tensors with the same shape and version."""
     monkeypatch.setattr(device, "_SMALL", 1)  # nothing is held
     by = on_gpu()
     places = set()
@@ -398,7 +398,7 @@ def test_triton_reads_memory_again_that_was_written_in_between(counts: bool) -> 
         x = numbers((4, 300), torch.float32, seed=step)
         first = x.clone()
         by.add(x, batch_dim=0)
-        # alive together: an object at the place of another would not push out what is remembered
+        # alive together: an object at another one's address would not replace the stored entry
         others = [numbers((4, 300), torch.float32, seed=30 + k) for k in range(5)]
         for other in others:
             by.add(other, batch_dim=0)
@@ -415,7 +415,7 @@ def test_triton_reads_memory_again_that_was_written_in_between(counts: bool) -> 
 def test_triton_defers_tensors_though_pieces_are_others_than_when_they_are_read_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Then their sums are rounded otherwise."""
+    """In that case, their sums are rounded differently."""
     monkeypatch.setattr(fused, "_PROGRAMS", 2)
     by = on_gpu()
     counted = launches(monkeypatch)
@@ -448,7 +448,7 @@ def test_triton_holds_few_bytes_of_copies_though_all_is_read_together(
 
 
 def test_triton_holds_known_tensors_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No view of them is made, and they are recognised all the same."""
+    """No views of them are created, yet they are recognised."""
     by, entered = on_gpu(), 0
 
     def counted(self: Reducer, node: Any, tensor: torch.Tensor) -> None:
@@ -466,7 +466,7 @@ def test_triton_holds_known_tensors_as_they_are(monkeypatch: pytest.MonkeyPatch)
         numbered = [by.add(tensor, batch_dim=dim) for tensor, dim in [*made[:1], *made]]
         assert numbered == [0, 0, 1, 2, 3]
         check(made, ready(by.finish()))
-    assert entered == 1  # the one that lies across
+    assert entered == 1  # the one that spans both
 
 
 @pytest.mark.parametrize("moment", ["written", "another stream", "in inference mode"])
@@ -501,7 +501,7 @@ def test_triton_that_fails_is_said_once_and_torch_takes_over(
     made: Tensors = [(numbers((4, 300), torch.float32, seed=k), 0) for k in range(3)]
     check(made, reduce(made, by))
 
-    launch, left = Launcher.launch, [1]  # it fails in the midst of a step
+    launch, left = Launcher.launch, [1]  # it fails in the middle of a step
 
     def fails(*given: Any) -> Any:
         left[0] -= 1
@@ -512,7 +512,7 @@ def test_triton_that_fails_is_said_once_and_torch_takes_over(
     monkeypatch.setattr(Launcher, "launch", fails)
     for _ in range(3):
         check(made, reduce(made, by))
-    other = on_gpu()  # evaluations have one of their own
+    other = on_gpu()  # evaluations have their own
     check(made, reduce(made, other))
     (said,) = [record.message for record in caplog.records]
     assert "ptxas is gone" in said
@@ -579,7 +579,7 @@ def test_triton_aggregates_very_many_samples(
 
 
 def test_triton_aggregates_as_formulas_of_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The opt-in formulas, too, in the order in which they are stored."""
+    """The opt-in formulas as well, in stored order."""
     few_rows(monkeypatch)
     x = numbers((201, 33), torch.float32)
     reduced = reduce([(x, 0)], on_gpu())
@@ -619,7 +619,7 @@ def test_triton_results_that_are_many_leave_the_device_within_the_step(
     monkeypatch.setattr(trie, "KEPT", 8)
     host = reduce(made, reducer(histogram_elements=60))
     shipped: list[bool] = []
-    for _ in range(4):  # at once, tried, put off
+    for _ in range(4):  # at once, tried, deferred
         live = []
         for tensor, batch_dim in made:
             by.add(tensor, batch_dim=batch_dim)
@@ -637,7 +637,7 @@ def test_triton_results_that_are_many_leave_the_device_within_the_step(
 
 
 def test_triton_plans_cover_each_element_once_beyond_32_bits() -> None:
-    """2^31 elements and more are a matter of index arithmetic, not of memory."""
+    """2^31 elements and more require index arithmetic, not memory."""
     for each in (
         Rows(3, 2**31 + 17, 1, 0),
         Rows(2**19 + 3, 4096, 1, 0),
@@ -660,7 +660,7 @@ BEYOND = 2**31 + 12_345
 @pytest.mark.parametrize("length", [60, 9000], ids=["short rows", "long rows"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=str)
 def test_triton_kernels_read_and_sample_beyond_32_bits(dtype: torch.dtype, length: int) -> None:
-    """The address of a tensor is moved back by as many elements as its table moves ahead."""
+    """A tensor's address is moved back by as many elements as its table moves ahead."""
     launcher = Launcher(torch.device("cpu"))
     x = numbers((3, length), dtype)
     sizes = Rows(3, length, 7, -(-3 * length // 7))
@@ -736,7 +736,7 @@ def test_triton_launches_are_told_apart_by_dtype_and_width() -> None:
 
 
 class Kernel:
-    """Notes who launches: the kernel itself, which finds out each time what is compiled, or that.
+    """Tracks who launches: the kernel itself, which looks up the compiled variant, or its handle.
 
     Args:
         refuses: the handle of what is compiled takes other arguments.
@@ -781,7 +781,7 @@ def test_triton_is_asked_once_for_what_is_compiled() -> None:
 
 
 def test_triton_tells_the_time_of_what_is_launched_for_the_first_time() -> None:
-    """That is when kernels are compiled."""
+    """Kernels are compiled at that point."""
     by = on_gpu()
     x = numbers((4, 20), torch.float32)
     reduce([(x, 0)], by)
@@ -904,7 +904,7 @@ def test_triton_puts_nothing_off_that_no_version_is_counted_for() -> None:
 
 
 class Streams:
-    """Stands for the streams of a GPU: which is current, and what was done on which.
+    """A stand-in for a GPU's streams: which is current, and what was done on which.
 
     Attributes:
         done: (stream, what) in order.
@@ -944,7 +944,7 @@ class Stream:
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    """Gives tensors of the host the streams of a GPU."""
+    """Gives tensors on the host the streams of a GPU."""
     stand_in = Streams()
     original, launch = device.DeviceStep.__init__, Launcher.launch
 
@@ -985,7 +985,7 @@ def test_triton_reads_put_off_tensors_on_the_stream_that_made_them(streams: Stre
             reduced = ready(by.finish())
         check(made, reduced)
     assert streams.done == [
-        (1, "wait for 2"),  # where the step before has ended, since both use the same memory
+        (1, "wait for 2"),  # where the previous step ended, since both use the same memory
         (1, "launch 2"),
         (2, "wait for 1"),
         (2, "launch 1"),
@@ -994,7 +994,7 @@ def test_triton_reads_put_off_tensors_on_the_stream_that_made_them(streams: Stre
 
 
 def test_triton_does_nothing_while_a_graph_is_captured(streams: Streams) -> None:
-    """A replay would do it again."""
+    """A replay would repeat it."""
     by = on_gpu()
     for step in range(5):
         x, y = (numbers((4, 20), torch.float32, seed=2 * step + k) for k in range(2))

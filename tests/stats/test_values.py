@@ -1,4 +1,4 @@
-"""Values keep their dtype; helpers name dtypes and hand arrays to numpy."""
+"""Values keep their dtype; helpers name dtypes and convert tensors to numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes an endless run whose every number follows from its record; a process to be killed.
+"""Writes an endless run, each of whose numbers follows from its record, until it is killed.
 
 `python -m tests.store.endless FOLDER` prints the number of acknowledged records after each commit.
 """
@@ -22,14 +22,14 @@ SLOTS = 40
 
 
 def numbers(first: int, count: int, *shape: int) -> NDArray[np.float32]:
-    """Numbers [count, *shape] that tell record and place."""
+    """Returns numbers [count, *shape] that encode record and position."""
     size = int(np.prod(shape))
     records = np.arange(first, first + count)[:, None]
     return ((records * 31 + np.arange(size)) % 65_521).astype(np.float32).reshape(count, *shape)
 
 
 def batch_of(first: int, count: int) -> StepBatch:
-    """Makes the records [first, first + count)."""
+    """Creates the records [first, first + count)."""
     infos = [
         StepInfo(step=first + i, time=float(first + i), type="train", mode="train", samples=[i])
         for i in range(count)
@@ -50,7 +50,7 @@ def batch_of(first: int, count: int) -> StepBatch:
 
 
 def check(view: View, first: int = 0) -> None:
-    """Compares all records from `first` on with what they must be, bit for bit."""
+    """Compares all records from `first` on with their expected values, bit for bit."""
     if not view.n:
         return
     count = view.n - first
@@ -70,7 +70,7 @@ def check(view: View, first: int = 0) -> None:
         assert np.array_equal(view.row("agg", record, slice(0, SLOTS)), heat[record])
 
 
-MANY = 2000  # records; those who check all of them must be able to keep up
+MANY = 2000  # records; checkers of all of them must be able to keep up
 
 
 def main(folder: Path) -> None:

@@ -1,6 +1,6 @@
-"""Kills writers at random moments while a reader looks: `python -m tests.store.kills [COUNT]`.
+"""Kills writers at random moments during reads: `python -m tests.store.kills [COUNT]`.
 
-Fails if an acknowledged record is lost, if a record is seen half, or if a number is another.
+Fails if an acknowledged record is lost, a record is seen incomplete, or a number is wrong.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ LONG = 50
 
 
 def kill_once(folder: Path, seed: int) -> tuple[int, int, int]:
-    """Starts a writer, looks at its run until it is killed; returns records, polls and acks.
+    """Starts a writer, reads its run until it is killed; returns records, polls and acks.
 
-    Every tenth is killed at a moment counted from its start, mostly before there is a run.
+    Every tenth is killed at a moment relative to its start, mostly before its run exists.
     """
     rng = np.random.default_rng(seed)
     log = folder.with_suffix(".acknowledged")
@@ -56,7 +56,7 @@ def _watch(
     *,
     early: bool,
 ) -> int:
-    """Polls until the moment has come; returns how often."""
+    """Polls until the given moment; returns how often."""
     wanted = int(rng.integers(1, 600))
     end = time.monotonic() + (float(rng.random()) * 1.5 if early else 60)
     reader, polls, seen = None, 0, 0
@@ -86,7 +86,7 @@ def _opened(folder: Path) -> Reader | None:
 
 
 def _acknowledged(log: Path) -> int:
-    lines = log.read_text().split("\n")[:-1]  # the last one may be half
+    lines = log.read_text().split("\n")[:-1]  # the last one may be incomplete
     return int(lines[-1]) if lines else 0
 
 

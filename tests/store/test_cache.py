@@ -1,4 +1,4 @@
-"""What readers keep of what they have read."""
+"""What readers cache."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_a_program_says_how_much_all_its_readers_may_keep(tmp_path: Path) -> Non
     limit_cache(1 << 20)
     assert kept() == 1 << 20
     shared = reader._shared_context()
-    limit_cache(1 << 20)  # again: what is held stays
+    limit_cache(1 << 20)  # again: cached entries stay
     assert reader._shared_context() is shared
     assert open_run(fake.path).series("embed", "std").equals(before.series("embed", "std"))

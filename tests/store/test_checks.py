@@ -1,4 +1,4 @@
-"""Verdicts that are noted beside a run come back; what else lies there is no verdict."""
+"""Verdicts stored next to a run can be read back; other files there are not verdicts."""
 
 from __future__ import annotations
 

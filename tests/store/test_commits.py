@@ -20,7 +20,7 @@ from tests.store.truth import Truth, meta_of
 
 
 def generation(run: Path) -> int:
-    """The number of the newest version, from the manifest itself."""
+    """Returns the number of the newest version, from the manifest itself."""
     base = ts.KvStore.open({"driver": "file", "path": f"{run}/trace.ocdbt/"}).result()
     manifest: Any = ts.ocdbt.dump(base).result()
     return int(manifest["versions"][-1]["generation_number"])
@@ -69,7 +69,7 @@ def test_a_second_writer_is_fenced_off(tmp_path: Path) -> None:
     truth = Truth()
     run = tmp_path / "run"
     first = RunWriter.create(run, truth.meta)
-    second = RunWriter(first._db, truth.meta)  # as if it had been resumed elsewhere
+    second = RunWriter(first._db, truth.meta)  # as if another program had resumed it
     second._head, second._head_bytes = first._head, first._head_bytes
     batch = truth.batch(1, [0])
     first.commit([batch])
@@ -168,16 +168,16 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 
 def test_a_folder_removed_while_it_is_written_is_told(tmp_path: Path) -> None:
-    """Whatever the moment: between two commits, within one, within the first."""
+    """At any moment: between two commits, within one, within the first."""
     for i in range(40):
         run, truth = tmp_path / f"run{i}", Truth()
         run.mkdir()
         ended = threading.Event()
 
         def remove(run: Path = run, ended: threading.Event = ended, beats: int = i) -> None:
-            for _ in range(beats * 200):  # so that each meets another moment
+            for _ in range(beats * 200):  # so that each happens at another moment
                 run.exists()
-            while not ended.is_set():  # what a commit under way has made anew as well
+            while not ended.is_set():  # along with what a commit in progress has created
                 shutil.rmtree(run, ignore_errors=True)
 
         thread = threading.Thread(target=remove)
@@ -197,7 +197,7 @@ def _write_on(run: Path, truth: Truth) -> None:
             writer = writer or RunWriter.create(run, truth.meta)
             writer.commit([truth.batch(1, [0])])
         except TransientStoreError:
-            continue  # as whoever writes a run tries again
+            continue  # as the writer of a run retries
 
 
 def test_a_run_grows_in_proportion_to_its_records(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A compacted run holds the same numbers in fewer bytes, whenever the compaction is killed."""
+"""A compacted run has the same numbers in fewer bytes, whenever the compaction is killed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SLOTS = 8
 
 
 class Killed(BaseException):
-    """Stands for a process that ends here."""
+    """A stand-in for a process that ends here."""
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth]:
-    """1100 records in small commits, a value in a few of them, and 3000 logged numbers."""
+    """1100 records in small commits, values in a few of them, and 3000 logged metrics."""
     truth = Truth()
     path = tmp_path_factory.mktemp("compaction") / "run"
     writer = RunWriter.create(path, truth.meta)
@@ -72,7 +72,7 @@ def test_every_number_is_the_same_before_and_after(run: Path, written: tuple[Pat
 
 
 def test_a_long_run_takes_hardly_more_than_its_statistics(tmp_path: Path) -> None:
-    """At most 1.2 times the raw bytes, of random numbers, which cannot be compressed."""
+    """At most 1.2 times the raw bytes of random numbers, which cannot be compressed."""
     truth = Truth(meta=meta_of(sample_count=0, bins=None, statistics=tuple("abcdefghij")))
     writer = RunWriter.create(tmp_path / "run", truth.meta)
     for _ in range(128):
@@ -126,7 +126,7 @@ def test_a_run_that_is_being_compacted_is_refused(run: Path) -> None:
 
 
 def damage(run: Path, key: str) -> None:
-    """Flips a bit of what a key holds."""
+    """Flips a bit of a key's value."""
     value = Reader(run).database.read_bytes(key)
     assert value
     (path,) = [path for path in files_of(run) if value in path.read_bytes()]
@@ -167,7 +167,7 @@ def test_a_run_that_goes_on_meanwhile_stays_as_it_is(run: Path) -> None:
 
 
 def moments(monkeypatch: pytest.MonkeyPatch, die_at: int) -> Iterator[int]:
-    """Lets the process die before its n-th change of a name; yields how many there were."""
+    """Makes the process die before its n-th rename; yields how many there were."""
     seen = [0]
 
     def dying(method: Any) -> Any:
@@ -189,7 +189,7 @@ def moments(monkeypatch: pytest.MonkeyPatch, die_at: int) -> Iterator[int]:
 def test_it_may_be_killed_before_any_change_of_a_name(
     run: Path, written: tuple[Path, Truth], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Moving the data files, the manifest, and removing what is left over."""
+    """Moving the data files and the manifest, and removing leftovers."""
     killed = 0
     for die_at in [0, 1, 2, 3, 30]:
         copy = Path(shutil.copytree(run, run.parent / f"killed {die_at}"))

@@ -1,4 +1,4 @@
-"""A copy is the whole run of one moment, or nothing."""
+"""A copy is the whole run at one moment, or nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_nothing_is_overwritten(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_live_run_is_copied_as_of_now(tmp_path: Path, truth: Truth) -> None:
-    """While commits go on, the copy is one of the states that there were."""
+    """While commits continue, the copy is one of the states that existed."""
     writer = RunWriter.create(tmp_path / "run", truth.meta)
     ended = threading.Event()
 

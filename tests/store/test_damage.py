@@ -1,4 +1,4 @@
-"""A damaged run is told as such: which key, and why."""
+"""A damaged run is reported as such: which key, and why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.store.truth import Truth, meta_of
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A finished run with two blocks, some rows and a graph-less step log."""
+    """A finished run with two blocks, some rows and a step log without a graph."""
     truth = Truth()
     writer = RunWriter.create(tmp_path / "run", truth.meta)
     for size in (1, 1023, 20):
@@ -46,7 +46,7 @@ def read_everything(run: Path) -> None:
 
 
 def overwrite(run: Path, key: str, value: bytes | None) -> None:
-    """Changes a key as a writer would: the head says of which version it is."""
+    """Changes a key as a writer would: the head states its version."""
     database = Database(run, new_context(cache_bytes=0))
     commit = Commit(database)
     commit._futures.append(commit._kv.write(key, value))
@@ -65,7 +65,7 @@ def change_json(run: Path, key: str, **changes: Any) -> None:
 
 
 def sealed(text: bytes, key: str) -> bytes:
-    """A key's value with the right checksum, whatever it says."""
+    """Returns a key's value with a correct checksum, whatever the content."""
     return text + b"\n%08x" % zlib.crc32(text, zlib.crc32(key.encode()))
 
 

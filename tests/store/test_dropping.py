@@ -1,4 +1,4 @@
-"""A transform that drops steps or holds them back: what is committed, and when it is asked."""
+"""A transform that drops or delays steps: what is committed, and when it is called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.store.truth import meta_of, slot_info
 
 
 class Even:
-    """Keeps the even steps, and the last one until the end."""
+    """Keeps the even steps, and delays the last one until the end."""
 
     def __init__(self) -> None:
         self.chunks: list[int] = []
@@ -59,7 +59,7 @@ def test_dropped_steps_come_in_chunks_and_commit_nothing() -> None:
         thread.put(raw(step))
     thread.close()
     assert errors == []
-    assert chunks == [1, 100]  # not asked about every single one
+    assert chunks == [1, 100]  # not called for every single one
     assert writer.commits == []
 
 

@@ -1,4 +1,4 @@
-"""A disk that fills up and has space again: on a real one, 6 MB small."""
+"""A disk that fills up and later has space again: a real file system of 6 MB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run folder from a stranger: nothing is believed, memory stays bounded, the process lives."""
+"""An untrusted run folder: nothing is trusted, memory stays bounded, the process survives."""
 
 from __future__ import annotations
 

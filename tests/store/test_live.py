@@ -1,4 +1,4 @@
-"""A run is whole at every moment: while it is written, and after its writer was killed."""
+"""A run is complete at every moment: while it is written, and after its writer was killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 60.0
 
 @contextmanager
 def writing_process(run: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Runs a writer in a process of its own; yields it and the counts it acknowledged."""
+    """Runs a writer in a separate process; yields it and the counts it acknowledged."""
     command = [sys.executable, "-m", "tests.store.endless", str(run)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     acknowledged: list[int] = []

@@ -1,4 +1,4 @@
-"""Whether a run's writer still lives."""
+"""Whether a run's writer is still alive."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_writer_that_says_nothing_of_itself_is_judged_by_its_last_commit() -> 
 
 
 def test_a_writer_that_has_given_up_is_known_though_its_process_lives(tmp_path: Path) -> None:
-    """It closes its handle of the folder, which needs no disk."""
+    """It closes its handle of the folder, which does not need the disk."""
     handle = FolderHandle(tmp_path)
     identity = writer_identity(handle)
     assert holds_folder(identity, tmp_path)
@@ -64,7 +64,7 @@ def test_a_writer_that_has_given_up_is_known_though_its_process_lives(tmp_path: 
     handle.close()
     assert not holds_folder(identity, tmp_path)
     handle.close()
-    other = FolderHandle(tmp_path / "copy")  # the number may be another file's by now
+    other = FolderHandle(tmp_path / "copy")  # by now, the number may be another file's
     assert not holds_folder(identity, tmp_path)
     other.close()
 

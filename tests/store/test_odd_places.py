@@ -1,4 +1,4 @@
-"""Runs in odd places: behind links, deep down, in folders that cannot be written, beside pipes."""
+"""Runs in unusual places: behind links, deeply nested, in read-only folders, beside pipes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ for act in (lambda: compact(run), lambda: append_to(run, meta_of())):
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can be another")
 def test_another_user_can_read_and_not_write() -> None:
-    with tempfile.TemporaryDirectory() as root:  # that of pytest is closed to other users
+    with tempfile.TemporaryDirectory() as root:  # pytest's own is closed to other users
         Path(root).chmod(0o755)
         _check_other_user(Path(root) / "run")
 
@@ -145,7 +145,7 @@ def _check_other_user(run: Path) -> None:
 @POSIX
 @pytest.mark.parametrize("which", ["manifest", "data"])
 def test_a_named_pipe_is_no_file_of_a_run(tmp_path: Path, which: str) -> None:
-    """Nothing waits for what nobody writes into it."""
+    """Nothing waits for a pipe to which nothing is written."""
     run = tmp_path / "run"
     written(run)
     path = run / "trace.ocdbt" / "manifest.ocdbt"
@@ -166,7 +166,7 @@ def test_a_named_pipe_is_no_file_of_a_run(tmp_path: Path, which: str) -> None:
 
 
 def test_a_flood_of_documents_is_not_read_to_open_a_run(tmp_path: Path) -> None:
-    """Ten thousand documents, graphs and facts that nobody asks for; told from the bytes read."""
+    """Ten thousand documents, graphs and facts that are never read; measured by the bytes read."""
     from comgra_decl.store.commit import Commit
     from comgra_decl.store.database import Database, new_context
 

@@ -1,4 +1,4 @@
-"""When the writer thread commits: at once, rarely, and where blocks of records end."""
+"""When the writer thread commits: at once, rarely, and at the ends of record blocks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def test_without_an_interval_no_record_waits_for_its_block() -> None:
     thread.close(PATIENCE)
 
 
-# -- the decisions alone, at times that the tests choose -------------------------------------------
+# -- the decisions alone, at times that the tests choose
+# -------------------------------------------
 
 
 class Line(NamedTuple):
@@ -172,7 +173,7 @@ def test_every_record_is_committed_soon_and_no_commit_is_too_early(
         for record, arrival in enumerate(arrivals)
     ]
     longest = max(interval, min(10.0, 0.005 * line.times[-1])) if interval else 0.0
-    # once for the interval, once for the block, and again if the block was whole without it
+    # once for the interval, once for the block, and again if the block was complete without it
     assert max(waited) <= 2 * longest + 3.0 + 1e-6
 
 

@@ -1,4 +1,4 @@
-"""What was written is what is read, bit for bit."""
+"""What was written is read back, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage hides what it has hit, and nothing else; no number is ever another."""
+"""Damage hides only what it affects; no number is ever wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def truth() -> Truth:
 
 @pytest.fixture
 def run(tmp_path: Path, truth: Truth) -> Path:
-    """Records 0 to 255 are there as rows and as a block, to 511 as a block, then 20 rows."""
+    """Records 0 to 255 exist as rows and as a block, up to 511 as a block, then 20 rows."""
     writer = RunWriter.create(tmp_path / "g" / "run", truth.meta)
     for size, slots in ((1, 4), (255, 40), (256, 40), (20, 40)):
         batch = truth.batch(size, range(slots))
@@ -54,7 +54,7 @@ def chunks(run: Path, name: str) -> list[str]:
 
 
 def whole_but(view: View, truth: Truth, family: str, records: slice) -> None:
-    """All numbers of a family are true, but for some records, in which every slot has a loss."""
+    """All numbers of a family are correct, except in records in which every slot lost some."""
     expected = truth._dense(family, view, view.n)
     found = view.heat(family)[:, : expected.shape[1]]
     gone = np.zeros(view.n, bool)
@@ -200,7 +200,7 @@ boxes = st.tuples(st.integers(0, 19), st.integers(1, 20), st.integers(0, 11), st
 def test_whatever_is_damaged_everything_else_is_there(
     broken: set[tuple[int, int, int]], box: tuple[int, int, int, int]
 ) -> None:
-    """Chunks of 4 x 3 x 2 of an array of 20 x 12 x 4, of which some cannot be read."""
+    """Chunks of 4 x 3 x 2 of an array of 20 x 12 x 4, some of which cannot be read."""
     data = np.random.default_rng(0).normal(size=(20, 12, 4)).astype(np.float32)
     chunk = (4, 3, 2)
 

@@ -1,4 +1,4 @@
-"""Numbers and notes of any step: nothing lost, few bytes, read fast, safe against everything."""
+"""Metrics and notes of any step: nothing is lost, few bytes, fast reads, robust to damage."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _fail(_commit: object) -> None:
 
 
 def test_a_curve_takes_few_bytes(tmp_path: Path) -> None:
-    """What 100 000 losses add to a run, in commits of a few hundred."""
+    """How much 100,000 losses add to a run, in commits of a few hundred."""
     losses = np.exp(-np.arange(100_000) / 30_000) + np.random.default_rng(0).normal(0, 0.1, 100_000)
     rows = [(i, "loss", "train", float(np.float32(v))) for i, v in enumerate(losses)]
     writer = RunWriter.create(tmp_path / "run", meta_of())

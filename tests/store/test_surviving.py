@@ -1,4 +1,4 @@
-"""Whatever happens to the files of a run: no wrong number, and what is whole can be read."""
+"""Whatever happens to a run's files: no number is wrong, and intact data can be read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def items(view: View) -> Iterator[Item]:
-    """Yields all that can be asked of the run, piece by piece."""
+    """Yields everything that can be read from the run, piece by piece."""
     yield "slots", lambda v: v.slots
     yield "graph", lambda v: v.structure("abc")
     yield "document", lambda v: v.document("report")
@@ -64,7 +64,7 @@ def series_of(column: int) -> Callable[[View], Any]:
 
 
 def items_of(record: int) -> Iterator[Item]:
-    """What can be asked of one record."""
+    """Returns everything that can be read from one record."""
     yield f"facts {record}", lambda v: v.records[record]
     yield f"row {record}", lambda v: v.row("agg", record)
     yield f"histogram {record}", lambda v: v.row("hist", record)
@@ -78,7 +78,7 @@ def open_alone(run: Path) -> View:
 
 
 def outcome(view: View, read: Callable[[View], Any]) -> Any:
-    """What a question is answered with; None if it is refused as damage."""
+    """Returns the result of a query; None if it is rejected as damaged."""
     try:
         return read(view)
     except ComgraError:
@@ -146,10 +146,10 @@ def test_no_damage_to_any_file_gives_a_wrong_number(whole: Path, tmp_path: Path,
 
 
 def _missing(found: Any, expected: Any) -> bool:
-    """Whether all that differs is said to be missing: nothing was made up."""
+    """Whether everything that differs is reported as missing: nothing was made up."""
     if isinstance(found, list):  # the scalars
         return all(a in (b, (LOST, *a[1:])) for a, b in zip(found, expected, strict=True))
-    if isinstance(found, tuple):  # samples and facts of a record: empty where they are damaged
+    if isinstance(found, tuple):  # samples and facts of a record: empty if they are damaged
         return all(a == b or not a for a, b in zip(found, expected, strict=True))
     if not isinstance(found, np.ndarray):
         return False
@@ -159,7 +159,7 @@ def _missing(found: Any, expected: Any) -> bool:
 
 
 def _about_lost(name: str, lost: set[int]) -> bool:
-    """Whether an item is about lost records, or about all, which holds NaN for them."""
+    """Whether an item concerns lost records, or all records, and then has NaN for the lost ones."""
     last = name.split()[-1]
     if name.startswith(("series", "sample series", "heat")):
         return bool(lost)

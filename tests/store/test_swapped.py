@@ -1,4 +1,4 @@
-"""What is stored is bound to its key: a data file in another's place is told, never believed."""
+"""Data is bound to its key: a data file in the wrong place is reported, never trusted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.store.test_damage import change_json, overwrite
 from tests.store.truth import SHAPE, Truth, meta_of
 
 COMMITS, RECORDS = 10, 8  # of a commit; a block has 32
-ONE, OTHER = 66, 74  # records after the last whole block, of two commits
+ONE, OTHER = 66, 74  # records after the last complete block, from two commits
 
 
 def written(path: Path, *, version: int = 4) -> Truth:
@@ -63,7 +63,7 @@ def kv(run: Path) -> Database:
 
 
 def swap(run: Path, one: str, other: str) -> None:
-    """Puts what is stored under one key under another one."""
+    """Replaces the data under one key with that under another."""
     value = kv(run).read_bytes(one)
     assert value is not None
     overwrite(run, other, value)
@@ -91,7 +91,7 @@ def test_a_chunk_of_another_block_is_not_read_as_this_ones(
 ) -> None:
     swap(run, "agg/blk/c/0/0/0", "agg/blk/c/1/0/0")
     assert not verify(run).whole
-    base[1].check(Reader(run).view)  # its records are taken from their rows
+    base[1].check(Reader(run).view)  # its records are read from their rows
 
 
 def test_a_chunk_of_raw_values_is_bound_to_its_record(run: Path) -> None:
@@ -173,7 +173,7 @@ def test_any_data_file_in_the_place_of_another_gives_no_wrong_number(
 
 
 def test_an_old_head_is_not_taken_for_the_newest(run: Path) -> None:
-    """The newest data file gives way to an older one, in which an older head lies."""
+    """The newest data file is replaced by an older one, which contains an older head."""
     database = kv(run)
     head = database.read_json("head")
     value = encode({**head, "generation": head["generation"] - 1}, "head")
@@ -200,7 +200,7 @@ def test_copies_and_compacted_runs_keep_their_checksums(
 def test_a_run_of_a_format_before_is_read_copied_and_compacted(
     tmp_path: Path, version: int
 ) -> None:
-    """In 2, checksums are over the content alone; until 3, records do not tell their shapes."""
+    """In version 2, checksums cover only the content; before version 3, records store no shapes."""
     truth = written(tmp_path / "run", version=version)
     reader = Reader(tmp_path / "run")
     assert reader.database.read_json("meta/run.json")["version"] == version

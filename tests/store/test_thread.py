@@ -1,4 +1,4 @@
-"""The writer thread: in order, bounded, and never in the way of the training."""
+"""The writer thread: keeps the order, has bounded memory, and never blocks training."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_fault_in_the_statistics_is_told_too() -> None:
 
 
 def full(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
-    """Refuses the first commits to any database, as a full disk does; returns what was refused."""
+    """Fails the first commits to any database, like a full disk; returns what failed."""
     finish = Commit.finish
     refused: list[str] = []
 
@@ -207,7 +207,7 @@ def test_a_thread_that_dies_without_a_word_holds_up_nobody_and_is_told_once(
     thread, errors = thread_of(FakeWriter(), queue_bytes=raw(0).nbytes)
     thread.put(raw(0))
     training = threading.Thread(target=thread.put, args=[raw(1)])
-    training.start()  # waits for room
+    training.start()  # waits for space
     dies.set()
     training.join(PATIENCE)
     assert not training.is_alive()
@@ -262,7 +262,7 @@ def test_a_forked_child_neither_writes_nor_hangs() -> None:
             thread.put(raw(step, size=10_000))
         thread.close(PATIENCE)
 
-    with thread._room:  # the child's copy of the lock is held for ever
+    with thread._room:  # the child's copy of the lock is held forever
         assert in_fork(child) == "nothing"
     thread.close(PATIENCE)
     assert writer.commits == [[0]]

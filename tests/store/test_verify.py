@@ -1,4 +1,4 @@
-"""The check of a run finds all damage, says what is lost for it, and what can be rescued."""
+"""Verification finds all damage, and reports what is lost and what can be recovered."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(written: tuple[Path, Truth], tmp_path: Path) -> Path:
 
 
 def files_of(run: Path) -> list[Path]:
-    """All data files, the oldest first."""
+    """Returns all data files, oldest first."""
     files = list((run / "trace.ocdbt" / "d").iterdir())
     return sorted(files, key=lambda path: path.stat().st_mtime_ns)
 
@@ -61,7 +61,7 @@ def test_a_whole_run_is_whole(written: tuple[Path, Truth]) -> None:
 
 
 def test_every_stored_chunk_is_one_that_is_checked(written: tuple[Path, Truth]) -> None:
-    """Neither more nor less than what lies in the database."""
+    """Exactly the contents of the database, no more and no less."""
     reader = Reader(written[0])
     expected = {key for region in regions(reader.view) for key in keys_of(region)}
     stored = {key for key in reader.database.keys("", "\x7f") if "/c/" in key}
@@ -80,7 +80,7 @@ def test_regions_are_cut_at_chunks_without_loss(written: tuple[Path, Truth]) -> 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_flipped_bit_anywhere_in_the_data_is_found(run: Path, seed: int) -> None:
-    """Or it lies in what nobody reads any more: then everything reads as it was."""
+    """Unless it is in an unused part, in which case everything reads as before."""
     rng = random.Random(seed)
     path = rng.choice(files_of(run))
     content = bytearray(path.read_bytes())
@@ -103,7 +103,7 @@ def test_what_a_truncated_file_takes_away_is_named(run: Path, written: tuple[Pat
     spans = [damage.records for damage in rows if damage.records is not None]
     assert len(spans) == len(rows)
     named = {at for first_one, last_one in spans for at in range(first_one, last_one + 1)}
-    held = set(range(48, 60))  # by this commit; of others what its index nodes lead to
+    held = set(range(48, 60))  # from this commit; of others, what its index nodes refer to
     assert named & held
     assert max(named) < 60
     for damage in rows:
@@ -124,7 +124,7 @@ def test_all_that_was_whole_before_the_loss_can_be_rescued(
     assert "cannot be opened" in verdict.damages[0].lost
     assert verdict.whole_version is not None
     assert verdict.whole_records is not None
-    # of the three files lost, one was the end of the run, two were commits
+    # of the three lost files, one was the end of the run, and two were commits
     assert verdict.whole_records == (COMMITS - 2) * EACH
     assert verdict.whole_step == written[1].infos[verdict.whole_records - 1].step
     rescued = copy_run(run, tmp_path / "rescued", version=verdict.whole_version)
@@ -140,7 +140,7 @@ def test_a_lost_key_is_found(run: Path, key: str) -> None:
     for found in Reader(run).database.keys(key, key + "\x7f") or [key]:
         overwrite(run, found, None)
     where = {damage.where.partition("/")[0] for damage in verify(run).damages}
-    # the facts of a record are told as the record itself, all of which is lost with them
+    # a record's facts are reported as the record itself, all of which is lost with them
     assert where & {key.partition("/")[0], "record", "records"}
 
 
@@ -198,5 +198,5 @@ def test_checking_changes_nothing(run: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Returns every file below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}

@@ -1,4 +1,4 @@
-"""A writer that remembers, steps to hand to its thread, and a way to wait for what follows."""
+"""A writer that stores its batches, steps to pass to its thread, and a way to wait for results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYOUT = Layout(
     elements=_ZERO,
     batched=np.zeros(1, bool),
 )
-PATIENCE = 20.0  # seconds until a test gives up waiting
+PATIENCE = 20.0  # seconds until a test stops waiting
 
 
 def raw(step: int, size: int = 100, slots: list[SlotInfo] | None = None) -> RawStep:
@@ -51,7 +51,7 @@ def transform(steps: list[RawStep]) -> list[StepBatch]:
 
 
 class FakeWriter:
-    """Remembers commits; fails or waits when told to."""
+    """Stores commits; fails or waits when told to."""
 
     block_steps: int | None = None
 

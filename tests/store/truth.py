@@ -1,4 +1,4 @@
-"""Random records, kept beside what the store says about them."""
+"""Random records, kept for comparison with what the store returns."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def slot_info(number: int) -> SlotInfo:
 
 
 class Truth:
-    """Everything that was handed to the store, record by record."""
+    """Everything that was passed to the store, record by record."""
 
     def __init__(self, seed: int = 0, meta: RunMeta | None = None) -> None:
         self.meta = meta or meta_of()
@@ -50,7 +50,7 @@ class Truth:
         self.values: list[dict[int, NDArray[Any]]] = []
         self.kpis: list[dict[str, float]] = []
         self.announced: set[int] = set()
-        self.codes: dict[tuple[int, ...], int] = {}  # of shapes, in the order of their appearance
+        self.codes: dict[tuple[int, ...], int] = {}  # of shapes, in order of appearance
 
     def batch(
         self,
@@ -63,7 +63,7 @@ class Truth:
         structure: Structure | None = None,
         documents: dict[str, Any] | None = None,
     ) -> StepBatch:
-        """Makes a batch of random records, to be committed before the next is made."""
+        """Creates a batch of random records, to be committed before the next is created."""
         k, n, s = records, len(slots), len(self.meta.statistics)
         c, bins = self.meta.sample_count, self.meta.bins
         ids = np.array(slots, np.int32)
@@ -89,7 +89,7 @@ class Truth:
         return batch
 
     def keep(self, batches: Iterable[StepBatch]) -> None:
-        """Remembers batches that were committed."""
+        """Stores batches that were committed."""
         for batch in batches:
             self.infos += batch.steps
             self.values += batch.values
@@ -100,7 +100,7 @@ class Truth:
                 )
 
     def check(self, view: View, upto: int | None = None) -> None:
-        """Compares a whole view with what was handed over, bit for bit."""
+        """Compares an entire view with what was passed to the store, bit for bit."""
         count = len(self.infos) if upto is None else upto
         assert view.n == count
         self._check_facts(view)
@@ -198,7 +198,7 @@ class Truth:
 
 
 def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Whether two arrays agree in form and value; NaN agrees with NaN."""
+    """Whether two arrays have equal shape, dtype and values; NaN equals NaN."""
     if a.shape != b.shape:
         return False
     if a.dtype.kind in "biu":

@@ -1,1 +1,1 @@
-"""A run folder is data, whoever made it: nothing in it runs, hangs, exhausts memory or misleads."""
+"""A run folder is untrusted data: nothing in it runs, hangs, exhausts memory or misleads."""

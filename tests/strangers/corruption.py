@@ -1,8 +1,8 @@
-"""Damages one file of a run at random, and compares all that is read with what the run held.
+"""Damages one file of a run at random, and compares everything read with the run's content.
 
-`python -m tests.strangers.corruption COUNT SEED` does so COUNT times and prints how it ended; the
-tests repeat a few. A read may end with an error of ours or lack something; what it gives must be
-what was recorded. Each is looked at in a process of its own, within a limit of time and memory.
+`python -m tests.strangers.corruption COUNT SEED` does so COUNT times and prints the outcomes; the
+tests repeat a few. A read may end with an error of ours or lack data, but everything it returns
+must be what was recorded. Each copy is read in a separate process, with limits on time and memory.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ NODES = ("0", "3")
 STEPS = (0, 17, 31, 40, 44)
 
 Found = dict[str, Any]
-"""What reads gave, by name: flat mappings of places to numbers or texts."""
+"""The results of reads, by name: flat mappings of places to numbers or texts."""
 
 
 def reads(run: Run) -> dict[str, Callable[[], Mapping[Any, Any]]]:
-    """Returns reads of all kinds; each gives a flat mapping, in which what is lost is missing."""
+    """Returns all kinds of reads; each returns a flat mapping, in which lost data is missing."""
     found: dict[str, Callable[[], Mapping[Any, Any]]] = {
         "steps": lambda: {int(step): 1 for step in run.steps},
         "nodes": lambda: dict(enumerate(run.nodes)),
@@ -113,7 +113,7 @@ def _of_chunks(run: Run) -> dict[Any, Any]:
 
 
 def everything(path: Path) -> tuple[Found, list[str]]:
-    """Returns what all reads of a run give, and the errors of ours that others ended with."""
+    """Returns the results of all reads of a run, and the errors of ours that others raised."""
     limit_cache(0)
     try:
         run = open_run(path)
@@ -130,7 +130,7 @@ def everything(path: Path) -> tuple[Found, list[str]]:
 
 
 def differences(found: Found, truth: Found) -> list[str]:
-    """Returns what is said that was not recorded: a wrong number, or one where there was none."""
+    """Returns everything that was not recorded: a wrong number, or one where there was none."""
     wrong = []
     for name, said in found.items():
         known = truth[name]
@@ -215,7 +215,7 @@ SHARES = {"flip": 3, "swap": 3}
 
 
 def damaged(run: Path, rng: random.Random) -> tuple[str, str, bool]:
-    """Damages a file; returns its name, how, and whether that has changed it."""
+    """Damages a file; returns its name, how, and whether the file changed."""
     files = sorted(path for path in run.rglob("*") if path.is_file())
     sizes = [max(1, path.stat().st_size) ** 0.5 for path in files]
     victim = rng.choices(files, sizes)[0]
@@ -230,7 +230,7 @@ def damaged(run: Path, rng: random.Random) -> tuple[str, str, bool]:
 
 
 def judged(run: Path, truth: Found, report: Path) -> None:
-    """In a child: reads a damaged run, and writes what is wrong with what it says."""
+    """In a child: reads a damaged run, and writes what is wrong with the results."""
     signal.alarm(SECONDS)
     found, errors = everything(run)
     told: dict[str, Any] = {"wrong": differences(found, truth)[:5], "errors": len(errors)}
@@ -244,7 +244,7 @@ def judged(run: Path, truth: Found, report: Path) -> None:
 
 
 def forked(work: Callable[[], None], errors: Path) -> int:
-    """Runs something in a child, and returns how that ended."""
+    """Runs something in a child, and returns how it ended."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -262,9 +262,9 @@ def forked(work: Callable[[], None], errors: Path) -> int:
 
 
 def fuzzed(runs: list[Path], count: int, seed: int, folder: Path) -> list[dict[str, Any]]:
-    """Damages copies of runs; returns what each ended with.
+    """Damages copies of runs; returns the outcome for each.
 
-    Must be called where no run was opened yet: a forked child can open none then.
+    Must be called before any run is opened, because a forked child could not open one afterwards.
     """
     rng = random.Random(seed)
     truths = [_truth(run, folder / f"truth-{number}") for number, run in enumerate(runs)]
@@ -290,7 +290,7 @@ def fuzzed(runs: list[Path], count: int, seed: int, folder: Path) -> list[dict[s
 
 
 def _truth(run: Path, into: Path) -> Found:
-    """Reads a whole run, in a child."""
+    """Reads an entire run, in a child."""
     import pickle
 
     def read() -> None:
@@ -309,7 +309,7 @@ def bad(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def summary(results: list[dict[str, Any]]) -> str:
-    """Returns a table: how often of each kind, how often `verify` told, and what was wrong."""
+    """Returns a table: the count of each kind, how often `verify` reported it, what was wrong."""
     lines = [
         "how | tried | told by verify | wrong | crashed or hung",
         "--- | --: | --: | --: | --:",
@@ -327,7 +327,7 @@ def summary(results: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Makes runs in another process, and damages copies of them."""
+    """Creates runs in another process, and damages copies of them."""
     from tests.support import forked as fresh
 
     count, seed = int(sys.argv[1]), int(sys.argv[2])

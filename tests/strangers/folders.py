@@ -1,4 +1,4 @@
-"""Run folders as a stranger could make them: copies of a good run with one thing changed."""
+"""Run folders as an attacker could create them: copies of a good run with one change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPEC = {
 
 
 def train(steps: int = STEPS) -> None:
-    """Trains a small net; each number follows from its step."""
+    """Trains a small network; each number follows from its step."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 3))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -109,7 +109,7 @@ def document(name: str, content: Any) -> Attack:
 
 
 def meta_text(value: bytes) -> Attack:
-    """Replaces the configuration, as text that `json.dumps` would never make."""
+    """Replaces the configuration with text that `json.dumps` would never produce."""
 
     def apply(run: Path) -> None:
         key = "meta/run.json"
@@ -145,7 +145,7 @@ def graphs(run: Path) -> None:
 
 
 def in_place_of(name: str, make: Callable[[Path], Any]) -> Attack:
-    """Puts something else in the place of a file of the folder ("d/*" is the first data file)."""
+    """Replaces a file in the folder with something else ("d/*" is the first data file)."""
 
     def apply(run: Path) -> None:
         path = run / name
@@ -322,7 +322,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def made(good: Path, attack: str, into: Path) -> Path:
-    """Returns a copy of a good run, spoilt, in a group of its own."""
+    """Returns a copy of a good run, corrupted, in its own group."""
     run = into / attack.replace(" ", "-").replace(",", "") / "group" / "run"
     shutil.copytree(good, run)
     ATTACKS[attack](run)

@@ -1,8 +1,8 @@
-"""Reads run folders in every possible way, each in a process with limits, and prints the outcome.
+"""Reads run folders in every way, each in a process with limits, and prints the outcome.
 
 `python -m tests.strangers.reading_folders OUT RUN...` imports everything once and forks for each
-run, so a folder needs no second start. Prints one line of JSON per run: how each way of reading
-ended, what Python was asked to import, start or reach, and how much memory it took.
+run, so a folder needs no second start. Prints one line of JSON per run: the outcome of each way of
+reading, what Python was asked to import, start or connect to, and how much memory it took.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from comgra_decl.rules import correlate, diagnose, diagnose_and_correlate, healt
 from comgra_decl.store.verify import verify
 
 MEMORY = 3 << 30
-"""Address space beyond what is mapped when a look begins."""
+"""Address space beyond what is mapped when a read begins."""
 
 SECONDS = 60
-"""Wall time for each look; a loaded machine must get by with it."""
+"""Wall time per read; must suffice on a loaded machine."""
 
 _WATCHED = ("import", "exec", "subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
 _REACHED = ("socket.connect", "socket.getaddrinfo", "urllib.Request")
@@ -167,7 +167,7 @@ def of_viewer(path: Path) -> dict[str, Callable[[], Any]]:
 
 
 def _told(call: Callable[[], Any]) -> str:
-    """Returns "" for an answer, the error of ours, or what must not happen, after a "!"."""
+    """Returns "" for a result, our error message, or "!" and what must not happen."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             found = call()
@@ -181,7 +181,7 @@ def _told(call: Callable[[], Any]) -> str:
 
 
 def looks(path: Path, out: Path, *, viewer: bool = True) -> Iterator[tuple[str, str]]:
-    """Looks at a run in every way; yields what each look ended with."""
+    """Reads a run in every way; yields the outcome of each."""
     for name, call in (of_viewer(path) if viewer else {}).items():
         yield name, _told(call)
     try:
@@ -204,7 +204,7 @@ def _space() -> int:
 
 
 def _limited(path: Path, out: Path, report: Path, *, viewer: bool) -> None:
-    """In a child: looks at a run within limits."""
+    """In a child: reads a run within limits."""
     events: list[str] = []
 
     def heard(event: str, arguments: tuple[Any, ...]) -> None:
@@ -216,7 +216,7 @@ def _limited(path: Path, out: Path, report: Path, *, viewer: bool) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     sys.addaudithook(heard)
     found: dict[str, str] = {}
-    signal.alarm(SECONDS)  # ends the process: a look that hangs in C hears no handler
+    signal.alarm(SECONDS)  # ends the process: a read that hangs in C calls no handler
     for name, told in looks(path, out, viewer=viewer):
         signal.alarm(SECONDS)
         found[name] = told
@@ -224,7 +224,7 @@ def _limited(path: Path, out: Path, report: Path, *, viewer: bool) -> None:
 
 
 def main(out: Path, runs: list[Path], *, viewer: bool = True) -> None:
-    """Forks for each run, and prints what its process has told."""
+    """Forks for each run, and prints what its process reported."""
     out.mkdir(exist_ok=True)
     if viewer:
         import comgra_decl.viewer.dashboard  # noqa: F401

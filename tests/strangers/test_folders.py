@@ -1,4 +1,4 @@
-"""Folders of strangers, looked at in every way: nothing runs, hangs or takes all memory."""
+"""Untrusted folders, read in every way: nothing runs, hangs or takes all memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.strangers.reading_folders import of_run
 from tests.support.forked import forked
 
 MEMORY_MB = 1500
-"""Most resident memory of all looks at one folder, imports included."""
+"""Maximum resident memory of all reads of one folder, imports included."""
 
 SHORT = [
     "code wherever the spec takes it",
@@ -38,7 +38,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def looked(runs: Sequence[Path], folder: Path, *options: str) -> list[dict[str, Any]]:
-    """Looks at runs in a process of its own, where what a spec names can be imported."""
+    """Reads runs in a separate process, in which the names in a spec can be imported."""
     payload = folder / f"{TARGET.partition('.')[0]}.py"
     payload.write_text(PAYLOAD.format(str(folder / "it ran")))
     command = ["-m", "tests.strangers.reading_folders", folder / "out", *runs, *options]
@@ -49,7 +49,7 @@ def looked(runs: Sequence[Path], folder: Path, *options: str) -> list[dict[str, 
 
 
 def wrong(told: dict[str, Any]) -> list[str]:
-    """Returns all that must not have happened."""
+    """Returns everything that must not have happened."""
     found = [f"{look}: {end}" for look, end in told["looks"].items() if end.startswith("!")]
     if told["code"]:
         found.append(f"ended with {told['code']} after {told.get('after')}: {told['stderr']}")
@@ -108,7 +108,7 @@ def test_a_rule_that_a_run_names_is_unchecked_unless_it_is_trusted(
     assert "strangers_payload" not in sys.modules
     known = stored(opened)
     assert known is not None
-    assert "mine" in known.checked  # it looked while the run was recorded, by its author's wish
+    assert "mine" in known.checked  # it ran while the run was recorded, as its author requested
     assert "strangers_payload" not in sys.modules
     trusted = diagnose(opened, trust=True)
     assert "mine" in trusted.checked

@@ -1,4 +1,4 @@
-"""What keeps a run's folder data: who may import by name, and who may open files there."""
+"""What keeps a run's folder data: which code may import by name, and which may open files there."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ NO_FILES = re.compile(
     r"(db|database|catalogue|session)\.(open|read_bytes)"
     r"|^Database\(|__file__|_FOLDER"
 )
-"""Methods of ours that have such a name, and files of the package."""
+"""Our methods with such a name, and files of the package."""
 
 READS_RUNS = ("store", "query", "rules", "export", "viewer")
 

@@ -1,4 +1,4 @@
-"""Realistic runs without a training: a small transformer with random tensors.
+"""Realistic runs without training: a small transformer with random tensors.
 
 Every tensor can be drawn again (`FakeRun.tensor`), so tests can compare the contents of a run with
 results of numpy for the same numbers.

@@ -115,7 +115,7 @@ class Ended:
 
 
 def command(folder: Path, *arguments: str) -> Ended:
-    """Run `comgra-decl` in `folder`, in this process, which saves the import of torch.
+    """Run `comgra-decl` in `folder`, within this process, to save importing torch.
 
     The interpreter state that running a script changes is restored.
     """
@@ -141,7 +141,7 @@ def _interpreter_kept() -> Iterator[None]:
 
 
 def plain_loss() -> str:
-    """Return the output of the untraced training."""
+    """Return the output of the untraced training run."""
     code: dict[str, Any] = {}
     exec(TRAINING, code)
     with redirect_stdout(StringIO()) as out:
@@ -150,6 +150,6 @@ def plain_loss() -> str:
 
 
 def loss_of(output: str) -> str:
-    """Return the line with the loss that a training printed."""
+    """Return the line with the loss that a training script printed."""
     (line,) = [line for line in output.splitlines() if line.startswith("loss ")]
     return line

@@ -1,4 +1,4 @@
-"""Parametrised cases of which the normal suite runs some and the long one all."""
+"""Parametrised cases, of which the normal suite runs some and the long suite all."""
 
 from __future__ import annotations
 

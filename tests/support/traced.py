@@ -1,4 +1,4 @@
-"""A training traced through the public API and read back."""
+"""A training run traced through the public API and read back."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
 """A real browser for the viewer's tests.
 
 Fixtures:
-    chromium: The browser, one per test session (headless, from `CHROMIUM`, `/usr/bin/chromium`
-        or the PATH; tests that need it are skipped where there is none).
-    page: A fresh page. When the test is over it fails if the page wrote an error or a warning to
-        the console, raised an exception, or asked anything off the machine for anything.
-        `page.goto(url)`, then wait with `playwright.sync_api.expect`, never with sleep.
+    chromium: The browser, one per test session (headless, from `CHROMIUM`, `/usr/bin/chromium` or
+        the PATH; tests that need it are skipped if there is none).
+    page: A fresh page. After the test, fails if the page logged an error or a warning to the
+        console, raised an exception, or sent a request outside this machine. Use `page.goto(url)`,
+        then wait with `playwright.sync_api.expect`, never with sleep.
     open_page: Opens further pages with the same checks, `open_page(viewport=...)`. They share a
-        browser context, so that scripts are fetched and compiled once; options of a context
-        (`open_page(color_scheme="dark")`) make one of their own.
+        browser context, so that scripts are fetched and compiled once; pages with context options
+        (`open_page(color_scheme="dark")`) get a separate context.
     serve: Serves Panel objects from this process: `url = serve(factory)`, where `factory()` is
         called for each browser session and returns a viewable. A test may keep what the factory
-        made, read its parameters, and set them (Panel carries that over to the browser). Fails
+        returned, and read and set its parameters (Panel passes changes on to the browser). Fails
         the test if the server logged an error.
 """
 
@@ -73,14 +73,14 @@ def chromium() -> Iterator[Any]:
 def common_context(chromium: Any) -> Iterator[Any]:
     """The context of all pages that need none of their own."""
     context = chromium.new_context()
-    context.new_page()  # keeps the window, of which a new one costs a second for each page
+    context.new_page()  # keeps the window, because a new one costs a second per page
     yield context
     context.close()
 
 
 @pytest.fixture
 def open_page(chromium: Any, common_context: Any, serve: object) -> Iterator[Callable[..., Any]]:
-    """Opens pages that must stay clean."""
+    """Opens pages that must log no errors."""
     assert serve, "pages close before the servers that they show, so `serve` comes first"
     opened: list[Any] = []
     dirt: list[str] = []
@@ -101,12 +101,12 @@ def open_page(chromium: Any, common_context: Any, serve: object) -> Iterator[Cal
 
 @pytest.fixture
 def page(open_page: Callable[..., Any]) -> Any:
-    """One clean page."""
+    """One such page."""
     return open_page()
 
 
 def watched(page: Any, dirt: list[str]) -> Any:
-    """Writes down everything in `page` that must not happen, and returns it."""
+    """Collects everything in `page` that must not happen, and returns it."""
 
     def note(text: str) -> None:
         if not HARMLESS.search(text):
@@ -129,7 +129,7 @@ def watched(page: Any, dirt: list[str]) -> Any:
 
 
 class Host:
-    """A thread with an event loop of its own, on which Panel servers run."""
+    """A thread with its own event loop, on which Panel servers run."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -137,7 +137,7 @@ class Host:
         self._thread.start()
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Returns what `function` returns on the loop's thread."""
+        """Returns the result of `function`, called on the loop's thread."""
 
         async def run() -> Any:
             return function()

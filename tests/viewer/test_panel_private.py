@@ -1,4 +1,4 @@
-"""Private parts of Panel and Bokeh are used in one file, which does without most of them."""
+"""Private names of Panel and Bokeh are used in one file, which can do without most of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_only_the_one_file_overrides_what_is_private() -> None:
         for owner in classes()
         if owner.__module__ != HERE
         for name in foreign_names(owner) & set(vars(owner))
-        # made by the metaclasses of param and Panel for each class
+        # created by the metaclasses of param and Panel for each class
         if not name.startswith(("_param__", "_abc")) and inspect.isfunction(vars(owner)[name])
     }
     assert overridden == set()

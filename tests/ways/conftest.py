@@ -1,4 +1,4 @@
-"""What several of these tests look at."""
+"""Fixtures shared by several of these tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The nodes and passes of what compiled code shows, in order."""
+    """Returns the nodes and passes that compiled code shows, in order."""
     # an older torch lacks what it imports
     from comgra_decl.hooks.compiled.observers import Observers
 

@@ -1,4 +1,4 @@
-"""Small networks and data for the ways of training."""
+"""Small networks and data for the different ways of training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 class Net(nn.Module):
-    """Three layers with what depends on the mode and on random numbers in between."""
+    """Three layers, with mode-dependent and random operations in between."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Proving a way of training: the same bits with and without tracing, and true records.
+"""Proves a way of training: bit-identical with and without tracing, and recorded correctly.
 
-A training is a function that is given a `Told`. In the plain run it notes down what the program
-itself holds at each moment, with nothing but torch; in the traced run it does nothing. So what
-was recorded is compared with what an untraced program saw.
+A training function receives a `Told`. In the plain run, this stores what the program itself holds
+at each moment, using nothing but torch; in the traced run, it does nothing. The records are thereby
+compared with what an untraced program saw.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FULL: dict[str, Any] = {
     "schedule": {"first": 1_000_000},
     "samples": {"count": 64},
 }
-"""Everything that can be captured, of every module, with its values, at every step."""
+"""Captures everything of every module, with its values, at every step."""
 
 SPARSE: dict[str, Any] = {**FULL, "schedule": {"first": 1, "every": 3}}
 
@@ -36,7 +36,7 @@ Key = tuple[int, str, str, int, str]
 
 
 class Told:
-    """What the program itself says of each step."""
+    """What the program itself observes in each step."""
 
     def __init__(self, *, listening: bool) -> None:
         self._listening = listening
@@ -53,7 +53,7 @@ class Told:
         iteration: int = 0,
         pass_: str = "forward",
     ) -> None:
-        """Notes a tensor as it is now."""
+        """Stores a copy of a tensor."""
         if self._listening:
             assert tensor is not None, (node, role)
             key = (self.step, node, role, iteration, pass_)
@@ -61,7 +61,7 @@ class Told:
             self.values[key] = tensor.detach().clone()
 
     def parameters(self, model: nn.Module, what: str = "grad", **renamed: str) -> None:
-        """Notes every parameter (`forward`) or every gradient (`grad`, `grad:raw`) of a model."""
+        """Stores every parameter (`forward`) or every gradient (`grad`, `grad:raw`) of a model."""
         for name, parameter in model.named_parameters():
             node, _, role = name.rpartition(".")
             tensor = parameter.grad if what.startswith("grad") else parameter
@@ -70,13 +70,13 @@ class Told:
                 self(node, tensor, role, pass_=what)
 
     def gradient(self, node: str, tensor: torch.Tensor, **where: Any) -> None:
-        """Notes the gradient that the next backward brings to a tensor."""
+        """Stores the gradient of a tensor from the next backward."""
         if self._listening:
             where.setdefault("pass_", "grad")
             tensor.register_hook(lambda gradient: self(node, gradient, **where))
 
     def modules(self, model: nn.Module, *names: str, prefix: str = "") -> None:
-        """Notes, until the step ends, what modules return and the gradients that come back."""
+        """Stores, until the step ends, the outputs of modules and their gradients."""
         for name in names if self._listening else ():
             hook = partial(self._returned, prefix + name, count())
             self._handles.append(model.get_submodule(name).register_forward_hook(hook))
@@ -90,7 +90,7 @@ class Told:
             self.gradient(node, output, iteration=iteration)
 
     def end(self) -> None:
-        """An optimizer step has ended."""
+        """Ends an optimizer step."""
         self.step += 1
         for handle in self._handles:
             handle.remove()
@@ -99,7 +99,7 @@ class Told:
 
 @dataclass
 class Outcome:
-    """All that a training leaves behind."""
+    """Everything that a training run leaves behind."""
 
     losses: list[float] = field(default_factory=list)
     tensors: dict[str, torch.Tensor | None] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Outcome:
 
     @property
     def flags(self) -> list[Any]:
-        """How the modules stand now: while a step is recorded, there are hooks of ours."""
+        """The current state of the modules, which have our hooks while a step is recorded."""
         return [_flags(module) for model in self.models for module in model.modules()]
 
 
@@ -119,7 +119,7 @@ def outcome(
     optimizers: Iterable[torch.optim.Optimizer] = (),
     **more: torch.Tensor,
 ) -> Outcome:
-    """Gathers what a training leaves behind."""
+    """Collects what a training run leaves behind."""
     found = Outcome(list(losses), dict(more), models=models)
     for number, model in enumerate(models):
         for name, tensor in model.state_dict(keep_vars=True).items():
@@ -154,7 +154,7 @@ def _flat(value: Any, path: str) -> Iterable[tuple[str, Any]]:
 
 
 def seeded(training: Callable[[Told], Outcome], told: Told) -> Outcome:
-    """Runs a training from a fixed state of all random generators."""
+    """Trains from a fixed state of all random generators."""
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
@@ -166,7 +166,7 @@ def seeded(training: Callable[[Told], Outcome], told: Told) -> Outcome:
 
 
 def attached() -> list[Any]:
-    """All that tracing attaches to torch itself."""
+    """Returns everything that tracing attaches to torch itself."""
     return [
         len(torch_module._global_forward_hooks),
         len(torch_module._global_forward_pre_hooks),
@@ -188,8 +188,8 @@ def attached() -> list[Any]:
 
 
 def same(one: Outcome, other: Outcome) -> None:
-    """Asserts that two trainings left the same bits behind."""
-    assert one.losses == other.losses or str(one.losses) == str(other.losses)  # nan is nan
+    """Asserts that two training runs left the same bits behind."""
+    assert one.losses == other.losses or str(one.losses) == str(other.losses)  # NaN equals NaN
     assert one.flags == other.flags
     assert one.settings == other.settings
     assert one.random == other.random
@@ -199,7 +199,7 @@ def same(one: Outcome, other: Outcome) -> None:
 
 
 def equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two tensors are the same bits; -0 is not 0, and nan is nan."""
+    """Whether two tensors have the same bits; -0 differs from 0, and NaN equals NaN."""
     if one is None or other is None:
         return one is other
     if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
@@ -216,12 +216,12 @@ def prove(
     records: int | None = None,
     truth: Callable[[Told], Outcome] | None = None,
 ) -> Recording:
-    """Asserts that tracing changes nothing and records the truth; returns the record of it all.
+    """Asserts that tracing changes nothing and records the truth; returns the run.
 
     Args:
-        training: trains from scratch and tells what it sees.
-        records: how many training records there must be; None: as many as the program told of.
-        truth: tells what must have been recorded, where `training` itself cannot see it.
+        training: trains from scratch and reports what it observes.
+        records: the expected number of training records; None: as many as the program reported.
+        truth: reports what must have been recorded but `training` itself cannot observe.
     """
     told, other = Told(listening=True), Told(listening=True)
     plain = seeded(training, told)
@@ -242,7 +242,7 @@ def prove(
 
 
 def verify(traced: Recording, told: Told) -> None:
-    """Asserts that everything the program told of was recorded as it was."""
+    """Asserts that everything the program observed was recorded unchanged."""
     assert told.values
     index = {step.info.step: i for i, step in enumerate(traced.steps) if step.info.mode == "train"}
     for (step, node, role, iteration, pass_), tensor in told.values.items():
@@ -254,7 +254,7 @@ def verify(traced: Recording, told: Told) -> None:
 
 
 def as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Returns what was recorded as a tensor; numpy itself knows no bfloat16."""
+    """Returns a recorded array as a tensor; numpy itself does not support bfloat16."""
     array = np.array(value)
     if dtype is torch.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -262,5 +262,5 @@ def as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def known(traced: Recording) -> list[str]:
-    """The names of all that was recorded."""
+    """Returns the names of everything that was recorded."""
     return [f"{k.node} {k.role} {k.iteration} {k.pass_}" for k in traced.slots]

@@ -16,7 +16,7 @@ from tests.ways.models import batches
 from tests.ways.proof import FULL, Outcome, Told, attached, outcome, same, seeded
 from tests.ways.test_compiled import model
 
-# what torch imports to compile warns of itself
+# torch's own imports for compiling raise warnings
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
 STEPS = 8
@@ -96,7 +96,7 @@ def _fresh() -> Iterator[None]:
 
 
 def train(_: Told, way: str, eager_steps: Any = ()) -> Outcome:
-    """Trains; `eager_steps` run as recorded steps do."""
+    """Trains; `eager_steps` run like recorded steps."""
     make, compile_it = WAYS[way]
     net = make()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -108,7 +108,7 @@ def train(_: Told, way: str, eager_steps: Any = ()) -> Outcome:
 
 
 def counted(training: Callable[[Told], Outcome]) -> tuple[Outcome, dict[str, Any]]:
-    """Trains with Dynamo's counts from zero; returns them: graphs, breaks by reason, recompiles."""
+    """Trains with Dynamo's counters reset; returns them: graphs, breaks by reason, recompiles."""
     from torch._dynamo.utils import counters
 
     torch.compiler.reset()
@@ -121,9 +121,9 @@ def counted(training: Callable[[Told], Outcome]) -> tuple[Outcome, dict[str, Any
 @pytest.mark.parametrize("how", SPECS)
 @pytest.mark.parametrize("way", [*COMPILED, pytest.param("whole step", marks=pytest.mark.slow)])
 def test_as_much_is_compiled_as_without_tracing(way: str, how: str) -> None:
-    """Against the same training whose recorded steps are told to run eagerly.
+    """Compared with the same training whose recorded steps are made to run eagerly.
 
-    The traced one says at each step how it wants it to run, which waits until it is recorded.
+    The traced one declares at each step how it should run, which takes effect once it is recorded.
     """
     recorded = RECORDED[how] if way != "whole step" else [0]
     plain, expected = counted(lambda told: train(told, way, recorded))
@@ -141,7 +141,7 @@ def test_as_much_is_compiled_as_without_tracing(way: str, how: str) -> None:
 
 @pytest.mark.slow
 def test_losses_are_heard_where_backward_is_called_by_compiled_code(tmp_path: Any) -> None:
-    """Between its graphs a compiled step calls `backward`, and so our wrapper around it."""
+    """Between its graphs, a compiled step calls `backward`, and therefore our wrapper around it."""
     import comgra_decl as comgra
 
     with trace(SPECS["idle"], root=tmp_path, group="g") as session:

@@ -17,7 +17,7 @@ from tests.ways.proof import FULL, Outcome, Told, attached, outcome, same, seede
 SPEC = {**FULL, "schedule": {"first": 1, "every": 3}}
 INDUCTOR_STEPS = 200
 
-# what torch imports to compile warns of itself
+# torch's own imports for compiling raise warnings
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
 
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 class Graphs:
-    """A backend that runs what it is given, and counts how often something is compiled."""
+    """A backend that runs its graph unchanged, and counts compilations."""
 
     def __init__(self) -> None:
         self.compiled = 0
@@ -113,7 +113,7 @@ def train(told: Told, way: Any, backend: Any, steps: int = 8) -> Outcome:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_compiled_code_is_recorded_and_compiled_once(way: str) -> None:
-    """With a backend that changes no arithmetic, so that not a bit may differ."""
+    """With a backend that leaves the arithmetic unchanged, so no bit may differ."""
     told = Told(listening=True)
     graphs, traced_graphs = Graphs(), Graphs()
     plain = seeded(lambda t: train(t, WAYS[way], graphs), told)
@@ -146,7 +146,7 @@ def test_the_stance_of_the_program_is_put_back() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "observed"])
 def test_inductor_rounds_otherwise_and_by_how_much(how: str, record_property: Any) -> None:
-    """Compiled kernels add in another order: what is compared is how far the losses are apart."""
+    """Compiled kernels add in another order: compare how far apart the losses are."""
     plain = seeded(lambda t: train(t, whole, "inductor", INDUCTOR_STEPS), Told(listening=False))
     torch.compiler.reset()
     with recording({**SPEC, "compile": how, "graph": False}) as traced:
@@ -166,7 +166,7 @@ def test_inductor_rounds_otherwise_and_by_how_much(how: str, record_property: An
 
 
 def test_a_step_that_is_compiled_whole_ends_with_the_programs_word() -> None:
-    """No hook of an optimizer runs in compiled code: `comgra.step()` beside it says it."""
+    """No optimizer hook runs in compiled code, so `comgra.step()` outside it ends the steps."""
     import comgra_decl as comgra
 
     graphs = Graphs()
@@ -195,7 +195,7 @@ def test_a_step_that_is_compiled_whole_ends_with_the_programs_word() -> None:
 
 
 def test_a_part_that_is_compiled_and_called_alone_is_not_said_to_be_uncalled() -> None:
-    """Its class is the node then: the whole that holds it is never called."""
+    """The node is named after its class, because the whole that contains it is never called."""
     first, second = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     whole = nn.Sequential(first, second)
     called = torch.compile(second, backend="aot_eager")

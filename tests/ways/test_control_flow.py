@@ -1,4 +1,4 @@
-"""Control flow that torch compiles by itself, in eager code too: `torch.cond`, `scan`, `map`."""
+"""Control flow that torch compiles itself, even in eager code: `torch.cond`, `scan`, `map`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import comgra_decl as comgra
 
-# what torch imports to compile warns of itself
+# torch's own imports for compiling raise warnings
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
 STEPS = 5
@@ -35,7 +35,7 @@ SPEC = {
 
 
 class Net(nn.Module):
-    """A layer, control flow, and another layer; the flow may call two more."""
+    """A layer, control flow, and another layer; the control flow may call two more."""
 
     def __init__(self, flow: Callable[[Net, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def _fresh() -> Iterator[None]:
 
 
 def train(flow: Any, *, compiled: bool) -> tuple[Any, Any, list[np.ndarray[Any, Any]]]:
-    """Returns what a training ends with, what was compiled, and each step's first output."""
+    """Returns the final state of a run, what was compiled, and each step's first output."""
     torch.manual_seed(0)
     torch.compiler.reset()
     counters.clear()
@@ -153,7 +153,7 @@ def test_control_flow_runs_and_is_recorded(flow: Any, mode: str, tmp_path: Path)
     for step in RECORDED:
         np.testing.assert_allclose(run.value("first", step), firsts[step], rtol=1e-6)
     assert ("first", "last") in run.edges(0)
-    assert not any("run eagerly instead of" in line for line in run.report["warnings"])
+    assert not any("run eagerly rather than" in line for line in run.report["warnings"])
     for node in ("first", "last"):
         assert len(run.slot(node, of="grad").series("l2")) == len(RECORDED)
 
@@ -164,7 +164,7 @@ def test_compiled_attention_is_not_said_to_be_uncompiled(
 ) -> None:
     from torch.nn.attention import flex_attention as module
 
-    monkeypatch.setattr(module, "_WARNINGS_SHOWN", set())  # torch says it once
+    monkeypatch.setattr(module, "_WARNINGS_SHOWN", set())  # torch warns once
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="flex_attention called without")
         with comgra.trace({**SPEC, "run": {"root": str(tmp_path)}, "compile": mode}):
@@ -176,7 +176,7 @@ def test_compiled_attention_is_not_said_to_be_uncompiled(
 
 @pytest.mark.parametrize("armed", [True, False], ids=["recorded", "between"])
 def test_an_error_in_a_branch_reaches_the_program(armed: bool, tmp_path: Path) -> None:
-    """And leaves everything in its place: later steps are recorded as ever."""
+    """And leaves everything in place: later steps are recorded as usual."""
 
     def torn(_net: Net, x: torch.Tensor) -> torch.Tensor:
         if broken:

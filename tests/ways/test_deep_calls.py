@@ -17,7 +17,7 @@ from torch import nn
 import comgra_decl as comgra
 from comgra_decl.hooks.graph.lineage import Lineage
 
-DEPTH = 220  # of 240 that a program can have, or so
+DEPTH = 220  # of about 240 that a program can have
 LIMIT = 1000
 
 
@@ -50,7 +50,7 @@ def trained(depth: int = DEPTH) -> list[float]:
 
 
 def on_an_empty_stack(work: Callable[[], Any]) -> Any:
-    """In a thread, whose calls begin at the bottom, with the limit that Python begins with."""
+    """In a thread, whose calls start at the bottom of the stack, with Python's default limit."""
     found: list[Any] = []
 
     def run() -> None:
@@ -73,7 +73,7 @@ def on_an_empty_stack(work: Callable[[], Any]) -> Any:
 
 @functools.cache
 def deepest() -> int:
-    """As deeply as modules may nest, but for the one frame more that `traced` has."""
+    """As deep as modules can be nested, except for the one extra frame of `traced`."""
     fine, too_deep = DEPTH, DEPTH + 64
     while too_deep - fine > 1:
         depth = (fine + too_deep) // 2
@@ -111,7 +111,7 @@ def test_a_program_may_nest_as_deeply_as_without_tracing(
 def test_it_may_so_when_tracing_fails_in_the_depth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left of our frames lies below all that follow."""
+    """The rest of our frames are below all that follow."""
     calls, union = 0, Lineage.union
 
     def fails(self: Lineage, *given: Any) -> Any:

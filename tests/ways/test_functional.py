@@ -1,4 +1,4 @@
-"""Trainings in the style of `torch.func`: the model as a function of its parameters."""
+"""Training in the style of `torch.func`: the model as a function of its parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def held_by(model: nn.Module) -> Held:
 
 
 def test_the_gradient_of_a_function_of_the_parameters() -> None:
-    """`grad_and_value`: parameters are a dictionary, updates a line, and nothing has `.grad`."""
+    """`grad_and_value`: parameters are a dictionary, an update is one line, nothing has `.grad`."""
 
     def training(told: Told) -> Outcome:
         model, losses = net(), []
@@ -78,7 +78,7 @@ def test_derivatives_in_a_direction_alone() -> None:
 
 
 def test_a_gradient_for_each_sample() -> None:
-    """Clipped one by one, as differential privacy does: calls within vmap show one sample only."""
+    """Clipped one by one, as in differential privacy: calls within vmap show only one sample."""
 
     def training(told: Told) -> Outcome:
         model, losses = net(), []
@@ -109,7 +109,7 @@ def test_a_gradient_for_each_sample() -> None:
 
 
 def test_an_ensemble_whose_members_are_one_tensor() -> None:
-    """What goes into vmap and comes out of it can be named."""
+    """The inputs and outputs of vmap can be named."""
 
     def training(told: Told) -> Outcome:
         held, _ = stack_module_state([net() for _ in range(3)])
@@ -135,7 +135,7 @@ def test_an_ensemble_whose_members_are_one_tensor() -> None:
 
 
 def test_derivatives_of_the_model_in_the_loss() -> None:
-    """A differential equation: the model is called within vmap(jacrev) and by itself."""
+    """A differential equation: the model is called within vmap(jacrev) and directly."""
 
     def training(told: Told) -> Outcome:
         model, losses = net(2, 1), []

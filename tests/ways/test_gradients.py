@@ -1,4 +1,4 @@
-"""What happens between backward and the optimizer's step, and forward passes run twice."""
+"""What happens between backward and the optimizer step, and repeated forward passes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Deep(nn.Module):
 def deep(told: Told, mode: str, batch_count: int = 1) -> Outcome:
     model = Deep(mode)
     names = ["stem", *(f"blocks.{b}.{i}" for b in range(3) for i in range(3)), "twice"]
-    # with a rate of 0, as checkpoints add gradients up in another order, and so round otherwise
+    # with a rate of 0, because checkpoints add gradients in another order and round differently
     optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
     losses = []
     for _ in range(3):
@@ -118,7 +118,7 @@ def deep(told: Told, mode: str, batch_count: int = 1) -> Outcome:
 def test_a_recomputed_forward_pass_is_none_and_its_gradients_are_recorded(
     mode: str, batch_count: int
 ) -> None:
-    """What the model without checkpoints sees is what is recorded of the one with them."""
+    """The record with checkpoints equals what the model without checkpoints sees."""
     traced = prove(
         lambda told: deep(told, mode, batch_count),
         truth=lambda told: deep(told, "plain", batch_count),
@@ -155,7 +155,7 @@ def test_checkpointed_sequences() -> None:
 
 
 def test_hooks_of_the_programs_own() -> None:
-    """Ours run after them: what is recorded is what the program goes on with."""
+    """Our hooks run after them: the record contains what the program continues with."""
 
     def training(told: Told) -> Outcome:
         model = Net()

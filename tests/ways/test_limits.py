@@ -1,4 +1,4 @@
-"""What cannot be recorded is said, with the way out, in the log and in the run's report."""
+"""What cannot be recorded is reported, with a workaround, in the log and in the run's report."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_backward_without_a_step_names_the_way_out(caplog: pytest.LogCaptureFixt
 
 
 class Scripted(nn.Module):
-    """Has a scripted part, of which only the outermost module is seen."""
+    """Has a scripted part, of which only the outermost module is visible."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def test_the_command_line_and_the_viewer_say_each_sentence_once(
 
 
 def test_a_cuda_graph_is_not_read_while_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second step stands for the capture: what CUDA would say of it is said here."""
+    """The second step stands for the capture: the messages are those for CUDA."""
     model = Direct()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording(EVERYTHING) as run:
@@ -142,7 +142,7 @@ def test_a_cuda_graph_is_not_read_while_it_is_captured(monkeypatch: pytest.Monke
 
 
 class Eager(torch.cuda.graph):
-    """What captures a CUDA graph, where there is no CUDA: it computes at once and only then."""
+    """Imitates a CUDA graph capture without CUDA: it computes immediately, and only then."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -153,7 +153,7 @@ class Eager(torch.cuda.graph):
 
 @pytest.fixture
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets `torch.cuda.make_graphed_callables` work on the host: replays compute nothing."""
+    """Makes `torch.cuda.make_graphed_callables` work on the host: replays compute nothing."""
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
@@ -230,5 +230,5 @@ def test_compiling_to_cuda_graphs_is_said(arguments: dict[str, Any], said: bool)
 
 
 def names(run: Recording, step: RawStep) -> set[str]:
-    """The nodes of one record."""
+    """Returns the nodes of one record."""
     return run.nodes(run.steps.index(step))

@@ -1,4 +1,4 @@
-"""Recording does not make a training grow, and keeps nothing of it alive."""
+"""Recording causes no memory growth in training, and keeps none of its objects alive."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ SPEC: dict[str, Any] = {
 """Every step, with values, the graph and a ring of steps that may be kept."""
 
 SIZES = (8, 8, 5, 8, 3, 1)
-"""Of the batches, over and over: the last of an epoch is smaller."""
+"""The batch sizes, repeatedly: the last batch of an epoch is smaller."""
 
 
 @pytest.fixture(autouse=True)
 def _alone() -> Iterator[None]:
-    """Keeps the objects of other tests out of what is counted."""
+    """Excludes the objects of other tests from the counts."""
     logging.disable(logging.WARNING)
     set_aside()
     yield
@@ -60,9 +60,9 @@ class _Heap(ctypes.Structure):
 
 
 def allocated() -> int:
-    """Returns the bytes that malloc has given out in all threads; what it holds back is not meant.
+    """Returns the bytes that malloc has allocated in all threads, without those held in reserve.
 
-    Where the C library does not tell (glibc 2.33 and newer do), those that are resident.
+    If the C library does not report this (glibc 2.33 and newer do), returns the resident bytes.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
@@ -73,11 +73,11 @@ def allocated() -> int:
 
 
 class Growth:
-    """What the process holds, looked at now and then after a warm-up."""
+    """What the process holds, measured occasionally after a warm-up."""
 
     def __init__(self, first: int, every: int) -> None:
         self._first, self._every = first, every
-        self.settle: Callable[[], None] = lambda: None  # waits until nothing is on its way
+        self.settle: Callable[[], None] = lambda: None  # waits until nothing is in flight
         self.steps: list[int] = []
         self.bytes: list[int] = []
         self.objects: list[int] = []
@@ -104,7 +104,7 @@ class Growth:
         )
 
     def per_step(self, held: list[int]) -> float:
-        """Returns the slope of a straight line through what was seen (least squares)."""
+        """Returns the slope of a straight line through the measurements (least squares)."""
         return float(np.polyfit(self.steps, held, 1)[0])
 
 
@@ -123,7 +123,7 @@ def train(growth: Growth, steps: int) -> None:
 
 
 def hooked(growth: Growth, steps: int, _: Path) -> None:
-    """Trains with all captured, and each record forgotten."""
+    """Trains with everything captured, and each record discarded."""
     faults: list[BaseException] = []
     manager = HookManager(load_spec(SPEC), settled, on_fault=faults.append)
     manager.attach()
@@ -133,17 +133,17 @@ def hooked(growth: Growth, steps: int, _: Path) -> None:
 
 
 def settled(raw: RawStep) -> None:
-    """Takes a record, does what the writer thread would do first, and forgets it."""
+    """Takes a record, does the writer thread's initial work, and discards it."""
     if raw.wait is not None:
         raw.wait()
 
 
 def written(growth: Growth, steps: int, folder: Path) -> None:
-    """Trains with all recorded and written at once; a ring would hold as much as it may."""
+    """Trains with everything recorded and written at once; a ring would fill up legitimately."""
     with comgra.trace({**SPEC, "keep": None}, root=folder, group="g") as session:
         writer = session._writer
         assert writer is not None
-        idle = cast("Any", writer._work)._waiters  # whoever waits for work: the thread
+        idle = cast("Any", writer._work)._waiters  # the thread, which waits for work
         growth.settle = lambda: until(lambda: writer._bytes == 0 and len(idle) > 0)
         train(growth, steps)
     assert session.path is not None
@@ -173,7 +173,7 @@ assert growth.objects[-1] - growth.objects[0] < 2 * 192, growth  # fewer than tw
 
 @WAYS
 def test_some_hundred_recorded_steps_leave_nothing_behind(way: Any, tmp_path: Path) -> None:
-    """In a process of its own: servers and browsers of other tests would make objects meanwhile."""
+    """In a separate process, because servers and browsers of other tests would create objects."""
     done = forked(Path(__file__).parents[2], "-c", ALONE.format(way.__name__, str(tmp_path)))
     assert done.returncode == 0, done.stderr
 
@@ -183,10 +183,10 @@ def test_some_hundred_recorded_steps_leave_nothing_behind(way: Any, tmp_path: Pa
 def test_ten_thousand_recorded_steps_do_not_grow(
     way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for the writer comes and goes; so it is waited for before each look.
+    """Data waiting for the writer comes and goes, so each measurement waits for the writer first.
 
-    So does the block of 256 records that is being filled, which each look sees as full as the one
-    before, and the writer's cache of the index is smaller here, so that it is full by then.
+    The same applies to the open block of 256 records, which is equally full at each measurement.
+    The writer's cache of the index is smaller here, so that it is full by then.
     """
     monkeypatch.setattr("comgra_decl.store.writer._NODE_CACHE", 1 << 20)
     growth = Growth(first=2_048, every=512)
@@ -198,7 +198,7 @@ def test_ten_thousand_recorded_steps_do_not_grow(
 
 
 class Watched(nn.Module):
-    """Keeps weak references to what it computes."""
+    """Holds weak references to what it computes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,11 +213,11 @@ class Watched(nn.Module):
 
 
 class Witness:
-    """Lives as long as the function of the autograd graph that it was given to."""
+    """Lives as long as the autograd node that it was attached to."""
 
 
 def one_step(model: Watched, optimizer: torch.optim.Optimizer) -> list[weakref.ref[Any]]:
-    """Makes one step; returns references to all that only this step computed."""
+    """Takes one step; returns references to everything that only this step computed."""
     x = torch.randn(5, 6)
     loss = model(x).square().mean()
     assert loss.grad_fn is not None

@@ -1,4 +1,4 @@
-"""A notebook whose cells train, in a kernel of its own, with `COMGRA` in its environment."""
+"""A notebook whose cells train, in a separate kernel, with `COMGRA` in its environment."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ state = [*model.parameters(), torch.get_rng_state()]
 print(hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in state)).hexdigest())
 """,
 ]
-"""The third is interrupted as by the notebook's button, the fifth raises an exception."""
+"""The third is interrupted as by the notebook's button; the fifth raises an exception."""
 
 
 def in_a_kernel(folder: Path) -> list[list[Any]]:
-    """Runs the cells as a notebook does, traced; returns what each of them put out."""
+    """Runs the cells like a notebook, traced; returns the output of each."""
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     book.metadata["kernelspec"] = {"name": "python3", "display_name": "python3"}
     told = {"COMGRA": f"debug run.root={folder} schedule.first=100"}
-    told["JPY_SESSION_NAME"] = str(folder / "looking.ipynb")  # as Jupyter's servers do
+    told["JPY_SESSION_NAME"] = str(folder / "looking.ipynb")  # like Jupyter's servers
     client = nbclient.NotebookClient(book, timeout=120, allow_errors=True)
     client.execute(env={**os.environ, **told})
     return [cell.outputs for cell in book.cells]

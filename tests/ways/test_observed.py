@@ -1,7 +1,7 @@
 """Compiled programs whose recorded steps stay compiled: `compile: observed`.
 
-The truth is what the same program holds uncompiled, with hooks of torch alone: the backends here
-change no arithmetic, so not a bit may differ.
+The expected values are those of the same program uncompiled, read with plain torch hooks. The
+backends here leave the arithmetic unchanged, so no bit may differ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.ways.models import batches
 from tests.ways.proof import FULL, Outcome, Told, attached, outcome, same, seeded, verify
 from tests.ways.test_compiled import WAYS, Block, Graphs, model
 
-# what torch imports to compile warns of itself
+# torch's own imports for compiling raise warnings
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
     pytest.mark.skipif(torch.__version__ < "2.13", reason="two variants cannot be kept apart"),
@@ -96,7 +96,7 @@ def proven(
     recorded: Sequence[int] = RECORDED,
     **changes: Any,
 ) -> Recording:
-    """Asserts that recording changes not a bit and that what is recorded is true."""
+    """Asserts that recording changes no bit and that the records are correct."""
     told = Told(listening=True)
     truth = seeded(partial(training, compile_it=uncompiled), told)
     plain = seeded(partial(training, compile_it=compile_it), Told(listening=False))
@@ -157,7 +157,7 @@ def graphs() -> dict[str, int]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_observed_steps_leave_what_is_compiled_for_all_others_as_it_is(way: str) -> None:
-    """A backend that keeps count: the plain variant once, the other one once, when it is needed."""
+    """A backend that counts: the plain variant once, the other one once, when it is needed."""
     counting, plain_counting = Graphs(), Graphs()
     by_step: list[int] = []
     counts: list[dict[str, int]] = []
@@ -194,7 +194,7 @@ def test_observed_steps_take_up_none_of_the_recompilations_that_a_program_may_ha
 
 
 def test_sizes_of_observed_batches_are_no_news_for_all_other_steps() -> None:
-    """The first three steps are recorded; plain code for sizes that change has to see some."""
+    """The first three steps are recorded; plain code for changing sizes needs to run as well."""
     dynamic: list[bool] = []
 
     def looking(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -219,7 +219,7 @@ def test_sizes_of_observed_batches_are_no_news_for_all_other_steps() -> None:
 def test_a_budget_is_not_charged_with_compiling_while_observed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Or a minute of it would leave no records for half an hour."""
+    """Otherwise a minute of it would prevent records for half an hour."""
     once: list[float] = []
     ended = Budget.step_ended
 
@@ -266,7 +266,7 @@ class Broken(nn.Module):
 
 
 class Changed(nn.Module):
-    """Outputs that are changed in place, views of each other, and what is given handed on."""
+    """Outputs that are changed in place, views of each other, and inputs that are passed on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ class Changed(nn.Module):
 
 
 class Looped(nn.Module):
-    """Calls a layer three times, and one without gradient."""
+    """Calls a layer three times, once of them without gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ class Looped(nn.Module):
 
 
 class Idle(nn.Module):
-    """What drops nothing returns what it was given: its gradient has all that the other's has."""
+    """A dropout that drops nothing returns its input, so both have the same gradient."""
 
     def __init__(self, dropout: nn.Module) -> None:
         super().__init__()
@@ -343,7 +343,7 @@ def test_observed_batches_may_change_their_size(shown: list[tuple[str, str]]) ->
 
 
 def test_observed_micro_batches_are_told_apart_in_backward(shown: list[tuple[str, str]]) -> None:
-    """Two calls of the same compiled code, whose gradients come in the opposite order."""
+    """Two calls to the same compiled code, whose gradients arrive in the opposite order."""
 
     def step(called: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         losses = [F.cross_entropy(called(part), y[:4]) for part in (x[:4], x[4:])]
@@ -371,7 +371,7 @@ class Pair(NamedTuple):
 
 
 class Gives(nn.Module):
-    """Returns several tensors in a form of its own."""
+    """Returns several tensors in its own output type."""
 
     def __init__(self, form: str) -> None:
         super().__init__()
@@ -430,7 +430,8 @@ def test_observed_outputs_of_several_tensors_have_the_names_that_they_have_eager
             assert (value == observed[1][slot]).all()
 
 
-# -- where it cannot be ----------------------------------------------------------------------------
+# -- where it is not possible
+# ----------------------------------------------------------------------
 
 
 def only_warning(traced: Recording) -> str:
@@ -455,7 +456,7 @@ def test_an_observed_session_may_begin_when_all_is_compiled(shown: list[tuple[st
 
 
 class Named(nn.Module):
-    """Names a tensor within what is compiled."""
+    """Names a tensor within compiled code."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -525,7 +526,7 @@ def test_code_that_cannot_be_compiled_while_observed_runs_eagerly_and_says_why(w
 
 
 class Alternating(nn.Module):
-    """Leaves a layer out, now and then."""
+    """Occasionally skips a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -550,7 +551,7 @@ def test_what_a_program_leaves_out_of_a_step_is_no_omission_of_compiled_code(
 
 
 class Lending(Alternating):
-    """Lends the weight of the layer that it leaves out, which has a gradient all the same."""
+    """Lends the weight of the skipped layer, which therefore still has a gradient."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + 0 * self.two.weight.sum()
@@ -692,7 +693,7 @@ def test_a_program_that_has_a_stance_keeps_it_in_observed_steps(
 
 
 class Checkpointed(nn.Module):
-    """Computes a block again in backward."""
+    """Recomputes a block in backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -700,7 +701,7 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.one(x)
-        if torch.compiler.is_compiling():  # else hooks would run in backward, too
+        if torch.compiler.is_compiling():  # otherwise hooks would run in backward, too
             hidden = checkpoint(self.block, hidden, use_reentrant=False)
         else:
             hidden = self.block(hidden)
@@ -709,7 +710,7 @@ class Checkpointed(nn.Module):
 
 
 class Outermost(nn.Module):
-    """Computes all of it again: what goes in has no gradient."""
+    """Recomputes all of it: the input has no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -723,7 +724,7 @@ class Outermost(nn.Module):
 
 
 class Around(nn.Module):
-    """Computes something again, in eager code, that is compiled."""
+    """Recomputes something, in eager code, that is compiled."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -750,7 +751,7 @@ class Around(nn.Module):
 def test_compiled_code_that_an_eager_checkpoint_calls_again_is_observed(
     what: str, shown: list[tuple[str, str]]
 ) -> None:
-    """What is computed again must be the same code: autograd compares what both have kept."""
+    """The recomputation must run the same code, because autograd compares what both have saved."""
     training = partial(Training(partial(Around, what)), compile_it=uncompiled)
     plain = seeded(training, Told(listening=False))
     records = {}
@@ -795,14 +796,14 @@ def test_checkpointed_code_is_observed_once_where_no_gradient_of_it_is_wanted(
 
 
 class Counted(nn.Module):
-    """Computes with what changes meanwhile: its input, a buffer, statistics of batches."""
+    """Computes with values that change in between: its input, a buffer, batch statistics."""
 
     calls: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.keep, self.norm = nn.Identity(), nn.BatchNorm1d(8)
-        self.one = nn.Linear(6, 8, bias=False)  # what norms take away has no gradient
+        self.one = nn.Linear(6, 8, bias=False)  # norms cancel it, so it has no gradient
         self.relu, self.two = nn.ReLU(inplace=True), nn.Linear(8, 3)
         self.register_buffer("calls", torch.zeros(()))
 
@@ -825,7 +826,7 @@ class Counted(nn.Module):
     ],
 )
 def test_code_that_inductor_reads_late_shows_what_was_there_before(make: Make) -> None:
-    """Within rounding, of the same record made eagerly: what was changed later differs by more."""
+    """Equal within rounding to the same record taken eagerly; later changes differ by more."""
     found = []
     for how in ("eager", "observed"):
         torch.compiler.reset()
@@ -849,7 +850,7 @@ def test_code_that_inductor_reads_late_shows_what_was_there_before(make: Make) -
 
 @pytest.mark.slow
 def test_observed_code_of_inductor_is_hardly_more_to_compile_on_a_cpu() -> None:
-    """The C++ compiler takes most of the time; it is given as many pieces, or nearly."""
+    """The C++ compiler takes most of the time; the number of pieces it receives hardly grows."""
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
 
@@ -903,7 +904,7 @@ class Collecting(nn.Module):
 
 @pytest.mark.slow
 def test_observed_code_of_inductor_shows_what_that_code_computes() -> None:
-    """Against the same model, compiled so that it returns its hidden tensors itself."""
+    """Compared with the same model, compiled so that it returns its hidden tensors itself."""
     torch.manual_seed(0)
     net = model()
     called = compiled(net, "inductor")
@@ -933,7 +934,7 @@ def test_observed_code_of_inductor_shows_what_that_code_computes() -> None:
 def test_observed_steps_are_compiled_without_the_cuda_graphs_of_all_others(
     mode: str, shown: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What reaches inductor for each graph, forward and backward; none is made on a CPU."""
+    """Returns the code that inductor receives for each graph, forward and backward."""
     from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
     from torch._inductor import compile_fx, config
 
@@ -958,7 +959,7 @@ def test_observed_steps_are_compiled_without_the_cuda_graphs_of_all_others(
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [False, True])
 def test_observed_steps_draw_the_numbers_that_plain_compiled_steps_draw(function: bool) -> None:
-    """Masks of dropout, noise; eager code draws others from the same seed."""
+    """Dropout masks, noise; eager code draws others from the same seed."""
 
     def losses(**changes: Any) -> torch.Tensor:
         torch.compiler.reset()

@@ -1,6 +1,6 @@
 """Compiled functions that call models, with `compile: observed`.
 
-The truth is the record of the same program uncompiled, all of it, bit for bit.
+The expected result is the complete record of the same program uncompiled, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.ways.proof import Outcome, Told, attached, outcome, same, seeded
 from tests.ways.test_compiled import Block, Graphs
 from tests.ways.test_observed import RECORDED, SPEC, STEPS, compiled, graphs
 
-# what torch imports to compile warns of itself
+# torch's own imports for compiling raise warnings
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
     pytest.mark.skipif(torch.__version__ < "2.13", reason="two variants cannot be kept apart"),
@@ -35,7 +35,7 @@ def _fresh() -> Iterator[None]:
 
 
 class Holder:
-    """A plain object of the program, with a model and a loss."""
+    """A plain object with a model and a loss."""
 
     def __init__(self, net: nn.Module) -> None:
         self.net, self.loss = net, nn.CrossEntropyLoss()
@@ -57,7 +57,7 @@ def _loss(net: nn.Module, _: nn.Module) -> Computes:
 
 
 def _two_models(net: nn.Module, teacher: nn.Module) -> Computes:
-    """Of which one teaches the other."""
+    """Two models, one of which teaches the other."""
 
     def forward_loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -69,7 +69,7 @@ def _two_models(net: nn.Module, teacher: nn.Module) -> Computes:
 
 
 def _twice(net: nn.Module, _: nn.Module) -> Computes:
-    """The second time with what it has computed, by a keyword, in a place of its own."""
+    """The second call receives the first one's result, as a keyword, in another position."""
 
     def forward_loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         first = net(x)
@@ -84,7 +84,7 @@ def _method(net: nn.Module, _: nn.Module) -> Computes:
 
 
 def _moved(net: nn.Module, _: nn.Module) -> Computes:
-    """Gradients reach what the model is given."""
+    """Gradients reach the model's input."""
 
     def forward_loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(net(x), y)
@@ -105,7 +105,7 @@ def _moved(net: nn.Module, _: nn.Module) -> Computes:
 
 
 def _restored(net: nn.Module, _: nn.Module) -> Computes:
-    """Two functions, compiled singly; what the model is given is what it is to restore."""
+    """Two functions, compiled separately; the model's input is the image to restore."""
     assert isinstance(net, Net)
 
     def encode(x: torch.Tensor) -> Any:
@@ -136,7 +136,7 @@ def _broken(net: nn.Module, _: nn.Module) -> Computes:
 
 
 class Net(nn.Module):
-    """Takes its input by name as well."""
+    """Also accepts its input by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ def test_observed_functions_are_compiled_once_more_and_no_other_step_is_looked_a
 def test_a_forward_that_is_compiled_by_itself_runs_eagerly_and_says_why(
     shown: list[tuple[str, str]],
 ) -> None:
-    """Nothing is called that a hook could be on."""
+    """Nothing is called that could carry a hook."""
 
     def make(net: nn.Module, _: nn.Module) -> Computes:
         forward = torch.compile(net.forward, backend="aot_eager")
@@ -245,7 +245,7 @@ def test_a_forward_that_is_compiled_by_itself_runs_eagerly_and_says_why(
 def test_a_function_that_calls_backward_too_runs_eagerly_and_says_why(
     shown: list[tuple[str, str]],
 ) -> None:
-    """No hook of ours reads gradients and updates within compiled code."""
+    """Our hooks do not read gradients and updates within compiled code."""
 
     def make(net: nn.Module, _: nn.Module) -> Computes:
         def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Random models, compiled at random places: observed steps hold what uncompiled ones do.
+"""Random models, compiled at random places: observed steps match uncompiled ones.
 
-What a tensor's gradient is depends on who uses it: within the same compiled code, in another piece
-of it, in eager code around it. So the models here use their tensors in all of these.
+A tensor's gradient depends on where the tensor is used: in the same compiled code, in another piece
+of it, or in the surrounding eager code. The models here use their tensors in all of these.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def one(value: Any) -> torch.Tensor:
 
 
 class Part(nn.Module):
-    """A random part: what it does with its inner parts is drawn once."""
+    """A random part: how it uses its inner parts is drawn once."""
 
     def __init__(self, draw: random.Random, depth: int) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def compiled(net: nn.Module, draw: random.Random) -> Any:
 
 
 def learn(net: nn.Module, outputs: list[Any], how: str) -> None:
-    """Computes gradients, of all outputs or of some, in one backward or in two."""
+    """Computes the gradients of all or some outputs, in one backward pass or two."""
     losses = [one(output).square().mean() for output in outputs]
     if how == "in part":
         losses[1:3].pop(0).backward()
@@ -213,15 +213,17 @@ def contents(traced: Recording, number: int) -> dict[Any, Any]:
 def test_random_models_compiled_at_random_places_are_recorded_as_they_are_uncompiled(
     seed: int,
 ) -> None:
-    """What is missing is said: gradients of views that a piece of code returns."""
+    """Omissions are reported: gradients of views that a piece of code returns."""
     expected, found = train(seed, compile_it=False), train(seed, compile_it=True)
     said = found.report["warnings"]
     warned = any("does not expose everything" in line for line in said)
-    assert not any("run eagerly instead" in line for line in said)
+    assert not any("run eagerly rather" in line for line in said)
     for number in range(1, STEPS):
         there, here = contents(expected, number), contents(found, number)
         missing = there.keys() - here.keys()
-        for key in here.keys() - there.keys():  # the program's own zeros, and so one share more
+        for key in (
+            here.keys() - there.keys()
+        ):  # the program's own zeros, and so one contribution more
             assert key.role in ("weight", "bias")
             assert key.pass_ != "grad" or not here[key].any()
             del here[key]

@@ -1,4 +1,4 @@
-"""Optimizers of all kinds, and none: bit for bit the same training, and true records."""
+"""Optimizers of all kinds, and none: bit-identical training, and correct records."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_any_optimizer(kind: str) -> None:
 
 
 def test_a_closure_that_is_called_many_times() -> None:
-    """LBFGS: several forward passes and backwards in one step, each an iteration of it."""
+    """LBFGS: several forward and backward passes in one step, each an iteration of it."""
 
     def training(told: Told) -> Outcome:
         model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -86,7 +86,7 @@ def test_a_closure_that_is_called_many_times() -> None:
 
 
 class Filter(nn.Module):
-    """Multiplies frequencies with a complex parameter."""
+    """Multiplies frequencies by a complex parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Filter(nn.Module):
 
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 def test_complex_parameters_whose_views_do_not_tell_their_graph(search: str | None) -> None:
-    """LBFGS changes what it made views of without gradients: their `grad_fn` cannot be read."""
+    """LBFGS modifies the base of views created without gradients: their `grad_fn` is unreadable."""
 
     def training(told: Told) -> Outcome:
         model = Filter()
@@ -181,7 +181,7 @@ def test_updates_written_by_hand_with_a_word_for_the_end_of_a_step() -> None:
 
 
 def test_parameters_that_live_outside_their_model() -> None:
-    """A functional optimizer: new tensors at every step, handed in by `functional_call`."""
+    """A functional optimizer: new tensors at every step, passed in by `functional_call`."""
     import comgra_decl as comgra
 
     def training(told: Told) -> Outcome:
@@ -208,7 +208,7 @@ def test_parameters_that_live_outside_their_model() -> None:
 
 
 class Generator(nn.Sequential):
-    """Makes four numbers of two."""
+    """Maps two numbers to four."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 4))
@@ -223,7 +223,7 @@ class Critic(nn.Sequential):
 
 @pytest.mark.parametrize("critics", [1, 3])
 def test_adversaries_with_an_optimizer_each(critics: int) -> None:
-    """A generator and a critic that steps more often: one record holds all the critic's steps."""
+    """A generator and a critic that steps more often: one record contains all critic steps."""
 
     def training(told: Told) -> Outcome:
         generator, critic = Generator(), Critic()

@@ -1,4 +1,4 @@
-"""What parameters may be: frozen, tied, thawed on the way, computed from others, pruned, faked."""
+"""All kinds of parameters: frozen, tied, later unfrozen, computed from others, pruned, faked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def train(
     steps: int = 4,
     between: Callable[[int], Any] = lambda _: None,
 ) -> list[float]:
-    """A plain loop that tells what the modules called `names` return."""
+    """A plain loop that stores what the modules called `names` return."""
     losses = []
     for number, (x, y) in enumerate(batches(steps)):
         between(number)
@@ -200,7 +200,7 @@ def test_modules_added_and_replaced_on_the_way() -> None:
 
 
 def test_one_model_after_another() -> None:
-    """Each has nodes of its own: the same names with a number in front of them."""
+    """Each has its own nodes: the same names, prefixed with a number."""
 
     def training(told: Told) -> Outcome:
         losses: list[float] = []
@@ -238,7 +238,7 @@ def test_a_module_that_builds_its_layers_when_it_is_first_called() -> None:
 
 
 def test_a_model_that_the_garbage_collector_must_not_touch_is_known() -> None:
-    """A program that forks workers freezes what it has; no scan of its objects finds them then."""
+    """A program that forks workers freezes its objects, so a later scan cannot find them."""
     model = Net()
     frozen = nn.Sequential(model, nn.Linear(3, 3))
     optimizer = torch.optim.SGD(frozen.parameters(), lr=0.1)
@@ -246,7 +246,7 @@ def test_a_model_that_the_garbage_collector_must_not_touch_is_known() -> None:
     with recording(FULL) as run:
         for _ in range(2):
             output = frozen(torch.randn(4, 6))
-            model.norm.eval()  # a part of what is trained, so this is no evaluation
+            model.norm.eval()  # part of a trained model, so this is not an evaluation
             output.sum().backward()
             optimizer.step()
     assert [step.info.mode for step in run.steps] == ["train", "train"]

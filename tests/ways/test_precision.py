@@ -1,4 +1,4 @@
-"""Mixed precision: values in the type the program computed them in, gradients unscaled."""
+"""Mixed precision: values in the dtype in which they were computed, gradients unscaled."""
 
 from __future__ import annotations
 
@@ -98,6 +98,6 @@ def test_a_gradient_scale(unscale: bool, fused: bool) -> None:
 def test_a_step_that_is_skipped_because_of_an_overflow_is_a_step(
     unscale: bool, overflows: tuple[int, ...]
 ) -> None:
-    """The optimizer does not step; the gradients that overflowed are recorded all the same."""
+    """The optimizer does not step, but the gradients that overflowed are recorded."""
     traced = prove(lambda told: scaled(told, unscale=unscale, overflows=overflows))
     assert [s.info.step for s in traced.steps] == [*range(6)]

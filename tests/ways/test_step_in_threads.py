@@ -1,4 +1,4 @@
-"""One training whose parts run in threads of their own, one after the other: the same records."""
+"""One training loop whose parts run in separate threads, in sequence: the same records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Threads:
     def call(self, part: str, function: Callable[[], Any]) -> Any:
         if part not in self._pools:
             return function()
-        if self._fresh:  # the next begins before the last one ends: it has another identifier
+        if self._fresh:  # the next begins before the last one ends, so it has another identifier
             before, self._pools[part] = self._pools[part], ThreadPoolExecutor(1)
             self._pools[part].submit(int).result()
             before.shutdown()
@@ -107,7 +107,7 @@ def traced(root: Path, parts: set[str], **how: Any) -> tuple[Run, list[float]]:
 
 
 def said(run: Run) -> dict[str, Any]:
-    """All that was recorded, without what the machine has to do with."""
+    """Returns everything that was recorded, without what depends on the machine."""
     kpis = run.kpis().query("name == 'loss'")
     return {
         "steps": [*run.steps],
@@ -179,7 +179,7 @@ def test_a_thread_that_does_one_part_may_evaluate(tmp_path: Path, parts: set[str
 
 
 def test_a_first_record_that_comes_late_finds_who_calls_the_model(tmp_path: Path) -> None:
-    """Only `backward` was seen until then, and the optimizer's step."""
+    """Until then, only `backward` and the optimizer's step were seen."""
     how: dict[str, Any] = {"schedule": {"steps": [3, 4, 5]}}
     alone, _ = traced(tmp_path / "alone", set(), **how)
     run, _ = traced(tmp_path / "threads", {"backward"}, **how)
@@ -188,7 +188,7 @@ def test_a_first_record_that_comes_late_finds_who_calls_the_model(tmp_path: Path
 
 
 def test_threads_that_share_a_model_and_train_side_by_side_stay_two(tmp_path: Path) -> None:
-    """One begins a step between the forward and the backward of the other, which it never helps."""
+    """One begins a step between the forward and backward of the other, which it never helps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
@@ -216,7 +216,7 @@ def test_threads_that_share_a_model_and_train_side_by_side_stay_two(tmp_path: Pa
                 pool.submit(optimizer.step).result()
     assert session.path is not None
     run = comgra.open_run(session.path)
-    assert any("several threads train" in text for text in run.report["warnings"])
+    assert any("multiple threads train" in text for text in run.report["warnings"])
     losses = run.kpis().query("name == 'loss'")
     assert sorted(losses.value) == sorted(own)
     assert sorted(losses.step) == [*range(2 * STEPS)]

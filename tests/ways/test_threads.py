@@ -1,4 +1,4 @@
-"""Threads and processes beside the training, and training that is not in the main thread."""
+"""Threads and processes alongside training, and training outside the main thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.ways.proof import Outcome, Told, outcome, prove
 
 
 def in_thread(work: Callable[[], Any]) -> Any:
-    """Runs `work` in a thread of its own and returns what it returns."""
+    """Runs `work` in a separate thread and returns its result."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
@@ -46,7 +46,7 @@ def test_training_in_a_thread_that_is_not_the_main_one() -> None:
 
 
 def test_a_second_thread_that_evaluates_a_copy_all_the_time() -> None:
-    """Its calls come between those of the training; what is recorded is the training's."""
+    """Its calls come between those of the training loop; only the training loop's are recorded."""
 
     class Other(nn.Sequential):
         """Another model, without random numbers."""
@@ -109,7 +109,7 @@ def test_workers_of_a_data_loader(start: str) -> None:
 
 
 def test_a_fork_in_the_middle_of_a_recorded_step() -> None:
-    """The child inherits the hooks, not the run: it trains on, and writes nothing of it."""
+    """The child inherits the hooks, not the run: it continues training, and writes nothing."""
 
     def training(told: Told) -> Outcome:
         model = Net()

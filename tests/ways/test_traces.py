@@ -1,4 +1,4 @@
-"""Traces one after the other, inside each other, in notebooks, and when they are interrupted."""
+"""Successive and nested traces, traces in notebooks, and interrupted ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def step(model: Net, optimizer: torch.optim.Optimizer) -> float:
 
 
 def cells(tmp_path: Path | None) -> Outcome:
-    """Three cells of a notebook; the second is interrupted with Ctrl-C, and the third trains on."""
+    """Three cells of a notebook; the second is interrupted with Ctrl-C, and the third continues."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses: list[float] = []
@@ -74,7 +74,7 @@ def test_cells_of_a_notebook(tmp_path: Path) -> None:
 
 
 def test_a_trace_inside_another(tmp_path: Path) -> None:
-    """Both see the steps within both; the outer one goes on alone."""
+    """Both see the steps within both; the outer one continues alone."""
 
     def training(traced: bool) -> Outcome:
         model = Net()
@@ -148,7 +148,7 @@ def test_a_training_that_is_ended_by_a_signal(tmp_path: Path, sent: signal.Signa
 
 
 def several_records(root: Path) -> bool:
-    """Return whether more than one record of the only run below `root` is stored."""
+    """Return whether the only run below `root` has more than one record."""
     return root.exists() and any(summary.records > 1 for summary in comgra.list_runs(root))
 
 
@@ -172,7 +172,7 @@ BEFORE = """
 
 
 def test_a_training_that_is_ended_before_anything_was_committed(tmp_path: Path) -> None:
-    """Its run is there and empty, and the next one lies beside it."""
+    """Its run exists and is empty, and the next one is next to it."""
     (tmp_path / "script.py").write_text(textwrap.dedent(BEFORE))
     done = forked(tmp_path, "script.py", "runs")
     assert done.returncode == -signal.SIGTERM

@@ -1,4 +1,4 @@
-"""Threads that train side by side: every step of each is one, and those recorded are whole."""
+"""Threads that train concurrently: all steps of each are counted, and records are complete."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def by_hand(trained: Trained) -> Iterator[None]:
 
 
 def by_word(trained: Trained) -> Iterator[None]:
-    """Two optimizers step in each step, and the program says where it ends."""
+    """Two optimizers step in each step, and the program declares where it ends."""
     optimizers = [
         torch.optim.SGD(part.parameters(), lr=0.1) for part in trained.model if [*part.parameters()]
     ]
@@ -95,7 +95,7 @@ def by_word(trained: Trained) -> Iterator[None]:
 def traced(
     root: Path, trained: list[Trained], train: Callable[[Trained], Iterator[None]], **spec: Any
 ) -> Run:
-    """All at once, as far as the interpreter lets them."""
+    """All at once, as far as the interpreter allows."""
 
     def work(one: Trained) -> None:
         for _ in train(one):
@@ -147,7 +147,7 @@ def test_every_step_of_every_thread_is_a_step(
     trained = [Trained(number) for number in range(threads)]
     run = traced(tmp_path, trained, train, schedule=schedule)
     compare(run, trained, records=3)
-    assert any("several threads train" in w for w in run.report["warnings"])
+    assert any("multiple threads train" in w for w in run.report["warnings"])
 
 
 def test_what_a_thread_says_is_about_its_own_steps(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_a_thread_says_is_about_its_own_steps(tmp_path: Path) -> None:
 
 
 def test_threads_take_turns_where_few_steps_are_recorded(tmp_path: Path) -> None:
-    """In step with each other, so that each of them has a step whenever a record is due."""
+    """In lockstep, so that each of them has a step whenever a record is due."""
     trained = [Trained(number) for number in range(3)]
     barrier = threading.Barrier(3)
 
@@ -217,7 +217,7 @@ def test_a_thread_that_ends_before_the_record_meant_for_it_leaves_no_number_out(
             for pool, steps in zip(pools, (one, two), strict=True):
                 pool.submit(next, steps).result()
         ended = pools[0].submit(threading.get_ident).result() == hooks._lanes.followed.thread
-        for _ in range(STEPS // 4):  # the other one goes on, as long as it waits
+        for _ in range(STEPS // 4):  # the other one continues as long as it waits
             pools[ended].submit(next, (one, two)[ended]).result()
         for pool in pools:
             pool.shutdown()
@@ -229,7 +229,7 @@ def test_a_thread_that_ends_before_the_record_meant_for_it_leaves_no_number_out(
 def test_a_thread_that_rests_in_a_recorded_step_lets_the_steps_of_others_be_seen(
     tmp_path: Path,
 ) -> None:
-    """A debugger holds it, say: others go on, and somebody looks once a second."""
+    """If a debugger holds it, for example, others continue, and a check runs once a second."""
     resting, going = Trained(0), Trained(1)
     begun, ended = threading.Event(), threading.Event()
 
@@ -279,7 +279,7 @@ def test_steps_in_threads_are_bit_for_bit_those_without_tracing(tmp_path: Path) 
 def test_a_step_of_another_thread_that_begins_as_a_record_ends_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
-    """It goes through torch's hooks while one of them is taken off, for good: no record follows."""
+    """A thread iterates over torch's hooks while one is removed for good: no record follows."""
     trained, other = Trained(0), Trained(1)
     begun, ended = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Trainings whose steps nobody ends are noticed while they run, and cost nothing for ever."""
+"""Training whose steps never end is detected while it runs, at no lasting cost."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_steps_without_hooks_are_told_apart_once_they_are_noticed(
 def test_a_step_that_cannot_be_seen_to_change_anything_ends_after_many_calls(
     seen: tuple[Recording, HookManager], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program keeps its parameters itself, and lends the model others in each call."""
+    """The program keeps the parameters itself, and passes others to the model in each call."""
     monkeypatch.setattr(step_state, "MAX_ROOT_CALLS", 5)
     recording, manager = seen
     model = Net()
@@ -93,7 +93,7 @@ def test_a_step_that_cannot_be_seen_to_change_anything_ends_after_many_calls(
 def test_slow_steps_of_optimizers_that_end_no_step_of_the_training_are_no_hidden_ones(
     ends: str,
 ) -> None:
-    """A critic steps five times, a second or more each, for each step of its generator."""
+    """A critic takes five steps, of a second or more each, per step of its generator."""
     recording = Recording()
     spec = {**EVERYTHING, "schedule": {"first": 100, "step": ends}}
     manager = HookManager(load_spec(spec), recording.steps.append, on_fault=recording.faults.append)
@@ -119,7 +119,7 @@ def test_slow_steps_of_optimizers_that_end_no_step_of_the_training_are_no_hidden
 
 
 def hidden(optimizer: torch.optim.Optimizer) -> None:
-    """Steps as compiled code does: no hook is called."""
+    """Steps like compiled code: no hook is called."""
     type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]
 
 
@@ -180,12 +180,12 @@ def test_what_is_no_step_is_no_reason_to_say_so(
         optimizer.zero_grad()
         loss = F.cross_entropy(model(data[0][0]), data[0][1])
         loss.backward()
-        manager.look()  # the optimizer moves the parameters meanwhile
+        manager.look()  # in the meantime, the optimizer updates the parameters
         return loss
 
     for _ in losses(model, 6):
         manager.look()
     optimizer.step(closure)
-    for _ in losses(model, 6):  # gradients are accumulated for long
+    for _ in losses(model, 6):  # gradients are accumulated for a long time
         manager.look()
     assert "no step has ended" not in caplog.text

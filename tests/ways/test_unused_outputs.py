@@ -1,6 +1,6 @@
-"""Compiled code sends zeros to what only its unused outputs depend on; so it does recorded eagerly.
+"""Unused outputs of compiled code receive zero gradients, even when recorded eagerly.
 
-The truth is the same training untraced: gradients of zeros and none at all are told apart.
+The expected results come from the same training untraced: zero and missing gradients differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.recording import recording
 
-# what torch imports to compile warns of itself
+# torch's own imports for compiling raise warnings
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
 STEPS = 6
@@ -44,7 +44,7 @@ def _fresh() -> Iterator[None]:
 
 
 class Heads(nn.Module):
-    """A trunk and three heads, of which the second uses the first; layers that nobody uses."""
+    """A trunk and three heads, the second of which uses the first; some layers are unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def asked_for(net: Any, called: Any, x: torch.Tensor) -> None:
 
 
 def ascending(net: Any, called: Any, x: torch.Tensor) -> None:
-    """Each parameter is updated, and its gradient freed, as soon as it has arrived."""
+    """Each parameter is updated, and its gradient freed, as soon as the gradient has arrived."""
 
     def update(parameter: Any) -> None:
         with torch.no_grad():
@@ -164,7 +164,7 @@ def as_function(net: nn.Module) -> Any:
 
 
 def without_autograd(net: nn.Module) -> Any:
-    """Only the forward is compiled: what is unused has no gradient."""
+    """Only the forward is compiled: unused parts have no gradient."""
     return torch.compile(net, backend="eager")
 
 
@@ -224,7 +224,7 @@ def test_programs_that_need_those_zeros_go_on(tmp_path: Path) -> None:
 
 
 class Random(nn.Module):
-    """Layers that compute from any that came before; some of what they give is returned."""
+    """Layers that compute from any earlier ones; some of their outputs are returned."""
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
@@ -268,5 +268,5 @@ def test_random_models_have_the_gradients_that_they_have_untraced(seed: int) -> 
     with recording({**SPEC, "compile": "eager"}) as traced:
         found = train_randomly(seed)
     assert traced.faults == []
-    # what is computed once and used several times, compiled code may add up in another order
+    # compiled code may add up in another order what is computed once and used several times
     assert_same(plain, found, exactly=False)

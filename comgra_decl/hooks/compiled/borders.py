@@ -53,7 +53,7 @@ class _Waiting(NamedTuple):
 
 
 class Border:
-    """One call of a piece of compiled code.
+    """One call to a piece of compiled code.
 
     Args:
         given: all arguments of the call.
@@ -245,7 +245,7 @@ def _is_idle_dropout(node: Node) -> bool:
 
 
 class _Marks:
-    """Identifies the nodes of one graph that represent the same tensor.
+    """Identifies the nodes in one graph that represent the same tensor.
 
     Args:
         graph: the graph.

@@ -18,8 +18,8 @@ class LateReading(inductor_passes.CustomGraphPass):  # type: ignore[misc]
 
     For a CPU, inductor generates one piece of C++ for all kernels between two calls into Python,
     and most of the compile time is spent on the C++. If all calls into Python are at the end, there
-    are as few pieces as without the calls. In return, the shown tensors remain in memory until the
-    end.
+    are as few pieces as without the calls. The drawback is that the shown tensors remain in memory
+    until the end.
 
     A call to a model in a compiled function stays in place, as does everything shown before it,
     because the buffers read there may change later.

@@ -108,7 +108,7 @@ class CallObserver:
 
 
 def _tensors(value: Any, path: str) -> list[tuple[str, torch.Tensor]]:
-    """Equivalent of `tensors_in` that Dynamo can trace."""
+    """An equivalent of `tensors_in` that Dynamo can trace."""
     if isinstance(value, torch.Tensor):
         return [(path, value)]
     below: list[tuple[str, Any]] = []
@@ -191,7 +191,7 @@ class Observers:
             operators.reader = None
 
     def place(self, plans: Iterable[ModulePlan]) -> None:
-        """Places the hooks on the modules of a model about to be called, after their own hooks."""
+        """Places the hooks on the modules in a model about to be called, after their own hooks."""
         for plan in plans:
             self._called[plan] = None
             module = plan.module()

@@ -138,7 +138,7 @@ def _wish(_original: Callable[..., Any], stance: Any) -> Any:
 
 
 def _called(original: Callable[..., Any], compiler: Any) -> Any:
-    """Returns the callback that compiles a call of compiled code, or None to run it eagerly.
+    """Returns the callback that compiles a call to compiled code, or None to run it eagerly.
 
     Respects a stance set by the program, and runs eagerly if two traces record simultaneously.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
 
 _EAGER = (
-    "compile: {}: recorded steps run eagerly instead of compiled with observers. Reason: {}. "
+    "compile: {}: recorded steps run eagerly rather than compiled with observers. Reason: {}. "
     "Recorded steps take longer and round differently, as with `compile: eager`; all other steps "
     "run compiled"
 )
@@ -51,7 +51,7 @@ class CompiledSteps:
     tensor.
 
     Args:
-        spec: its setting `compile` selects the mode.
+        spec: its `compile` setting selects the mode.
         tracer: records the tensors shown.
         named: returns the names that the program has given to tensors.
         warn: called with the reason why recorded steps run eagerly.

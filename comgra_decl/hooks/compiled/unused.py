@@ -43,7 +43,7 @@ class _Output(NamedTuple):
 
 @dataclass
 class _Call:
-    """One call of compiled code that ran eagerly."""
+    """One call to compiled code that ran eagerly."""
 
     outputs: list[_Output]
     reached: set[int]
@@ -70,12 +70,12 @@ class UnusedOutputs:
         self._roots: list[Any] = []  # the roots of the current backward
 
     def clear(self) -> None:
-        """Discards the calls of a finished step."""
+        """Discards the calls in a finished step."""
         self._calls.clear()
         self._roots.clear()
 
     def called(self, caller: FrameType, compiler: Any) -> None:
-        """Registers a call of compiled code that is about to run eagerly.
+        """Registers a call to compiled code that is about to run eagerly.
 
         Args:
             caller: the frame of the compiled callable.
@@ -122,7 +122,7 @@ class UnusedOutputs:
         self._calls.append(call)
 
     def begin(self, tensor: torch.Tensor) -> None:
-        """Registers a `backward` call of the program on a tensor."""
+        """Registers a `backward` call that the program makes on a tensor."""
         if self._calls:
             self._roots.append(gradient_function(tensor))
 

@@ -31,13 +31,13 @@ class FusedCall(NamedTuple):
 
     @property
     def weights_per_sample(self) -> int:
-        """Number of weights of one sample: heads x queries x keys."""
+        """Number of weights per sample: heads x queries x keys."""
         heads = math.prod(self.query.shape[1:-2]) if self.query.dim() > 3 else 1
         return int(heads * self.query.shape[-2] * self.key.shape[-2])
 
 
 def recomputed_weights(call: FusedCall, *, samples: int, most: int) -> torch.Tensor:
-    """Returns softmax(q k^T scale + mask) of the first samples, without dropout.
+    """Returns softmax(q k^T scale + mask) for the first samples, without dropout.
 
     As in `torch.nn.functional.scaled_dot_product_attention`, the scale defaults to 1 / sqrt(width),
     a boolean mask is true where attention is allowed, and a causal mask allows keys up to the

@@ -1,4 +1,4 @@
-"""Records function calls made by modules: softmax inside attention, or a function of the program.
+"""Records function calls made by modules: softmax inside attention, or the program's own functions.
 
 The classes here are used only if the spec selects functions or requests attention weights, and are
 active only in recorded steps. In evaluation, a torch function mode would change which kernels some

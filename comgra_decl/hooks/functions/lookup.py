@@ -40,7 +40,7 @@ class Found:
 
 
 def find(name: str) -> Found:
-    """Returns the function with a full dotted name; `problem` explains why there is none."""
+    """Returns the function with the given dotted name; `problem` explains why there is none."""
     owner, rest, where = _loaded(name)
     for attribute in rest[:-1]:
         known, owner = owner, getattr(owner, attribute, None)
@@ -54,7 +54,7 @@ def find(name: str) -> Found:
         return _missing(name, last if owner is not None else name, where, near)
     if isinstance(function, type):
         return Found(
-            name, problem=f"{name!r} is a class; select modules of it by {{class: {last}}}"
+            name, problem=f"{name!r} is a class; to select its modules, use {{class: {last}}}"
         )
     if not callable(function):
         return Found(name, problem=f"{name!r} is not a function")

@@ -101,7 +101,7 @@ class Sites:
         return site[1] if site is not None and site[0]() is module else None
 
     def _adopt(self, top: TopPlan) -> None:
-        """Finds the modules of a model in which calls are recorded, at the model's first call."""
+        """Finds the modules in a model in which calls are recorded, at the model's first call."""
         root = top.top.module()
         if root is None:
             return

@@ -1,7 +1,7 @@
 """Observes calls to given functions, with a torch function mode and with patches.
 
-The mode receives calls of torch's own functions, no matter how the program obtained them. It
-receives neither calls made inside a function of `torch.nn.functional` nor calls of the program's
+The mode receives calls to torch's own functions, no matter how the program obtained them. It
+receives neither calls made inside a function of `torch.nn.functional` nor calls to the program's
 functions. Functions called in those ways are replaced by a wrapper in the modules that hold them.
 """
 
@@ -34,7 +34,7 @@ class Watching:
 
     Args:
         listener: receives the calls, with the names under which the functions were found.
-        on_fault: called with exceptions of the listener, which never reach the program.
+        on_fault: called with exceptions raised by the listener, which never reach the program.
     """
 
     def __init__(self, listener: Listener, *, on_fault: Callable[[BaseException], None]) -> None:

@@ -23,10 +23,10 @@ _BLOCKED = -1e4  # an added score below this value leaves no weight
 
 
 class Attended:
-    """Collects the facts of the attention calls of a step.
+    """Collects facts about the attention calls in a step.
 
     Attributes:
-        tokens: the integer input [batch, positions] of the model, used to recognize padding.
+        tokens: the integer input [batch, positions] of the model, used to recognise padding.
     """
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class Attended:
         self._found: list[dict[str, Any]] = []
 
     def take(self) -> list[dict[str, Any]]:
-        """Returns the facts of the calls so far, and clears them."""
+        """Returns the facts about the calls so far, and clears them."""
         found, self._found = self._found, []
         self.tokens = None
         return found
 
     def see(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Stores the facts of an attention call. Torch function modes must be disabled."""
+        """Stores the facts about an attention call. Torch function modes must be disabled."""
         read = _READ.get(name)
         if read is None or len(self._found) >= _MOST_CALLS:
             return

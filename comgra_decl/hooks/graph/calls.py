@@ -128,7 +128,7 @@ def tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def column(values: Iterable[Any], index: int) -> list[torch.Tensor]:
-    """Returns the tensors that contribute to the `index`-th result of a call on lists.
+    """Returns the tensors that contribute to the `index`-th result of a call that takes lists.
 
     A list contributes its `index`-th tensor; a single tensor contributes to every result.
     """

@@ -23,7 +23,7 @@ _MAX_KEPT = 10_000
 
 
 class Memory:
-    """The slots that the surviving tensors of earlier steps belonged to."""
+    """The slots that the surviving tensors from earlier steps belonged to."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[StorageWeakRef, tuple[Slot, ...]]] = {}
@@ -50,13 +50,13 @@ class Memory:
 
 
 class EarlierSlots:
-    """The slots that represent tensors of earlier steps in a step's graph."""
+    """The slots that represent tensors from earlier steps in a step's graph."""
 
     def __init__(self) -> None:
         self._slots: dict[Slot, Slot] = {}
 
     def of(self, slot: Slot) -> Slot:
-        """Returns the slot that represents a slot of an earlier step."""
+        """Returns the slot that represents a slot from an earlier step."""
         known = self._slots.get(slot)
         if known is None:
             role = slot.role if slot.role.endswith(EARLIER_STEP) else slot.role + EARLIER_STEP

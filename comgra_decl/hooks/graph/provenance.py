@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 MOST_EDGES = 100_000
-"""Maximum number of edges of a graph that is followed. Each part of a residual stream depends on
+"""Maximum number of edges in a graph that is followed. Each part of a residual stream depends on
 all earlier parts, so a network with a few hundred parts comes close to the limit, and one with
 thousands of parts would have millions of edges."""
 
@@ -110,12 +110,12 @@ class Provenance(modes.OwnMode):
         return self._lineage.of(tensor)
 
     def enters(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor enters the step from outside: no call of the step computed it."""
+        """Whether the tensor enters the step from outside: no call in the step computed it."""
         sources = self._lineage.of(tensor).all
         return sources <= {self._nodes[slot] for slot in self._earlier if slot in self._nodes}
 
     def _origin(self, tensor: torch.Tensor) -> Sources:
-        """Returns the sources of a tensor that no call of this step created."""
+        """Returns the sources of a tensor that no call in this step created."""
         slot = self._leaf_slot(tensor) if tensor.is_leaf else None
         if slot is not None:
             index = frozenset((self._node(slot),))
@@ -256,7 +256,7 @@ class Provenance(modes.OwnMode):
         return Structure(name, keys, kinds, edges, list(dict.fromkeys(cuts)))
 
     def _shown(self) -> list[int]:
-        """Returns the nodes of the graph, without unused tensors of earlier steps."""
+        """Returns the nodes in the graph, without unused tensors from earlier steps."""
         used = {node for edge in self._edges for node in edge}
         unused = {self._nodes[slot] for slot in self._earlier if slot in self._nodes} - used
         return [node for node in range(len(self._nodes)) if node not in unused]

@@ -1,8 +1,8 @@
-"""Facts about calls whose arguments alone show a mistake, in the first records of a run.
+"""Facts about calls whose arguments alone reveal a mistake, in the first records of a run.
 
-A view that should be a permutation, a softmax over the wrong axis, a mask without effect and a last
-step that is padding do not change the size of any tensor, so statistics do not show them. The calls
-do. See `records.TELLING`.
+A view that should be a permutation, a softmax over the wrong axis, a mask without effect, or a last
+step that is padding does not change the magnitude of any tensor, so statistics do not reveal it.
+The calls do. See `records.TELLING`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Kwargs = Mapping[str, Any]
 
 @dataclass
 class _Weights:
-    """A softmax: the dimension it runs over in the tensor now, and what is known of its mask."""
+    """A softmax: the dimension that it now runs over, and what is known about its mask."""
 
     tensor: weakref.ref[torch.Tensor]
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class _Weights:
 
 @dataclass
 class Telling:
-    """Collects the facts of a step.
+    """Collects the facts about a step.
 
     Attributes:
         tokens: the integer input [batch, positions] of the model; None if it has none.
@@ -53,7 +53,7 @@ class Telling:
     tokens: weakref.ref[torch.Tensor] | None = None
     _found: dict[str, dict[str, Any]] = field(default_factory=dict)
     _weights: dict[int, _Weights] = field(default_factory=dict)
-    # scores of which a mask has set some to a number: the tensor, the mask and the number
+    # scores, some of which a mask has set to a number: the tensor, the mask and the number
     _masked: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor, float]] = field(
         default_factory=dict
     )
@@ -69,7 +69,7 @@ class Telling:
         return found
 
     def see(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
-        """Stores the facts of a call. Torch function modes must be disabled."""
+        """Stores the facts about a call. Torch function modes must be disabled."""
         read = _READ.get(name)
         if self._states and any(_is(self._states, t) for t in tensors_of(args)):
             with quiet():
@@ -81,7 +81,7 @@ class Telling:
             read(self, name, args, kwargs, result)
 
     def _note(self, kind: str, **facts: Any) -> dict[str, Any]:
-        """Stores a fact once per line of the program; returns the stored one."""
+        """Stores a fact once per line of the program; returns the stored fact."""
         fact = {"kind": kind, **facts, "where": _where()}
         if len(self._found) < _MOST_FACTS:
             return self._found.setdefault(repr(fact), fact)
@@ -119,7 +119,7 @@ class Telling:
         self._weights[id(result)] = weights
 
     def _weight_of(self, mask: torch.Tensor, number: float, result: torch.Tensor) -> Any:
-        """Returns the fact about how much weight a softmax gives to what a mask should hide."""
+        """Returns the fact about the weight that a softmax gives to elements that a mask hides."""
         if result.numel() > _MOST_ELEMENTS:
             return None
         hidden = mask.expand(result.shape) if mask.dim() <= result.dim() else None
@@ -187,7 +187,7 @@ class Telling:
             known.mask["masked again"] = True
 
     def _inherit(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
-        """Carries what is known over to a result with the same layout."""
+        """Transfers what is known to a result with the same layout."""
         given = args[0]
         if not isinstance(result, torch.Tensor) or not isinstance(given, torch.Tensor):
             return
@@ -208,7 +208,7 @@ class Telling:
         return known if known is not None and known.tensor() is tensor else None
 
     def _contract(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
-        """Reads which axis of softmax weights a matrix product sums over."""
+        """Determines which axis of the softmax weights a matrix product sums over."""
         for position, tensor in enumerate(args[:2]):
             known = self._known(tensor)
             if known is not None and len(known.shape) > 1:
@@ -253,7 +253,7 @@ class Telling:
             self._note("last step", padded=self._padded())
 
     def _recur(self, name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
-        """Remembers the final state of a recurrent call on padded, not packed, sequences."""
+        """Stores the final state of a recurrent call on padded sequences that were not packed."""
         sizes = args[1] if len(args) > 1 else None  # of the batch, of packed sequences
         packed = isinstance(sizes, torch.Tensor) and not sizes.is_floating_point()
         if packed or self._padded() == 0 or not isinstance(result, tuple):
@@ -266,8 +266,8 @@ class Telling:
 def padded_share(tokens: torch.Tensor) -> float:
     """Returns the share of samples that end with padding; 0 if nothing looks like padding.
 
-    Padding is a token that ends several samples, in runs of different lengths, at least one of them
-    longer than one, and that occurs nowhere else.
+    Padding is a token that ends several samples, in runs of different lengths, at least one of
+    which is longer than one, and that occurs nowhere else.
 
     Args:
         tokens: integers [batch, positions].
@@ -301,7 +301,7 @@ def _zeros_of(mask: torch.Tensor) -> torch.Tensor | None:
 
 
 def _constant(value: Any) -> float | None:
-    """Returns the value of a number or of a tensor that holds a single one."""
+    """Returns the value of a number or of a one-element tensor."""
     if isinstance(value, (int, float)):
         return float(value)
     if not isinstance(value, torch.Tensor) or value.requires_grad or not value.numel():
@@ -324,7 +324,7 @@ def _is_odd(value: Any) -> bool:
 
 
 def _where() -> str:
-    """Returns the function and line of the program that made the call."""
+    """Returns the function and line in the program that made the call."""
     for frame in _frames():
         path = frame.f_code.co_filename
         if not path.startswith(_NOT_THE_PROGRAM):

@@ -1,1 +1,1 @@
-"""Puts the same samples through a clean copy of the model at recorded steps."""
+"""Passes the same samples through a clean copy of the model at recorded steps."""

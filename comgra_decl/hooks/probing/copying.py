@@ -19,10 +19,10 @@ _COMPUTING = "torch.nn.utils."
 """The package whose pre-hooks compute parameters (weight norm, spectral norm, pruning)."""
 
 _OF_FRAMEWORKS = ("_trainer", "_fabric")
-"""Attributes through which a Lightning module reaches its whole training; the copy shares them."""
+"""Attributes through which a Lightning module refers to its trainer; the copy shares them."""
 
 _ENGINES = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
-"""Classes, or base classes, of models whose parameters are spread over processes."""
+"""Classes, or base classes, of models whose parameters are distributed over processes."""
 
 
 class NotReadyError(ProbeError):
@@ -30,7 +30,7 @@ class NotReadyError(ProbeError):
 
 
 class Watch(Protocol):
-    """Sees the calls of a copy's modules."""
+    """Observes the calls to a copy's modules."""
 
     def before(
         self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -38,25 +38,25 @@ class Watch(Protocol):
         """Handle the beginning of a call."""
 
     def after(self, path: str, module: nn.Module, output: Any) -> Any:
-        """Return the output of a call, or what to use instead."""
+        """Return the output of a call, or a replacement for it."""
 
 
 class CleanCopy:
-    """A copy of a model with parameters, buffers, generators and plain attributes of its own.
+    """A copy of a model, with its own parameters, buffers, generators and plain attributes.
 
-    It has none of the hooks of the program, except those of `torch.nn.utils` that compute
-    parameters. Its modules call `watch` and bypass all hooks for modules in general. Tied
-    parameters stay tied. Compiled models run eagerly.
+    It has none of the program's hooks, except those from `torch.nn.utils` that compute parameters.
+    Its modules call `watch` and bypass all global module hooks. Tied parameters stay tied. Compiled
+    models run eagerly.
 
     Args:
-        root: the model, or a wrapper (DDP, `torch.compile`), whose inside is copied.
+        root: the model, or a wrapper (DDP, `torch.compile`) around it; the wrapped model is copied.
         paths: the path of each module, by its `id`.
 
     Attributes:
         module: the copy.
-        device: where the copy is.
-        moved: whether the copy is on the CPU because the model's device had no memory left.
-        watch: sees the calls of modules while it is set.
+        device: the device that the copy is on.
+        moved: whether the copy is on the CPU because the model's device had too little memory.
+        watch: while it is set, observes the calls to modules.
 
     Raises:
         NotReadyError: the model has not created its parameters yet.
@@ -77,8 +77,8 @@ class CleanCopy:
             self.module = copy.deepcopy(inner, memo)
         except Exception as error:
             raise ProbeError(
-                f"{type(inner).__name__} cannot be copied ({type(error).__name__}: {error}). "
-                "Keep what cannot be copied, such as an open file or a lock, outside of the model"
+                f"{type(inner).__name__} cannot be copied ({type(error).__name__}: {error}). Keep "
+                "objects that cannot be copied, such as an open file or a lock, outside the model"
             ) from error
         originals = {id(memo[key]): path for key, path in paths.items() if key in memo}
         self.paths = {id(m): originals.get(id(m), name) for name, m in named_modules(self.module)}
@@ -104,7 +104,7 @@ class CleanCopy:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Call a module of the copy in place of `Module.__call__`."""
+        """Call a module in the copy, in place of `Module.__call__`."""
         watch = None if path is None else self.watch
         if watch is not None and path is not None:
             watch.before(path, module, args, kwargs)
@@ -117,7 +117,7 @@ class CleanCopy:
         """Set the mode of every module, without calling `train`, which programs override.
 
         Args:
-            training: None to leave every module in the mode it was copied in.
+            training: None to leave every module in the mode in which it was copied.
         """
         if training is not None:
             for module in self._modules:
@@ -126,7 +126,7 @@ class CleanCopy:
     def run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, watch: Watch | None = None
     ) -> Any:
-        """Return the output of the copy; `watch` sees the calls of its modules."""
+        """Return the output of the copy; `watch` observes the calls to its modules."""
         self.watch = watch
         try:
             return self.module(*args, **kwargs)
@@ -142,7 +142,7 @@ class CleanCopy:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside of all wrappers."""
+    """Return the module inside all wrappers."""
     inner = wrapped(module)
     return module if inner is None else unwrapped(inner)
 
@@ -151,18 +151,18 @@ def _check(root: nn.Module, inner: nn.Module) -> None:
     for module in [root, *inner.modules()]:
         kind = type(module).__name__
         if {base.__name__ for base in type(module).__mro__} & {*_ENGINES}:
-            raise ProbeError(f"the parameters of {kind} are spread over processes")
+            raise ProbeError(f"the parameters of {kind} are distributed over processes")
         if isinstance(module, torch.jit.ScriptModule):
             raise ProbeError(f"{kind} is scripted, and scripted modules cannot be copied cleanly")
     for name, parameter in inner.named_parameters():
         if is_lazy(parameter):
-            raise NotReadyError(f"{name} is not initialised before the first call")
+            raise NotReadyError(f"{name} is not initialised until the first call")
         if hasattr(parameter, "placements") or hasattr(parameter, "ds_id"):
-            raise ProbeError(f"{name} is spread over processes")
+            raise ProbeError(f"{name} is distributed over processes")
 
 
 def _prepared(root: nn.Module, clone: Callable[[torch.Tensor], torch.Tensor]) -> dict[int, Any]:
-    """Return a memo for `deepcopy` with the copies of what it copies wrongly or must not copy."""
+    """Return a memo for `deepcopy` with objects that it copies wrongly or must not copy."""
     memo: dict[int, Any] = {}
     for module in root.modules():
         for name, hooks in _hooks_of(module):
@@ -181,7 +181,7 @@ def _prepared(root: nn.Module, clone: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def _copied(tensor: torch.Tensor, clone: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Return a tensor without history and gradient, which `deepcopy` refuses or copies as well."""
+    """Return a tensor without its history and gradient, which `deepcopy` rejects or also copies."""
     data = clone(tensor.detach())
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(data, requires_grad=tensor.requires_grad)
@@ -203,7 +203,7 @@ def _tensors_of(root: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _hooks_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield all tables of hooks of a module, with their names."""
+    """Yield all hook tables of a module, with their names."""
     for name, value in vars(module).items():
         if "_hooks" in name and isinstance(value, dict):
             yield name, value

@@ -1,4 +1,4 @@
-"""Pictures of the samples of a probe: what in the input, or in a layer, supports the output."""
+"""Pictures of a probe's samples: which parts of the input or of a layer support the output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from comgra_decl.spec.pictures import (
 )
 from comgra_decl.spec.selectors import is_selected
 
-_UNREACHED = "the outputs of the model have no gradient"
+_UNREACHED = "the model's outputs have no gradient"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Map:
     """One picture of all samples.
 
     Attributes:
-        node: the module that it belongs to; None for the input of the model.
+        node: the module that it belongs to; None for the model's input.
         role: the role of the tensor in this node.
         values: [samples, ...].
     """
@@ -60,10 +60,10 @@ class Drawn:
 
 
 def drawn(spec: PictureSpec, subject: Subject) -> Drawn:
-    """Return the picture of a spec.
+    """Return the picture that a spec declares.
 
     Raises:
-        ProbeError: it cannot be made of this model; the message states why.
+        ProbeError: the picture cannot be made for this model; the message states why.
     """
     classes = subject.classes(spec.target)
     facts: dict[str, Any] = {"method": spec.method}
@@ -107,9 +107,9 @@ def _input_x_gradient(
 def _integrated_gradients(
     spec: IntegratedGradientsSpec, subject: Subject, classes: torch.Tensor | None
 ) -> Drawn:
-    """Return the average gradient on the line from the baseline, times the difference.
+    """Return the average gradient along the line from the baseline, times the difference.
 
-    Gauss-Legendre quadrature, as Sundararajan, Taly and Yan (2017) with the nodes of Captum.
+    Uses Gauss-Legendre quadrature, as in Sundararajan, Taly and Yan (2017), with Captum's nodes.
     """
     point = subject.point()
     baseline = torch.full_like(point.value, spec.baseline)
@@ -193,7 +193,7 @@ def _cams(
     cams = {}
     for path, output in tap.outputs.items():
         if output.dim() < 3:
-            raise ProbeError(f"{path} returns {list(output.shape)}, which has no places to map")
+            raise ProbeError(f"{path} returns {list(output.shape)}, which has no positions to map")
         gradient = tap.gradients.get(path)
         if gradient is not None:
             over = tuple(range(2, output.dim()))
@@ -204,7 +204,7 @@ def _cams(
 
 
 def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | None) -> Drawn:
-    """Return the mean drop of the explained number over the windows that cover each element."""
+    """Return the mean drop in the explained number over the windows that cover each element."""
     point = subject.point()
     value, dims = point.value, len(spec.window)
     if point.node is not None or value.dim() < dims + 1:
@@ -230,7 +230,7 @@ def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | No
 
 
 def _windows(size: Iterable[int], window: list[int], stride: int) -> Iterator[tuple[slice, ...]]:
-    """Yield the places of all windows; those at the end are cut at the border."""
+    """Yield the positions of all windows; those at the end are cut off at the border."""
     starts = [
         range(0, (max(0, ceil((whole - part) / stride)) + 1) * stride, stride)
         for whole, part in zip(size, window, strict=True)
@@ -245,10 +245,10 @@ def _last(window: tuple[slice, ...]) -> Any:
 
 
 class _GuidedRelus(TorchFunctionMode):
-    """Makes every ReLU pass on positive gradients only, whether a module, a function or in place.
+    """Makes every ReLU pass on only positive gradients, whether a module, a function or in place.
 
     Attributes:
-        count: how many calls of ReLU had a gradient.
+        count: how many calls to ReLU had a gradient.
     """
 
     _FUNCTIONS = frozenset(

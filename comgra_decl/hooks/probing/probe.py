@@ -1,4 +1,4 @@
-"""One probe of a training: what it copies, when it runs, and what its record holds."""
+"""One probe: what it copies, when it runs, and what its record contains."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
 
 _ANY_SIZE = 1 << 62
-"""A probe stores tensors of any size: its samples are few, and were chosen to be looked at."""
+"""A probe stores tensors of any size, because its samples are few and were chosen for
+inspection."""
 
 _PATIENCE = 3
 
 _NEVER = (
-    "none of the first {} recorded steps has called {} with a batch of samples, so there is no "
-    "record of this probe yet"
+    "none of the first {} recorded steps called {} with a batch of samples, so this probe has no "
+    "record yet"
 )
 
 InputSlot = Callable[[str, int], Slot]
@@ -53,14 +54,14 @@ InputSlot = Callable[[str, int], Slot]
 
 @dataclass(frozen=True)
 class Pending:
-    """What a step will have put through the model once it is recorded.
+    """What the probe needs to run at a step, once the step has been recorded.
 
     Attributes:
         copy: the model as it was when its forward pass began.
         plan: the plan of the model, whose slots the record fills.
         autocast: the state of autocast at that time.
-        iteration: which model of its step this is, as counted for inputs.
-        seconds: the time that copying took.
+        iteration: the index of this model in its step, as counted for inputs.
+        seconds: how long copying took.
     """
 
     copy: CleanCopy
@@ -71,14 +72,14 @@ class Pending:
 
 
 class Probe:
-    """Puts the same samples through a copy of the model at recorded steps.
+    """Passes the same samples through a copy of the model at recorded steps.
 
     Args:
         name: its name in the spec.
         spec: the spec of the run.
         input_slot: returns the slots of the model's inputs.
-        warn: called with the reason why there is no record or no picture, once for each.
-        say: receives what the budget chose.
+        warn: called once for each missing record or picture, with the reason.
+        say: receives the budget's choices.
 
     Attributes:
         pending: set from the first model call of a step until its end, if the probe is due.
@@ -99,7 +100,7 @@ class Probe:
         self._pictures = {k: p for k, p in spec.pictures.items() if p.of == name}
         self._input_slot = input_slot
         self._report = warn
-        self._began = False  # whether there has been anything to put through a copy
+        self._began = False  # whether there were any samples to put through a copy
         self._over = False  # whether the model cannot be probed
         self._steps = 0  # recorded training steps so far
         self._countdown = Countdown(own.schedule, clock=time.monotonic)
@@ -118,7 +119,7 @@ class Probe:
         self._recorder = TensorRecorder(on_fault=_raise)
 
     def _finders(self) -> tuple[Categories, Categories | None]:
-        """Return what finds the classes, and the categories, of the first batch."""
+        """Return the finders of the classes and the categories of the first batch."""
         by = self._spec.samples.by
         of_loss = Categories("target", warn=lambda _: None, expected=False)
         apart = by is not None and by != "target"
@@ -128,7 +129,7 @@ class Probe:
 
     @property
     def due(self) -> bool:
-        """Whether the probe runs at the step in progress, should that step be recorded."""
+        """Whether the probe runs at the step in progress if that step is recorded."""
         due = not self._over and self.pending is None and self._countdown.due(self._steps)
         return due and not self._allowance.indebted(time.perf_counter())
 
@@ -141,7 +142,7 @@ class Probe:
         *,
         iteration: int,
     ) -> None:
-        """Copy a model that is about to be called, and keep its arguments if they are the first."""
+        """Copy a model that is about to be called, and keep the arguments of its first call."""
         if self._spec.model not in (None, plan.top.label):
             return
         if not first_batch_size(args, kwargs):  # a parametrization, which computes a parameter
@@ -163,7 +164,7 @@ class Probe:
             self._refuse(str(error) if known else f"{type(error).__name__}: {error}")
             return
         if copy.moved:
-            self._warn(f"{device} has no room for a copy of the model, so the copy is on the CPU")
+            self._warn(f"{device} lacks memory for a copy of the model, so the copy is on the CPU")
         took = time.perf_counter() - began
         self.pending = Pending(copy, plan, autocast, iteration, took)
 
@@ -184,7 +185,7 @@ class Probe:
 
     @property
     def _finding(self) -> list[Categories]:
-        """What is still looking for the classes of the first batch."""
+        """The finders that are still searching for the classes of the first batch."""
         if self._first is None:
             return []
         return [finder for finder in (self._of_loss, self._by) if finder is not None]
@@ -192,17 +193,17 @@ class Probe:
     def called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], size: int | None
     ) -> None:
-        """Look for the classes of the first batch in another call, which may be a loss."""
+        """Search for the classes of the first batch in another call, which may be a loss."""
         for finder in self._finding:
             finder.enter(module, args, kwargs, size)
 
     def left(self, output: Any) -> None:
-        """Look for the categories of the first batch in the output of a model."""
+        """Search for the categories of the first batch in a model's output."""
         for finder in self._finding:
             finder.leave(output)
 
     def loss(self, loss: torch.Tensor) -> None:
-        """Look for the classes of the first batch in the graph of a loss."""
+        """Search for the classes of the first batch in the graph of a loss."""
         for finder in self._finding:
             finder.loss(loss)
 
@@ -219,7 +220,7 @@ class Probe:
     def _refuse(self, reason: str) -> None:
         self._over = True
         self._first = None
-        self._warn(f"{reason}. The run has no records of this probe")
+        self._warn(f"{reason}. The run has no records from this probe")
 
     # -- after a recorded step -----------------------------------------------------------------
 
@@ -273,7 +274,7 @@ class Probe:
         return raw
 
     def _chosen(self) -> Samples:
-        """Return the samples, which are chosen when the first step of the probe ends."""
+        """Return the samples, which are chosen when the probe's first step ends."""
         if self._samples is None:
             assert self._first is not None  # taken with the first copy
             classes, by = self._of_loss.take(), None if self._by is None else self._by.take()
@@ -284,7 +285,7 @@ class Probe:
         return self._samples
 
     def _run(self, pending: Pending, subject: Subject) -> dict[str, Any]:
-        """Put the samples through the copy, read its tensors, and make the pictures."""
+        """Pass the samples through the copy, read its tensors, and make the pictures."""
         args, kwargs = subject.samples.to(subject.copy.device)
         for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
             slot = self._input_slot(input_role(path), pending.iteration)

@@ -1,4 +1,4 @@
-"""All probes of a training, as the tracer and the records of steps see them."""
+"""All probes of a run, as the tracer and the step records use them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class Probing:
     Args:
         spec: the declaration.
         input_slot: returns the slots of a model's inputs.
-        scheduled: returns whether the step in progress will be stored, rather than perhaps kept.
+        scheduled: returns whether the step in progress will definitely be stored, rather than
+            possibly kept.
         warn: called with the reason why a probe or a picture is missing.
-        say: called with (probe, sentence) when a budget has chosen the distance of records.
+        say: called with (probe, sentence) when a budget has chosen the gap between records.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Probing:
         *,
         iteration: int,
     ) -> None:
-        """Handle the call of a model that is trained, before anything of it has run."""
+        """Handle a call to a model that is trained, before any of the model has run."""
         due = [probe for probe in self._probes if probe.due]
         for probe in due if due and self._scheduled() else ():
             probe.enter(module, plan, args, kwargs, iteration=iteration)
@@ -66,7 +67,7 @@ class Probing:
     def called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], size: int | None
     ) -> None:
-        """Handle any other call of an outermost module, such as a loss."""
+        """Handle any other call to an outermost module, such as a loss."""
         for probe in self._probes:
             probe.called(module, args, kwargs, size)
 

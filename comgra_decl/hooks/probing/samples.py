@@ -1,4 +1,4 @@
-"""The samples of a probe: arguments of the model, chosen once and then kept."""
+"""The samples of a probe: arguments for the model, chosen once and then kept."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from comgra_decl.torch_private import torch_pytree
 
 @dataclass(frozen=True)
 class Samples:
-    """What a probe puts through the model.
+    """What a probe passes through the model.
 
     Attributes:
         args: positional arguments, as the program passed them.
         kwargs: keyword arguments.
-        places: the place of each sample in the batch that it comes from.
-        labels: the label of each sample, for people; empty if there are none.
+        places: the position of each sample in its original batch.
+        labels: a human-readable label for each sample; empty if there are none.
         classes: int64 [samples], the class of each sample; None if unknown.
     """
 
@@ -40,7 +40,8 @@ class Samples:
     def to(self, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with all tensors copied to a device.
 
-        They are copies even if they are there already, because a model may change its input.
+        They are copied even if they are already on that device, because a model may change its
+        input.
         """
         moved: tuple[tuple[Any, ...], dict[str, Any]] = _mapped(
             (self.args, self.kwargs), lambda tensor: tensor.detach().to(device, copy=True)
@@ -49,7 +50,7 @@ class Samples:
 
 
 class FirstBatch:
-    """The first batch of a training, of which some samples become those of a probe.
+    """The first batch of a run, some of whose samples become those of a probe.
 
     All of it is kept until the loss reveals the classes of its samples.
 
@@ -69,12 +70,12 @@ class FirstBatch:
     def chosen(
         self, count: int, *, by: Sequence[Any] | None, classes: Sequence[Any] | None
     ) -> Samples:
-        """Return `count` samples of the batch.
+        """Return `count` samples in the batch.
 
         Args:
             count: the number of samples.
-            by: the category of each sample of the batch, to take equally many of each.
-            classes: the class of each sample of the batch, if known.
+            by: the category of each sample in the batch, to take the same number from each.
+            classes: the class of each sample in the batch, if known.
         """
         count, size = min(count, self.size), self.size
         usable = by is not None and len(by) == size
@@ -94,10 +95,10 @@ class FirstBatch:
 
 
 def given_samples(spec: ProbeSpec, device: torch.device) -> Samples:
-    """Return the samples that the spec gives, itself or through a function.
+    """Return the samples that the spec provides, either itself or through a function.
 
     Raises:
-        ProbeError: they are no samples; the message states why.
+        ProbeError: they are not valid samples; the message states why.
     """
     args: tuple[Any, ...] = ()
     labels: Sequence[Any] | None = spec.labels
@@ -108,7 +109,7 @@ def given_samples(spec: ProbeSpec, device: torch.device) -> Samples:
         kwargs = _as_tensors(spec.batch.arguments, device)
     size = first_batch_size(args, kwargs)
     if not size:
-        raise ProbeError("`batch` holds no tensor with a dimension of samples")
+        raise ProbeError("`batch` contains no tensor with a sample dimension")
     if labels is not None and len(labels) != size:
         raise ProbeError(f"`batch` has {size} samples but {len(labels)} labels")
     numbers = labels is not None and all(isinstance(label, int) for label in labels)

@@ -1,4 +1,4 @@
-"""Runs code of the program so that neither the program nor tracing notices."""
+"""Runs the program's code without any effect on the program or on tracing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Autocast:
         return cls(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
 
     def again(self) -> torch.autocast:
-        """Return a context with the same state, without the cache of casted weights."""
+        """Return a context with the same state, without the cache of cast weights."""
         return torch.autocast(
             self.device, dtype=self.dtype, enabled=self.enabled, cache_enabled=False
         )
@@ -57,12 +57,12 @@ class Autocast:
 
 @contextmanager
 def secluded(device: torch.device) -> Iterator[None]:
-    """Run code of the program without consequences for the program, except on its own objects.
+    """Run the program's code without effects on the program, except on the objects it uses.
 
     The generators of torch (on the CPU and on `device`), numpy and Python are seeded, and restored
-    afterwards. Function and dispatch modes, of tracing and of the program, are set aside, except
-    for `with torch.device(...)`, on which the code may depend. Hooks and annotations of tracing
-    have no effect in this thread.
+    afterwards. Function and dispatch modes, both tracing's and the program's, are suspended, except
+    for `with torch.device(...)`, on which the code may depend. Tracing's hooks and annotations have
+    no effect in this thread.
     """
     mine = get_ident()
     outer = mine in SECLUDED
@@ -115,7 +115,7 @@ def _generators(cuda: list[int]) -> Iterator[None]:
 
 @contextmanager
 def _slow_path_of_attention() -> Iterator[None]:
-    """Let transformer layers call their parts, which a native kernel would compute at once."""
+    """Make transformer layers call their parts, which a native kernel would compute in one call."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

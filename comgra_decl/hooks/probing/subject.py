@@ -1,4 +1,4 @@
-"""The samples in the copy of a model, as the methods of pictures see them."""
+"""The samples and the copy of the model, as the picture methods use them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Target = int | str
 class Tap:
     """Takes the outputs of some modules, and their gradients, during a call.
 
-    Outputs are copied when they are returned, because a later operation may change them in place,
-    and gradients are taken by a hook on the tensor, which sees them as of the same moment.
+    Outputs are copied when they are returned, because a later operation may change them in place.
+    Gradients are read by a hook on the tensor, so they refer to the same moment.
 
     Attributes:
         paths: the modules.
         outputs: a copy of the first output of each module, in the order of the calls.
         gradients: the gradients of these outputs, after the backward pass.
         replace: values to use instead of the first output of a module.
-        leaves: stand for outputs without history, so that gradients reach them.
+        leaves: replace outputs without history, so that gradients reach them.
     """
 
     paths: frozenset[str]
@@ -65,12 +65,12 @@ class Tap:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a picture of the input begins: an argument, or the output of the first embedding.
+    """What a picture of the input explains: an argument, or the first embedding's output.
 
     Attributes:
         node: the path of the embedding; None for an argument of the model.
         role: the role of the tensor, such as "input" or "output".
-        value: the tensor there, [samples, ...].
+        value: the tensor itself, [samples, ...].
     """
 
     node: str | None
@@ -83,7 +83,7 @@ class Subject:
     """A copy of the model and the samples that go through it.
 
     Args:
-        copy: the copy; it is called many times.
+        copy: the copy, which is called many times.
         samples: the samples.
     """
 
@@ -96,8 +96,8 @@ class Subject:
         """Return the outputs of the model, [samples] or [samples, classes].
 
         Args:
-            point: a value to use at its place.
-            tap: takes outputs of modules.
+            point: a value to use in its place.
+            tap: reads the outputs of modules.
 
         Raises:
             ProbeError: the model returns something else.
@@ -110,7 +110,7 @@ class Subject:
         return self.scores_of(self.copy.run(args, kwargs, watch=tap))
 
     def scores_of(self, output: Any) -> torch.Tensor:
-        """Return the tensor of an output that holds one number, or one per class, per sample."""
+        """Return the tensor in an output that contains one number per sample, or one per class."""
         size = len(self.samples)
         for _, tensor in tensors_in(output):
             if tensor.is_floating_point() and tensor.dim() and tensor.shape[0] == size:
@@ -123,10 +123,10 @@ class Subject:
         raise ProbeError("the model returns no tensor with one entry per sample")
 
     def point(self) -> Point:
-        """Return where pictures of the input begin.
+        """Return the tensors that pictures of the input explain.
 
         Raises:
-            ProbeError: the model gets neither floating-point numbers nor tokens.
+            ProbeError: the model receives neither floating-point numbers nor tokens.
         """
         args, kwargs = self.samples.to(self.copy.device)
         given = [*tensors_in(args), *tensors_in(kwargs)]
@@ -144,7 +144,7 @@ class Subject:
             self.copy.run(args, kwargs, watch=tap)
         for path, value in tap.outputs.items():
             return Point(path, "output", value)
-        raise ProbeError("the model gets neither floating-point numbers nor tokens of an embedding")
+        raise ProbeError("the model receives neither floating-point inputs nor tokens to embed")
 
     def classes(self, target: Target) -> torch.Tensor | None:
         """Return the class that the picture of each sample explains; None if there are no classes.
@@ -162,13 +162,15 @@ class Subject:
             found = torch.full((len(scores),), target, device=scores.device)
         elif self._classes is None:
             raise ProbeError(
-                "the classes of the samples are unknown, because no loss got one integer per "
+                "the classes of the samples are unknown, because no loss received one integer per "
                 "sample. Use `target: top`, a number, or `labels`"
             )
         else:
             found = self._classes
         if int(found.max()) >= scores.shape[1]:
-            raise ProbeError(f"there is no class {int(found.max())} of {scores.shape[1]}")
+            raise ProbeError(
+                f"class {int(found.max())} does not exist; the model has {scores.shape[1]} classes"
+            )
         return found
 
     def explained(

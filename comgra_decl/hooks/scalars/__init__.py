@@ -1,1 +1,1 @@
-"""Metrics and notes logged by the program, and the losses of every step, recorded or not."""
+"""Metrics and notes logged by the program, and the losses in every step, recorded or not."""

@@ -77,7 +77,7 @@ class Stopwatch:
         self._step_since = now
 
     def times(self, now: float) -> dict[str, float]:
-        """Return the times of the step that ends now."""
+        """Return the times of the step that is ending."""
         if self.called is None or self.spoiled:
             return {}
         found = {"time/data": self.called - self.began}
@@ -90,14 +90,14 @@ class Stopwatch:
 
 
 class AutomaticMetrics:
-    """Takes the automatic metrics of the steps of one training thread.
+    """Collects the automatic metrics of one training thread's steps.
 
     Args:
         wanted: whether the spec requests them.
         scalars: receives them.
         optimizers: the optimizers of the program.
         losses: observes `backward`.
-        on_fault: called with an error of tracing itself.
+        on_fault: called with an error in tracing itself.
         clock: returns seconds of a monotonic clock.
 
     Attributes:
@@ -133,7 +133,7 @@ class AutomaticMetrics:
         return self._watch is not None
 
     def begin_step(self, *, plain: bool) -> None:
-        """Time the step that begins, if it is time to do so.
+        """Time the step that is about to begin, if a measurement is due.
 
         Args:
             plain: whether nothing else is attached to the step.
@@ -150,10 +150,11 @@ class AutomaticMetrics:
         self._watch = Stopwatch(self._clock())
 
     def end_step(self, *, recorded: bool, plain: float | None) -> None:
-        """Take the metrics of the step that ends, before it ends for the other metrics.
+        """Collect the metrics of the step that is ending, before its other metrics are closed.
 
         Args:
-            recorded: whether it was recorded, so that its times include the recording.
+            recorded: whether it was recorded, in which case its times include the cost of
+                recording.
             plain: the mean duration of the last steps that were not recorded, in seconds.
         """
         if not self._wanted:
@@ -202,7 +203,7 @@ class AutomaticMetrics:
     def _tell(self, name: str, value: float) -> None:
         self._scalars.measured(AUTOMATIC + name, value)
 
-    # -- events of a timed step ----------------------------------------------------------------
+    # -- events in a timed step ----------------------------------------------------------------
 
     def _on_call(self, module: Any, args: tuple[Any, ...]) -> None:
         """Handle the first module call of a timed step."""

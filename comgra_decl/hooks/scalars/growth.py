@@ -1,4 +1,4 @@
-"""Find out what keeps growing while the memory of a program grows from step to step.
+"""Find out what keeps growing while a program's memory use grows from step to step.
 
 The objects of the program are counted only if its memory has grown steadily for some time: once,
 and again some steps later. A count takes about as long as a garbage collection.
@@ -20,12 +20,12 @@ from comgra_decl.hooks.frames import is_ours, variables
 from comgra_decl.hooks.pytree import tensors_in
 
 SAMPLES = 12
-"""Number of consecutive readings that must grow."""
+"""Number of consecutive readings over which the memory must grow."""
 
 LEAST = 4 << 20
 """Bytes of growth within these readings."""
 
-_STEADY = 0.8  # share of the readings that are larger than the one before
+_STEADY = 0.8  # share of the readings that must exceed the previous one
 _STEPS = 20  # minimum number of steps between two counts
 _MOST_COUNTS = 6
 _MOST_HOLDERS = 3
@@ -35,7 +35,7 @@ _CONTAINERS = (list, dict, set, deque)
 
 
 class Growth:
-    """Watches the memory of a program, and names the containers of tensors that grow with it."""
+    """Watches a program's memory use, and names the tensor containers that grow with it."""
 
     def __init__(self) -> None:
         self._sizes: deque[int] = deque(maxlen=SAMPLES + 1)
@@ -111,7 +111,7 @@ def _holds_tensors(thing: Any) -> bool:
 
 
 def _name_of(thing: Any) -> str:
-    """Return where the program holds a container."""
+    """Return where the program stores a container."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_DEPTH):
         if frame is None:
@@ -128,7 +128,7 @@ def _name_of(thing: Any) -> str:
 
 
 def _name_in(known: dict[str, Any], thing: Any) -> str | None:
-    """Return the name of a variable, or of its attribute, that is the given object."""
+    """Return the name of the variable, or of its attribute, that refers to the given object."""
     for name, value in known.items():
         if value is thing:
             return name

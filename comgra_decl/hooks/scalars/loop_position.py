@@ -2,8 +2,8 @@
 
 Many training loops log the values of a step after `optimizer.step()`. By then, the next step has
 started, but the values belong to the previous one. The position in the code resolves this
-ambiguity: values logged further down in the code of the same loop than the optimizer step belong to
-the step that ended there.
+ambiguity: values logged below the optimizer step, in the code of the same loop, belong to the step
+that ended there.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class LossWatch:
         self._on_loss, self._on_done, self._on_thread = on_loss, on_done, on_thread
 
     def start(self) -> None:
-        """Starts reporting the losses of every step, if `each` is set."""
+        """Starts reporting the losses in every step, if `each` is set."""
         if self._each is not None:
             self._apply()
 
@@ -136,7 +136,7 @@ class LossWatch:
             patch.apply()
 
     def time(self, timer: Callable[[bool], None] | None) -> None:
-        """Sets a function that is called with True before each `backward` and False after it."""
+        """Sets a function that is called with True before and False after each `backward`."""
         self._timer = timer
         self._settle()
 

@@ -28,9 +28,9 @@ def read_number(tensor: Tensor) -> Number | None:
     """Returns the number in a tensor with one element.
 
     For a tensor on a device, the result is a copy on the device that is never modified, so the
-    program does not wait. The result is None if no number can be read, because the tensor has
-    several elements, is a complex, fake or functorch tensor, or is on a device whose work is being
-    captured into a graph.
+    program does not wait. The result is None if no number can be read: the tensor has several
+    elements, is complex, fake or inside a functorch transform, or is on a device whose work is
+    being captured into a graph.
     """
     plain = type(tensor) is Tensor and not function_modes()
     if plain and tensor.is_cpu and not dispatch_modes():

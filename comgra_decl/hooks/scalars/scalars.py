@@ -45,8 +45,8 @@ class Saying:
         number: its number, unless other threads end steps before this one.
         first: the first step that has values.
         type: the type of the step that ended last.
-        losses: the number of losses of the step.
-        most: the largest number of losses of any step that has ended.
+        losses: the number of losses in the step.
+        most: the largest number of losses in any step that has ended.
         place: where the last step ended.
         numbers: the numbers logged for the step.
         notes: the (time, text) pairs logged for the step.
@@ -65,7 +65,7 @@ class Saying:
 class Scalars:
     """Collects the metrics and notes of the current step and delivers them at intervals.
 
-    `events` receives the events of a step: its losses in the order of their `backward` calls, and
+    `events` receives the events in a step: its losses in the order of their `backward` calls, and
     `END` when a step of type `train` ends without being reported to `end_step`. A loss is a number,
     a number in nested lists with one element, or any other value if the loss could not be read.
 
@@ -111,7 +111,7 @@ class Scalars:
 
     @property
     def losses(self) -> int:
-        """The number of losses of the current step."""
+        """The number of losses in the current step."""
         self._look()
         return self.saying.losses
 
@@ -134,7 +134,7 @@ class Scalars:
     # -- logging -------------------------------------------------------------------------------
 
     def kpi(self, name: str, value: Any) -> None:
-        """Logs a value for a step: a float, or a tensor of one element."""
+        """Logs a value for a step: a float, or a one-element tensor."""
         number = read_number(value) if isinstance(value, torch.Tensor) else float(value)
         if number is None:
             return
@@ -154,7 +154,7 @@ class Scalars:
         self.saying.numbers.append((name, number))
 
     def told(self, name: str, number: float) -> None:
-        """Adds tracing's own value of the current step, from any thread."""
+        """Adds one of tracing's own values to the current step, from any thread."""
         self._closed.append((self.saying.step, self.saying.type, [(name, number)]))
 
     def note(self, text: str) -> None:

@@ -69,7 +69,7 @@ class Agenda:
         self._step = 0
         self.labels: dict[str, None] = {}  # of the current step, in order
         self.ended: list[str] = []  # labels of the step that ended last
-        self._counts: dict[str, int] = {}  # steps of each type, without the current one
+        self._counts: dict[str, int] = {}  # steps of each type, excluding the current one
         self._seen: set[str] = set()  # types that have a record
         self._missed: dict[str, None] = {}  # types that occurred but have no record
         self._late: set[str] = set()  # labels that arrive too late to start capturing
@@ -88,7 +88,7 @@ class Agenda:
         self._all.recorded(self._step - 1)
 
     def resume(self, step: int) -> None:
-        """Resumes the training at `step`. That step is recorded regardless of the schedule."""
+        """Resumes training at `step`. That step is recorded regardless of the schedule."""
         self._step = step
         self._all.recorded(step - 1)
         self._all.next = step

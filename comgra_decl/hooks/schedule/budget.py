@@ -45,7 +45,7 @@ class _Record:
     """A record and what was charged for it.
 
     Attributes:
-        cost: seconds of the training thread measured by its capture.
+        cost: seconds spent by the training thread, as measured by its capture.
         to: the allowances it is charged to.
         once: seconds of its step spent on compiling, which occurs only once.
         charged: the amount charged initially.
@@ -99,8 +99,8 @@ class Budget:
     device, the cost of a record is at least the duration measured by the capture itself.
 
     The CPU time of the writer thread is added. With a device, it counts only to the extent that
-    plain steps have taken longer than their median, because writing costs nothing while the
-    training waits for the device.
+    plain steps have taken longer than their median, because writing costs nothing while training
+    waits for the device.
 
     The disk space of a record is the growth of the run's folder while the record was written. If
     several records were written in that time, they share the growth equally.

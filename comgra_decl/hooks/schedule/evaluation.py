@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec.schedule import EvalSpec
 
 _MAX_CALLS = 2000
-"""Limit on the recorded model calls of a phase with `batches: all`, to bound memory."""
+"""Limit on the recorded model calls in a phase with `batches: all`, to bound memory."""
 
 
 class EvaluationPhases:
@@ -53,12 +53,12 @@ class EvaluationPhases:
 
     @property
     def open(self) -> bool:
-        """Whether the recorded calls of a phase are still expected or in progress."""
+        """Whether the recorded calls in a phase are still expected or in progress."""
         return self._pending or self.capture.open
 
     @property
     def complete(self) -> bool:
-        """Whether all recorded calls of this phase have returned."""
+        """Whether all recorded calls in this phase have returned."""
         return self.capture.open and self.capture.root_calls >= self._limit
 
     def begin(self, step: int, training_calls: int) -> bool:

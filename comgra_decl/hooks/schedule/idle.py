@@ -1,4 +1,4 @@
-"""Steps that are only counted; almost all steps of a training run are of this kind."""
+"""Steps that are only counted; almost all steps in a training run are of this kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class IdleSteps:
     Args:
         beat: called with `END` at each counted step.
         otherwise: called with the optimizer at every step that is not only counted.
-        on_fault: called with an error of `otherwise`.
+        on_fault: called with an error raised by `otherwise`.
 
     Attributes:
         after_optimizer: the hook to be registered to run after optimizer steps.
@@ -87,7 +87,7 @@ def _hook(
 
 
 _SECONDS = 0.25  # between two checks, at the current pace
-_MOST = 32  # steps, so that a slowdown of the training is noticed in time
+_MOST = 32  # steps, so that a slowdown in training is noticed in time
 
 
 class Pace:

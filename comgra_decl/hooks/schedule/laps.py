@@ -3,9 +3,9 @@
 If a host never waits for its device, the host's clock measures the time to queue a step, not to run
 it. An event is therefore recorded in the device's queue at the end of each step, and read after the
 device has passed it. The time between two events is the duration of the step on the device, which
-includes the time spent waiting for the host. These durations add up to the duration of the
-training, whether the host or the device is slower, and whether or not the program waits. This
-module never waits for the device, and events are reused.
+includes the time spent waiting for the host. These durations add up to the duration of training,
+whether the host or the device is slower, and whether or not the program waits. This module never
+waits for the device, and events are reused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Types of execution: labels of a step, derived from the inputs of its model."""
+"""Types of execution: labels for a step, derived from the inputs of its model."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _texts(found: Any) -> list[str]:
     labels = [found] if isinstance(found, str) or not isinstance(found, Iterable) else [*found]
     if any(not isinstance(label, str) or not label.strip() for label in labels):
         raise TypeError(
-            f"a step type must be a non-empty string, or a list of non-empty strings: {found!r}"
+            f"a step type must be a non-empty string or a list of non-empty strings, got {found!r}"
         )
     return labels
 

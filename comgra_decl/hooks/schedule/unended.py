@@ -2,7 +2,7 @@
 
 No hooks run in a compiled optimizer step or in a manual update. Both change parameters in place,
 and torch counts in-place changes of every tensor, so a thread that reads these counters
-periodically can detect them at no cost to the training.
+periodically can detect them at no cost to training.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _SCANS = 2
 rarely changes."""
 
 _MOST_LOSSES = 4
-"""Maximum number of losses of a step whose structure is stored."""
+"""Maximum number of losses per step whose structure is stored."""
 
 
 class Ends:
@@ -132,7 +132,7 @@ class Ends:
             graph.trace(slot, backwarded)
 
     def before_optimizer(self, capture: StepCapture, optimizer: Any, *, closure: bool) -> None:
-        """Reads whether an optimizer uses gradients from before its previous step."""
+        """Checks whether an optimizer uses gradients from before its previous step."""
         self.targets.rest()
         stale, self._stale = self._stale, []
         self._stepped = not closure
@@ -147,7 +147,7 @@ class Ends:
             capture.telling.append(fact)
 
     def _attend(self, graph: Provenance, args: Any, kwargs: dict[str, Any]) -> None:
-        """Lets the graph collect facts about the calls of the model that is called."""
+        """Makes the graph collect facts about the calls within the model being called."""
         graph.attended, graph.telling = self._attended, self._telling
         for _, tensor in (*tensors_in(args), *tensors_in(kwargs)):
             whole = not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool
@@ -155,7 +155,7 @@ class Ends:
                 self._attended.tokens = self._telling.tokens = weakref.ref(tensor)
 
     def input_slot(self, role: str, iteration: int) -> Slot:
-        """Returns the slot of an input of a model; `iteration` counts the models of a step."""
+        """Returns the slot of an input of a model; `iteration` counts the models in a step."""
         slot = self._inputs.get((role, iteration))
         if slot is None:
             slot = Slot(lambda: "input", role, iteration=iteration, kind="input")

@@ -1,4 +1,4 @@
-"""Captures the tensors of one step and reduces them: the hot path of the training thread."""
+"""Captures the tensors in one step and reduces them: the hot path of the training thread."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ class StepCapture:
         self.aside = False  # whether the current call runs without gradients
         self.backwards = Backwards()
         self.reads_together = False  # whether the clock is read once for several tensors
-        self.cost = 0.0  # seconds of the training thread spent on this record so far
+        self.cost = 0.0  # seconds that the training thread has spent on this record so far
         self.once = 0.0  # seconds spent compiling kernels for the last record; not in `cost`
         self.kpi_tensors: dict[str, int] = {}
         self.skipped = False  # whether mixed precision skipped an optimizer step
-        self.loss_calls: list[dict[str, Any]] = []  # facts of the calls that got a target
+        self.loss_calls: list[dict[str, Any]] = []  # facts about the calls that got a target
         self.modes: dict[str, bool] = {}  # whether each model was called in training mode
         self.batch_softmaxes: list[list[int]] = []  # shapes of those over the batch
-        self.attentions: list[dict[str, Any]] = []  # facts of attention calls
-        self.telling: list[dict[str, Any]] = []  # facts of calls that can show a mistake
+        self.attentions: list[dict[str, Any]] = []  # facts about attention calls
+        self.telling: list[dict[str, Any]] = []  # facts about calls that can reveal a mistake
         self.objectives: list[dict[str, Any]] = []  # the structure of each loss
-        self.optimizers: list[dict[str, Any]] = []  # facts of those that have stepped
+        self.optimizers: list[dict[str, Any]] = []  # facts about the optimizers that stepped
         self.said: dict[str, Any] = {}  # values that the program logged for the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
         self.measured: Measured | None = None  # opt-in statistics
@@ -185,7 +185,7 @@ class StepCapture:
     ) -> int | None:
         """Reads the tensor now; returns its index in this step, or None if it cannot be reduced.
 
-        `batch_dim` is a dimension of the tensor, as returned by the method `batch_dim`.
+        `batch_dim` is a dimension of the tensor, as returned by the `batch_dim` method.
         """
         alone = not self.reads_together
         started = time.perf_counter() if alone else 0.0

@@ -1,4 +1,4 @@
-"""Finds the category of each sample of a batch, to choose which samples are recorded."""
+"""Finds the category of each sample in a batch, to choose which samples are recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Labels = Callable[[], Sequence[Any]]
 
 
 class Categories:
-    """Finds the categories of a step's first batch in the calls of the step.
+    """Finds the categories of a step's first batch in the calls in the step.
 
     Args:
         by: the source of the categories.
@@ -113,7 +113,7 @@ class Categories:
         if isinstance(found, torch.Tensor):
             if found.dim() != 1:
                 raise ValueError(
-                    f"categories must be one per sample, got shape {tuple(found.shape)}"
+                    f"there must be one category per sample, got shape {tuple(found.shape)}"
                 )
             if found.is_floating_point() or found.is_complex():
                 raise TypeError(f"categories must be integers, got {found.dtype}")

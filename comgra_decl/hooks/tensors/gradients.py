@@ -35,8 +35,8 @@ class _Known(NamedTuple):
 class Backwards:
     """Names the backward passes of a program.
 
-    The first loss ever observed belongs to the pass `grad`. Other passes are named after the
-    variable that holds the loss; for example, `loss_g.backward()` is the pass `grad:loss_g`. If a
+    The first loss ever observed belongs to the `grad` pass. Other passes are named after the
+    variable that holds the loss; for example, `loss_g.backward()` is the `grad:loss_g` pass. If a
     loss is not in a variable, it is identified by the place where `backward` is called, and its
     pass is numbered, as in `grad:2`. With gradient accumulation, where `loss.backward()` is called
     in a loop over micro-batches, there is therefore a single pass.
@@ -50,7 +50,7 @@ class Backwards:
         self._lines: dict[str, list[tuple[str, int]]] = {}  # call sites of each pass, in this step
 
     def begin_step(self) -> None:
-        """Discards the `backward` calls of the last step."""
+        """Discards the `backward` calls in the last step."""
         self._lines.clear()
         self.current = None
 

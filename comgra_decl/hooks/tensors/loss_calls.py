@@ -16,7 +16,7 @@ RESHAPING = (
     "View UnsafeView ReshapeAlias Reshape Squeeze Unsqueeze Select Slice Permute Transpose T "
     "Expand Alias AsStrided Clone Contiguous ToCopy Copy Index Gather Unflatten Split Unbind"
 ).split()
-"""Autograd's names of functions that move, select or copy elements without changing them."""
+"""Autograd's names for functions that move, select or copy elements without changing them."""
 
 _MOST_HOPS = 16
 _MOST_NODES = 20_000

@@ -3,7 +3,7 @@
 Only code is read, that is, the current instruction of each function and the source text of its
 call. The variables of a frame are never accessed. Before Python 3.13, `frame.f_locals` of a
 function is the dict that `locals()` returned to the program, and reading it overwrites that dict.
-Access to variables would also keep the tensors of a step alive for as long as the function runs.
+Access to variables would also keep the tensors in a step alive for as long as the function runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Place = tuple[CodeType, int]
 def calling_places() -> tuple[Place, ...]:
     """Returns the current places of the program's functions, innermost first.
 
-    Functions of comgra_decl and torch are skipped. Handlers of torch calls are skipped too, so that
+    Functions in comgra_decl and torch are skipped. Handlers of torch calls are skipped too, so that
     a loss has the same name with and without a mode.
     """
     places: list[Place] = []

@@ -1,8 +1,8 @@
 """Facts about the structure of a loss, read from autograd's graph; see `records.OBJECTIVES`.
 
-A loss is a sum of terms. Which terms it has, and with which sign, shows mistakes that no size of
-any tensor shows: a log-determinant that is added instead of subtracted, a loss that compares two
-outputs of a network and nothing else, or a bootstrapped target that carries the gradient.
+A loss is a sum of terms. The terms and their signs reveal mistakes that the magnitude of no tensor
+reveals: a log-determinant that is added instead of subtracted, a loss that only compares two
+outputs of a network, or a bootstrapped target that carries the gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEAF = "torch::autograd::AccumulateGrad"
 _MOST_LEAVES = 16
 
 Pair = tuple[Any, int]
-"""An autograd node and the number of its output."""
+"""An autograd node, and the index of one of its outputs."""
 
 
 def objective_of(loss: torch.Tensor) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def objective_of(loss: torch.Tensor) -> dict[str, Any]:
 
 
 def with_gradients(loss: torch.Tensor) -> list[torch.Tensor]:
-    """Returns parameters behind a loss whose gradient is not zero, out of at most 16."""
+    """Returns the parameters behind a loss whose gradient is nonzero; checks at most 16."""
     leaves = [n.variable for n in nodes_behind(loss) if function_name(n) == _LEAF]
     chosen = leaves[:: max(1, len(leaves) // _MOST_LEAVES)]
     with quiet():
@@ -102,7 +102,7 @@ def _sum_of(start: Pair) -> tuple[dict[Pair, int], list[tuple[Any, int]]]:
 
 
 def _parts(node: Any) -> Iterator[tuple[Pair, int]]:
-    """Yields the tensors of which a node returns a sum, with their signs; nothing for a term."""
+    """Yields the tensors that a node adds up, with their signs; nothing for a term."""
     name = function_name(node)
     given = [(at, pair) for at, pair in enumerate(node.next_functions) if pair[0] is not None]
     if name in RESHAPING or name in ("Sum", "Mean", "Cat", "Stack"):
@@ -124,7 +124,7 @@ def _parts(node: Any) -> Iterator[tuple[Pair, int]]:
 def _saved(node: Any, at: int) -> torch.Tensor | None:
     """Returns the factor of a product, or the divisor, next to its input `at`, if autograd has it.
 
-    A saved tensor is not unpacked, because a checkpoint would then compute its part again.
+    A saved tensor is not unpacked, because a checkpoint would then recompute its part.
     """
     try:
         saved = node._raw_saved_self if at else node._raw_saved_other
@@ -191,7 +191,7 @@ def _exponents(
 def _logarithms(
     terms: list[tuple[Any, int]], consumers: dict[Pair, list[tuple[Any, int]]]
 ) -> Iterator[tuple[Pair, set[int]]]:
-    """Yields each tensor of which the logarithm is added, with its directions."""
+    """Yields each tensor whose logarithm is added, with its directions."""
     logs = {node for node, _ in terms}
     for node, sign in terms:
         if function_name(node) == "Log" and node.next_functions[0][0] is not None and sign:
@@ -210,7 +210,7 @@ def _only(users: list[tuple[Any, int]], names: set[str], nodes: set[Any]) -> boo
 
 
 def _chain(pair: Pair) -> Iterator[tuple[Pair, int]]:
-    """Yields the tensors of which a tensor is a multiple, with the sign of the factor."""
+    """Yields the tensors that a tensor is a multiple of, with the sign of the factor."""
     sign = 1
     while pair[0] is not None:
         yield pair, sign
@@ -253,7 +253,7 @@ def _is_tensor(node: Any, at: int) -> bool:
 
 
 def _kinds(node: Any) -> list[str]:
-    """Returns the names under which a term counts."""
+    """Returns the names under which a term is counted."""
     sides = _sides(node)
     if sides is None:
         return ["others"]

@@ -54,7 +54,7 @@ class _Rule:
 
 
 def captured(slot: Slot) -> str:
-    """Returns the kind of a slot's content, in the terms of the spec's `capture`."""
+    """Returns the kind of a slot's content, in the terms used by the spec's `capture`."""
     gradient = slot.pass_.startswith("grad")
     if slot.pass_.startswith("update"):
         return "update"
@@ -68,7 +68,7 @@ def captured(slot: Slot) -> str:
 
 
 class Measured:
-    """Computes opt-in statistics of the tensors of a step.
+    """Computes opt-in statistics of the tensors in a step.
 
     Args:
         statistics: those of the spec, in stored order.

@@ -45,7 +45,8 @@ class Parameters:
 
     Args:
         held: returns the ids of the parameters that optimizers hold.
-        on_fault: called with an exception of tracing in backward, which never reaches the program.
+        on_fault: called with an exception raised by tracing in backward, which never reaches the
+            program.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Parameters:
         # gradients after backward: the tensors, their versions, copies
         self._left: dict[TensorPlan, tuple[torch.Tensor, int, torch.Tensor]] = {}
         self._shares: dict[TensorPlan, dict[str, torch.Tensor]] = {}
-        self._read_gradients = False  # whether the gradients of the running step were read
+        self._read_gradients = False  # whether the gradients in the running step were read
         self._is_clean = True  # whether no data of any step is held
         self._read_of: dict[TensorPlan, torch.Tensor | None] = {}  # gradients read in this step
         # at the forward pass: the gradient and its version
@@ -96,7 +97,7 @@ class Parameters:
     # -- the forward pass begins ---------------------------------------------------------------
 
     def read(self, plan: TopPlan, capture: StepCapture) -> None:
-        """Reads the parameters and buffers that the forward pass about to begin uses."""
+        """Reads the parameters and buffers that the upcoming forward pass will use."""
         self._is_clean = False
         for tensor_plan in (*plan.parameters, *plan.buffers):
             tensor = tensor_plan.tensor
@@ -183,7 +184,7 @@ class Parameters:
                         self._left[plan] = gradient, gradient._version, gradient.detach().clone()
 
     def after_hand(self, capture: StepCapture) -> None:
-        """Reads the gradients of a step that ended with a manual update.
+        """Reads the gradients in a step that ended with a manual update.
 
         A gradient is read as the update used it, for example after clipping. If a gradient was
         cleared in place, it is read as it was after backward.
@@ -323,7 +324,7 @@ class Parameters:
     # -- the step ends -------------------------------------------------------------------------
 
     def finish(self, capture: StepCapture) -> None:
-        """Reads tensors not read at optimizer steps: remaining gradients and shares of backwards.
+        """Reads the remaining gradients, and what single backward passes contributed.
 
         The data held for the step is dropped by `release`.
         """
@@ -426,11 +427,11 @@ def _look_again(plan: TensorPlan, parameter: torch.Tensor) -> None:
 
 
 _OPTIONS = ("lr", "initial_lr", "weight_decay", "momentum", "betas", "maximize")
-"""Options of parameter groups that are stored as facts of a record."""
+"""Options of parameter groups that are stored as facts in a record."""
 
 
 def _facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Returns the fact described in `records.OPTIMIZERS`; reads no data from a device."""
+    """Returns the fact described by `records.OPTIMIZERS`; reads no data from a device."""
     groups = []
     for group in optimizer.param_groups:
         facts: dict[str, Any] = {"parameters": len(group["params"])}

@@ -48,7 +48,8 @@ class TensorRecorder:
     """Reads tensors immediately, and their gradients when backward reaches them.
 
     Args:
-        on_fault: called with an exception of tracing in backward, which never reaches the program.
+        on_fault: called with an exception raised by tracing in backward, which never reaches the
+            program.
     """
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:

@@ -54,7 +54,7 @@ class Recomputed:
         self.capture: StepCapture | None = None  # that the calls belong to; None without calls
 
     def clear(self) -> None:
-        """Discards the calls of a step."""
+        """Discards the calls in a step."""
         self._calls.clear()
         self.capture = None
 

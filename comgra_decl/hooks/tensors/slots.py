@@ -121,7 +121,7 @@ class SlotTable:
         self._former = dict(self._keys)
 
     def resume(self, slots: Iterable[SlotInfo]) -> None:
-        """Takes over the slots of a resumed run: those with the same name keep their ids."""
+        """Takes over the slots in a resumed run: those with the same name keep their ids."""
         self._keys = {slot.key: slot.id for slot in slots}
         self._former = dict(self._keys)
         self._next = len(self._keys)

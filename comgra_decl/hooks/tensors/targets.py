@@ -37,7 +37,7 @@ _NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_
 _MOST_CALLS = 16
 """Maximum number of calls per record whose facts are stored; a step rarely has more losses."""
 _MOST_CLASSES = 64
-"""Maximum number of classes whose weights are facts of a loss call."""
+"""Maximum number of classes whose weights are stored as facts about a loss call."""
 _MOST_KNOWN = 256
 """Maximum number of calls whose facts are kept for later records. It is limited because sizes may
 keep changing."""
@@ -57,7 +57,7 @@ class Targets(modes.OwnMode):
     The function mode intercepts only these few calls, not the calls within the model.
 
     Args:
-        on_fault: called with an error of tracing itself.
+        on_fault: called with an error in tracing itself.
     """
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
@@ -235,7 +235,7 @@ class Targets(modes.OwnMode):
         kwargs: dict[str, Any],
         met: list[tuple[torch.Tensor, int | None]],
     ) -> None:
-        """Records the facts of a call that compares a prediction with a target, and the prediction.
+        """Records a prediction, and the facts about the call that compares it with a target.
 
         If the model returned the prediction, in any shape, the prediction has already been read.
         """
@@ -331,7 +331,7 @@ class Targets(modes.OwnMode):
 
 
 def _class_weights(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
-    """Returns the class weights passed to a loss, if they are in the memory of the host."""
+    """Returns the class weights passed to a loss, if they are in host memory."""
     passed = {**dict(zip(parameter_names(func), args, strict=False)), **kwargs}
     given = passed.get("pos_weight")
     given = passed.get("weight") if given is None else given
@@ -349,7 +349,7 @@ def _numbered(slots: list[Slot], number: int, node: str, role: str, kind: str) -
 
 @lru_cache(maxsize=512)
 def _only_makes(name: str) -> bool:
-    """Whether a call of this name does not use the values of its tensors."""
+    """Whether a call with this name does not use the values of its tensors."""
     return name.startswith(_NOISE) or any(part in name for part in _SHAPE_ONLY)
 
 

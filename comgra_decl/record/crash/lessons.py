@@ -1,10 +1,10 @@
-"""Translate errors of torch: what they mean, their usual causes, and which facts decide.
+"""Explain torch errors: what they mean, their usual causes, and which facts tell them apart.
 
 The catalogue is data: the YAML files in `catalogue/`. Each entry has these keys.
 
 - `name`: unique, in snake_case
-- `pattern`: a regular expression that is searched in the message; its named groups may be used as
-  `{group}` in all texts
+- `pattern`: a regular expression that is searched for in the message; its named groups may be used
+  as `{group}` in all texts
 - `type`: the exception's class name, where the message alone would be too general
 - `title`: the error in a few words
 - `meaning`: what happened, in plain language
@@ -44,7 +44,7 @@ class Lesson:
     type: str = ""
 
     def about(self, error: BaseException) -> dict[str, Any] | None:
-        """Return the translation of an error as plain data; None if it is another error."""
+        """Return the explanation of an error as plain data; None for any other error."""
         if self.type and self.type not in [base.__name__ for base in type(error).__mro__]:
             return None
         found = self.pattern.search(str(error)[:_LONGEST])
@@ -68,7 +68,7 @@ def lessons() -> tuple[Lesson, ...]:
 
 
 def lesson_about(errors: Iterator[BaseException]) -> dict[str, Any] | None:
-    """Return the translation of the first error that the catalogue knows; None if there is none."""
+    """Return the explanation of the first error in the catalogue; None if there is none."""
     for error in errors:
         for lesson in lessons():
             known = lesson.about(error)

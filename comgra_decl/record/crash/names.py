@@ -1,4 +1,4 @@
-"""Name modules and parameters of a failed program as the run names them."""
+"""Names the modules and parameters of a failed program as the run does."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Names:
                     yield f"{node}.{attribute}", tensor
 
     def look_at(self, module: nn.Module) -> None:
-        """Take in the parameters of a module and of all modules around it."""
+        """Register the parameters of a module and of all modules that contain it."""
         known = self._naming(module)
         self._take_in(module if known is None else known[1])
 

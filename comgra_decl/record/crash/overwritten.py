@@ -1,7 +1,7 @@
 """Find which operation needed a tensor that was overwritten before its backward pass.
 
 torch reports only the shape and version of such a tensor. The graph of the loss still holds it, and
-the parameters next to the operation that saved it tell which module called that operation.
+the parameters next to the operation that saved it reveal which module called that operation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Need:
         value: the saved value that was overwritten, such as "mat1".
         leaves: the parameters that the operation uses itself.
         before: the parameters that the operation's other inputs were computed with, nearest first.
-        traceback: where the program called it; "" unless anomaly detection was on.
+        traceback: where the program called it; "" unless anomaly detection was enabled.
     """
 
     def __init__(self, operation: Any, value: str) -> None:
@@ -75,7 +75,7 @@ def _is_it(saved: Any, shape: list[int], version: int) -> bool:
 
 
 def _nodes(roots: list[Any], most: int = _MOST_NODES) -> Iterator[Any]:
-    """Yield the nodes of a graph, nearest to the roots first."""
+    """Yield the nodes in a graph, nearest to the roots first."""
     waiting: deque[Any] = deque(node for node in roots if node is not None)
     seen: set[Any] = set()
     while waiting and len(seen) < most:

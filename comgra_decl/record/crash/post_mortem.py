@@ -1,8 +1,8 @@
-"""The post-mortem of a program that failed: what it takes to understand the error, as plain data.
+"""The post-mortem of a failed program: everything needed to understand the error, as plain data.
 
 It is made after the fact, from the frames of the traceback and the module objects in them. It
-therefore costs nothing before the error and also works in steps that are not recorded. Nothing of
-the program is kept, and the exception passes on unchanged.
+therefore costs nothing before the error, and also works in steps that are not recorded. No object
+of the program is kept, and the exception propagates unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from comgra_decl.stats.quiet import quiet
 from comgra_decl.torch_private import ENGINE_CALL
 
 DOCUMENT = "post_mortem"
-"""Name of the document with the post-mortem of a run."""
+"""Name of the document that contains a run's post-mortem."""
 
 _MOST_FRAMES = 40
 _MOST_CALLS = 16
@@ -64,7 +64,7 @@ def post_mortem(error: BaseException, place: ProgramPlace) -> dict[str, Any]:
 
     Args:
         error: the error, with its traceback.
-        place: where the program was, as far as tracing knows.
+        place: the program's position, as far as tracing knows.
     """
     chain = [*_chain(error)]
     frames = _frames(chain)
@@ -170,7 +170,7 @@ def _named(given: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
 
 
 def _tensors_of(known: Mapping[str, Any], visit: Visit) -> list[dict[str, Any]]:
-    """Return the tensors in the variables of a frame, first those of the running statement."""
+    """Return the tensors in a frame's variables, those in the running statement first."""
     words = visit.words
     items = [(name, value) for name, value in [*known.items()] if not name.startswith("__")]
     items.sort(key=lambda item: item[0] not in words)  # stable
@@ -235,7 +235,7 @@ def _variables(visit: Visit) -> list[dict[str, Any]]:
 
 
 def _batch(frames: list[Visit], calls: list[_Call]) -> list[dict[str, Any]]:
-    """Return the tensors of the training loop: the inputs of the model and variables around it."""
+    """Return the tensors in the training loop: the model's inputs and the loop's variables."""
     given = next((call.inputs for call in calls if call.inputs), [])
     loop = next((v for v in reversed(frames) if not v.in_torch and not _is_method(v)), None)
     around = [] if loop is None else _variables(loop)

@@ -1,4 +1,4 @@
-"""Describe tensors of a failed program as plain data."""
+"""Describes the tensors of a failed program as plain data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 24
 """Maximum number of tensors described in one place."""
 
 _ON_HOST = 1 << 20
-"""Number of elements of a tensor on the host that are read; of a larger one, a strided sample."""
+"""Maximum number of elements read from a tensor on the host; larger tensors are sampled."""
 
 _ON_DEVICE = 1 << 16
 """The same for a device, whose memory may be exhausted."""
@@ -86,7 +86,7 @@ def _statistics(tensor: Tensor) -> dict[str, Any]:
 
 
 def _read(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return all elements of a tensor or, of a large one, every k-th."""
+    """Return all elements in a tensor or, if it is large, every k-th element."""
     most = _ON_HOST if tensor.is_cpu else _ON_DEVICE
     tensor = tensor.detach()
     if tensor.numel() > most:

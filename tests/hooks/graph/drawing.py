@@ -1,7 +1,7 @@
-"""Graphs as text: what a person would draw, and what was recorded.
+"""Graphs as text: expected graphs as a person would draw them, and recorded graphs.
 
-`a => b` is an edge that carries gradient, `a -> b` one that carries values only. A node that ran
-again in the step is `a:1`, a further tensor of it `a[1]` or `a.weight`.
+`a => b` is an edge that carries a gradient, `a -> b` one that carries only values. A node that ran
+again in the step is `a:1`, and another of its tensors is `a[1]` or `a.weight`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Forward = Callable[["Net", torch.Tensor], Any]
 
 
 class Net(nn.Module):
-    """Layers a, b, c of width 3, an embedding e, and a forward pass given from outside."""
+    """Layers a, b, c of width 3, an embedding e, and an injected forward pass."""
 
     def __init__(self, forward: Forward) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 def arrows(text: str) -> set[str]:
-    """The edges of a drawing: separated by commas or lines, chains allowed."""
+    """Returns the edges of a drawing, separated by commas or lines; chains are allowed."""
     found = set()
     for line in text.replace("\n", ",").split(","):
         words = line.split()
@@ -47,7 +47,7 @@ def arrows(text: str) -> set[str]:
 
 
 def drawn(structure: Structure) -> set[str]:
-    """The edges of a recorded graph."""
+    """Returns the edges of a recorded graph."""
     names = [_name(key) for key in structure.keys]
     return {f"{names[s]} {'=>' if grad else '->'} {names[t]}" for s, t, grad in structure.edges}
 
@@ -82,7 +82,7 @@ def followed(spec: dict[str, Any] = OUTPUTS) -> Any:
 
 
 def graphs(run: Recording) -> list[set[str]]:
-    """The graph that each training record names."""
+    """Returns the graph that each training record refers to."""
     assert run.faults == []
     by_hash = {structure.hash: drawn(structure) for structure in run.structures}
     return [by_hash[step.info.structure or ""] for step in run.of("train")]

@@ -1,8 +1,8 @@
-"""Small random programs of tensor operations, run for real and followed by independent oracles.
+"""Short random programs of tensor operations, run for real and followed by independent oracles.
 
-Which values a variable holds is followed in the program's text: every block of memory has one set
-of nearest traced ancestors, every variable names a block. Where gradient flows is read off the
-autograd graph, cut at the traced tensors.
+The values that a variable holds are followed in the program's text: every block of memory has one
+set of nearest traced ancestors, and every variable refers to a block. Gradient flow is read from
+the autograd graph, cut at the traced tensors.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Node = torch.autograd.graph.Node
 Edges = dict[tuple[int, int], bool]
 
 WIDTH = 4
-LEAVES = 3  # the last of them needs no gradient
+LEAVES = 3  # the last of them requires no gradient
 
 
 class Line(NamedTuple):
-    """One operation on earlier variables, given by their numbers (taken modulo their count)."""
+    """One operation on earlier variables, given by their numbers modulo the number of variables."""
 
     op: str
     left: int
@@ -59,7 +59,7 @@ OPERATIONS = (*NEW, *SAME_MEMORY, *WRITE, "trace", "overwrite")
 
 
 class Program:
-    """Runs a program under the function mode, and both oracles beside it."""
+    """Runs a program under the function mode, along with both oracles."""
 
     def __init__(self) -> None:
         self.found: Edges = {}
@@ -75,7 +75,7 @@ class Program:
         self._mode = Provenance(lambda _: None, opaque=opaque, on_fault=fault, memory=Memory())
 
     def run(self, lines: list[Line]) -> Program:
-        """Runs all lines; `found` and `expected` can be compared afterwards."""
+        """Runs all lines; afterwards, `found` and `expected` can be compared."""
         torch.manual_seed(0)
         leaves = [torch.rand(WIDTH, WIDTH, requires_grad=i < LEAVES - 1) for i in range(LEAVES)]
         insert_at_bottom(self._mode)
@@ -103,7 +103,7 @@ class Program:
         elif line.op in SAME_MEMORY:
             self._add(SAME_MEMORY[line.op](a, b), memory=self._memory[i])
         elif a.is_leaf and a.requires_grad:
-            return  # torch refuses to write to a view whose base came to need gradient after it
+            return  # torch refuses to write to a view whose base later came to require a gradient
         elif line.op in WRITE:
             WRITE[line.op](a, b)
             self._sources[self._memory[i]] = from_a | from_b
@@ -121,7 +121,7 @@ class Program:
         self._memory.append(memory)
 
     def _trace(self, value: torch.Tensor, sources: frozenset[int]) -> None:
-        """A traced tensor is a new one: its gradient function is its own."""
+        """A traced tensor is a new one: it has its own gradient function."""
         value, number = value.clone(), self._count
         slot = Slot(lambda: str(number), "output")
         with torch._C.DisableTorchFunction():
@@ -135,7 +135,7 @@ class Program:
 
 
 def _reached(start: Node | None, traced: dict[Node, int]) -> set[int]:
-    """The traced tensors that a gradient from `start` reaches first on its ways."""
+    """Returns the traced tensors that a gradient from `start` reaches first on each path."""
     found: set[int] = set()
     waiting = [] if start is None else [start]
     seen = set(waiting)
@@ -143,7 +143,7 @@ def _reached(start: Node | None, traced: dict[Node, int]) -> set[int]:
         node = waiting.pop()
         nodes = [following for following, _ in node.next_functions]
         if node.name().endswith("CopyBackwards"):
-            nodes = nodes[1:]  # the values that were replaced get a gradient of zeros
+            nodes = nodes[1:]  # the values that were replaced receive a gradient of zeros
         for following in nodes:
             if following is None or following in seen:
                 continue

@@ -1,4 +1,4 @@
-"""Edges through ordinary tensor arithmetic are those a person would draw from the code."""
+"""Edges through ordinary tensor arithmetic match those that a person would draw from the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A write into memory is seen through every name of that memory, and only from then on."""
+"""A write to memory is visible through every alias of that memory, and only from then on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of torch with parameters, states, masks and running statistics."""
+"""Torch layers with parameters, states, masks and running statistics."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Normalised(nn.Module):
 
 
 class ReadsStatistics(Normalised):
-    """What training put into a running mean is used right away."""
+    """The value that training writes to a running mean is used right away."""
 
     def forward(self, x: torch.Tensor) -> Any:
         hidden = self.norm(self.a(x))
@@ -146,7 +146,7 @@ class Positions(nn.Module):
 
 
 class Counter(Positions):
-    """A buffer that the forward pass itself advances."""
+    """A buffer that the forward pass itself updates."""
 
     def forward(self, x: torch.Tensor) -> Any:
         hidden = self.a(x)
@@ -200,7 +200,7 @@ class Twice(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each sample goes to the expert that a router chooses."""
+    """A router chooses the expert for each sample."""
 
     def __init__(self) -> None:
         super().__init__()

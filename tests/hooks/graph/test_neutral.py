@@ -1,4 +1,4 @@
-"""Following every call of a step changes no bit of the training, and leaves nothing behind."""
+"""Following every call in a step changes no bit of training and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.hooks.graph.test_opaque import InPlace, Tagged, bounded, double, two_
 
 
 def everything(m: Net, x: torch.Tensor) -> torch.Tensor:
-    """One forward pass through all that is wrapped or kept while a graph is followed."""
+    """One forward pass through everything that is wrapped or kept while a graph is followed."""
     hidden = double(m.a(x)) * 1
     hidden[0] += F.dropout(m.b(x), 0.5)[1]
     values, mask = two_results(hidden)
@@ -71,7 +71,7 @@ def test_calls_of_other_threads_are_no_part_of_the_step() -> None:
 
 
 def test_memory_is_not_held() -> None:
-    """Activations that the program lets go are gone, also those written in place."""
+    """Activations that the program releases are freed, even if they were written in place."""
     alive: list[Any] = []
 
     def forward(m: Net, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Calls that hide what they do: own backward functions, checkpoints, scripts, transforms."""
+"""Calls that hide what they do: custom backward functions, checkpoints, scripts, transforms."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ class InPlace(torch.autograd.Function):
 
 
 class Applied(Protocol):
-    """What torch says of `apply`: nothing."""
+    """torch reports nothing about `apply`."""
 
     def __call__(self, *args: torch.Tensor) -> Any: ...
 
 
-double: Applied = Double.apply  # kept before anything is recorded, as programs do
+double: Applied = Double.apply  # stored before anything is recorded, as programs do
 in_numpy: Applied = InNumpy.apply
 two_results: Applied = TwoResults.apply
 in_place: Applied = InPlace.apply
 
 
 def fresh(function: type[torch.autograd.Function], *args: torch.Tensor) -> Any:
-    """Looks `apply` up at the call, as most programs do."""
+    """Looks `apply` up when it is called, as most programs do."""
     return cast("Any", function).apply(*args)
 
 
@@ -143,7 +143,7 @@ def mixed_precision(m: Net, x: torch.Tensor) -> torch.Tensor:
 
 
 class Tagged(torch.Tensor):
-    """A tensor that says what it is."""
+    """A tensor subclass that describes itself."""
 
 
 def subclass(m: Net, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""For any small program, edges are the text's dataflow, and their gradient is autograd's."""
+"""For any small program, edges match the dataflow in its text, and gradients match autograd."""
 
 from __future__ import annotations
 

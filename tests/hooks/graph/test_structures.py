@@ -1,4 +1,4 @@
-"""Names of graphs, stated edges, cuts: what a run says of its structures."""
+"""Names of graphs, declared edges and cuts: what a run reports about its structures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def graph(run: Run, step: int | None = None) -> set[str]:
     return drawn(structure)
 
 
-# -- stated edges ------------------------------------------------------------------------------
+# -- declared edges ----------------------------------------------------------------------------
 
 
 def through_numpy(m: Net, x: torch.Tensor) -> torch.Tensor:

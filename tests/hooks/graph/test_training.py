@@ -1,4 +1,4 @@
-"""What happens around the model: losses, several models, what one step leaves to the next."""
+"""Outside the model: losses, multiple models, and state carried from step to step."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_accumulated_batches_are_iterations() -> None:
     )
 
 
-# -- several models ----------------------------------------------------------------------------
+# -- multiple models ---------------------------------------------------------------------------
 
 
 class Second(Net):
@@ -122,11 +122,11 @@ def test_an_adversary_sees_what_the_generator_made() -> None:
     )
 
 
-# -- what one step leaves to the next ----------------------------------------------------------
+# -- state carried from step to step -----------------------------------------------------------
 
 
 def recurrent(between: Callable[[torch.Tensor], torch.Tensor]) -> list[set[str]]:
-    """Three steps that hand a state on; its graph must be that of the second step from then on."""
+    """Three steps that pass on a state; from the second step on, the graph must be that step's."""
     model, state = Cell(), torch.zeros(4, 3)
     optimizer = sgd(model)
     with followed() as run:

@@ -1,4 +1,4 @@
-"""What recording may cost: a clock and a disk of our own."""
+"""The cost of recording, with a simulated clock and disk."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from comgra_decl.hooks.schedule.budget import Budget, Meter
 from comgra_decl.spec import load_spec
 
 _MOST_COUNTED = 32
-"""Steps that a program counts before somebody looks up."""
+"""The number of steps that a program counts between two checks."""
 
 
 class Training:
-    """A training in which a step takes `plain` seconds, and `cost` more with a record."""
+    """A simulated training run: a step takes `plain` seconds, and `cost` more with a record."""
 
     def __init__(
         self, schedule: Mapping[str, object], *, plain: float = 0.01, cost: float = 0.05
@@ -37,10 +37,10 @@ class Training:
         self.agenda = Agenda(spec, self.budget, clock=lambda: self.now)
         self.recorded: list[int] = []
         self.start = self.now
-        self.looked = 0  # how often the end of a step was looked at
+        self.looked = 0  # how often the end of a step was observed
 
     def run(self, steps: int, *, rests: bool = False) -> Training:
-        """Trains; `rests`: steps that cannot be due are only counted, as in a program."""
+        """Trains; with `rests`, steps that cannot be due are only counted, as in a program."""
         quiet, unseen = 0.0, 0
         for step in range(steps):
             if rests and step < quiet and unseen < _MOST_COUNTED and not self.budget.attentive:
@@ -96,7 +96,7 @@ def test_what_the_first_steps_cost_is_paid_off_afterwards() -> None:
 
 
 def test_all_that_the_first_record_took_is_paid_off() -> None:
-    """What finding the model takes is in no measurement of its capture."""
+    """The time taken to discover the model is not part of any measurement of its capture."""
     training = Training({"first": 1, "every": 1, "budget": {"time": "10%"}}, cost=1.0)
     training.budget.begin()
     training.run(1)
@@ -148,7 +148,7 @@ def test_the_share_stays_below_the_budget(
 ) -> None:
     schedule = {"first": first, "every": every, "budget": {"time": f"{percent}%"}}
     training = Training(schedule, plain=plain, cost=plain * ratio).run(2000, rests=rests)
-    paid = len(training.recorded) - first  # the last ones may still be being paid off
+    paid = len(training.recorded) - first  # the last ones may not be paid off yet
     assert (
         paid * training.cost
         <= percent / 100 * (training.now - training.start) * 1.05 + training.cost

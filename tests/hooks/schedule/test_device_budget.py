@@ -1,7 +1,7 @@
-"""What recording may cost where a device does the work: a host and a device of our own.
+"""The cost of recording when a device does the work, with a simulated host and device.
 
-The machine below is the whole oracle: it knows when each kernel runs, so that the time of a
-training with records can be compared with that of the same training without any.
+The simulated machine is the only oracle: it knows when each kernel runs, so the duration of a
+training run with records can be compared with that of the same run without any.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ STEPS = 2000
 class Machine:
     """A host that launches kernels, and a device that runs them one after the other.
 
-    It is also the module of torch that looks after the device.
+    It also stands in for the torch module of the device.
     """
 
     def __init__(self) -> None:
-        self.host = 0.0  # what time it is on the host
-        self.free = 0.0  # when the device will have done all that it was asked for
+        self.host = 0.0  # the current time on the host
+        self.free = 0.0  # when the device will have finished everything queued so far
         self.queue: deque[float] = deque()
         self.events: list[Event] = []
         self.capturing = False
         self.device = 0
 
     def launch(self, host: float, device: float) -> None:
-        """The host takes so long to ask for what takes the device so long."""
+        """The host takes `host` seconds to queue work that takes the device `device` seconds."""
         self.host += host
         while self.queue and self.queue[0] <= self.host:
             self.queue.popleft()
@@ -55,7 +55,7 @@ class Machine:
         self.queue.append(self.free)
 
     def wait(self) -> None:
-        """The host waits for all that it has asked for, as reading a loss does."""
+        """The host waits for everything that it has queued, as when reading a loss."""
         self.host = max(self.host, self.free)
 
     def is_initialized(self) -> bool:
@@ -74,7 +74,7 @@ class Machine:
 
 
 class Event:
-    """An event of the machine; a device that has not passed it cannot tell its time."""
+    """An event on the machine; its time cannot be read until the device has passed it."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.at, self.place = machine, 0.0, -1
@@ -102,16 +102,16 @@ class Event:
 
 
 class Training:
-    """A training in which host and device have their own work for a step and for a record.
+    """A training run in which host and device have separate work for a step and for a record.
 
     Args:
-        schedule: of its spec.
+        schedule: the schedule of its spec.
         plain: seconds of a step on the host and on the device.
-        record: what a record adds on the host and on the device.
+        record: seconds that a record adds on the host and on the device.
         reads: whether the loop reads the loss of each step.
-        jitter: by how much single steps differ, as a share.
-        writer: seconds of the writer thread for each record, during which the training does not
-            get on with what it does on the host, in the steps that follow.
+        jitter: how much individual steps differ, as a share.
+        writer: seconds that the writer thread spends on each record, during which the host's part
+            of training makes no progress in the following steps.
         once: seconds of compiling in the first record.
     """
 
@@ -179,7 +179,7 @@ class Training:
 
 
 def slowdown(percent: str = "3%", **what: Any) -> float:
-    """By which share a training takes longer with as many records as the budget allows."""
+    """Returns the share by which recording as much as the budget allows slows training down."""
     schedule = {"first": 1, "every": 1, "budget": {"time": percent}}
     traced, untraced = Training(schedule, **what).run(), Training(None, **what).run()
     return traced.seconds / untraced.seconds - 1
@@ -246,7 +246,7 @@ def test_no_training_gets_slower_by_more_than_a_point_beyond_the_budget(
 @pytest.mark.parametrize("reads", LOOPS)
 @pytest.mark.parametrize("step", STEP.values(), ids=[*STEP])
 def test_compiling_is_no_part_of_what_records_cost(step: tuple[float, float], reads: bool) -> None:
-    """Else a minute of it would leave no records for half an hour."""
+    """Otherwise a minute of it would prevent records for half an hour."""
     what: dict[str, Any] = {"plain": step, "record": (0.004, 0.03), "reads": reads}
     schedule = {"first": 1, "every": 1, "budget": {"time": "3%"}}
     compiling = Training(schedule, **what, once=60.0).run()
@@ -276,7 +276,7 @@ def test_the_writer_counts_as_far_as_it_delays_the_steps_that_follow(
         assert slowdown(**what, writer=writer, jitter=0.02) == pytest.approx(0.03, abs=0.01)
 
 
-# -- nothing that a training would feel ----------------------------------------------------------
+# -- nothing that would affect training -----------------------------------------------------------
 
 
 def budgeted(**schedule: Any) -> Training:
@@ -305,7 +305,7 @@ def test_nothing_is_recorded_into_a_graph_that_is_captured() -> None:
     def capture(step: int) -> None:
         machine.capturing = 100 <= step < 120
 
-    training.run(300, each=capture)  # the events themselves make sure of it
+    training.run(300, each=capture)  # the events themselves ensure this
     assert len(training.recorded) > 10
 
 
@@ -344,7 +344,7 @@ def test_an_evaluation_between_two_steps_is_no_part_of_them() -> None:
     assert price["added"]["device"] == pytest.approx(0.01, rel=0.01)
 
 
-# -- what is said of it --------------------------------------------------------------------------
+# -- what is reported about it --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("timed", [True, False])
@@ -395,7 +395,7 @@ def test_a_plan_is_measured_by_the_clock_of_the_device(
 
 
 def train(machine: Machine, *, recorded: Collection[int], steps: int) -> None:
-    """Trains something, of which the machine does the work."""
+    """Trains on the simulated machine."""
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(steps):

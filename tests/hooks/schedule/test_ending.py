@@ -59,7 +59,7 @@ def trained(run: Recording, node: str, role: str = "weight") -> list[int]:
 
 @pytest.mark.parametrize("spec", [EVERYTHING, SPARSE], ids=["dense", "sparse"])
 def test_models_one_after_another_have_steps_of_their_own(spec: dict[str, Any]) -> None:
-    """As folds of a cross-validation; all of them stay alive."""
+    """Like the folds of a cross-validation; all of them stay alive."""
     models = [nn.Sequential(nn.Linear(3, 2)), nn.Linear(3, 2), nn.Bilinear(3, 3, 2)]
     optimizers = [torch.optim.Adam(model.parameters()) for model in models]
     with recording(spec) as run:
@@ -72,7 +72,7 @@ def test_models_one_after_another_have_steps_of_their_own(spec: dict[str, Any]) 
     assert run.faults == []
     numbers = [*range(30)] if spec is EVERYTHING else [0, 7, 14, 21, 28]
     assert [s.info.step for s in run.steps] == numbers
-    nodes = ("0", "Linear", "Bilinear")  # nobody knew of others when the first was named
+    nodes = ("0", "Linear", "Bilinear")  # the others were unknown when the first was named
     for node, steps in zip(nodes, (range(10), range(10, 20), range(20, 30)), strict=True):
         assert trained(run, node) == [n for n in numbers if n in steps]
     assert not any(key.iteration for key in run.slots)
@@ -93,7 +93,8 @@ def adversarial_step(models: Sequence[nn.Module], updates: Sequence[torch.optim.
 def test_adversaries_one_after_another_are_one_step_per_pair(
     spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # calls are not watched where compiled code would find the hook; another test may have compiled
+    # calls are not watched where compiled code would encounter the hook; another test may have
+    # compiled
     monkeypatch.setattr("comgra_decl.hooks.steps.anything_compiled", lambda: False)
     pairs = []
     for _ in range(2):
@@ -104,7 +105,7 @@ def test_adversaries_one_after_another_are_one_step_per_pair(
             for _ in range(12):
                 adversarial_step(models, updates)
     assert run.faults == []
-    # an optimizer that is new while nothing is recorded ends a step, until its calls are watched
+    # while nothing is recorded, a new optimizer ends a step until its calls are watched
     assert run.steps[-1].info.step == (23 if spec is EVERYTHING else 21)
     for position in range(len(run.steps)):
         name = "Linear" if run.has("Linear", step=position) else "Linear#2"
@@ -138,7 +139,7 @@ def adversarial_round(
     made: str,
     frozen: bool,
 ) -> None:
-    """One round of a GAN, D, D, G; `made` says how the critic's fakes come about."""
+    """One round of a GAN: D, D, G; `made` determines how the critic's fakes are created."""
     critic, generator = models
     for _ in range(2):
         critic.requires_grad_(True)
@@ -168,7 +169,7 @@ def test_each_round_of_adversaries_is_one_step(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where nothing is recorded yet the first counts as two, and that is said."""
+    """If nothing is recorded yet, the first step counts as two, which is reported."""
     monkeypatch.setattr("comgra_decl.hooks.steps.anything_compiled", lambda: False)
     models = [nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))]
     updates = [torch.optim.Adam(model.parameters()) for model in models]
@@ -230,9 +231,9 @@ class Agent(nn.Module):
 
 
 def test_a_third_optimizer_that_trains_both_models_ends_the_step() -> None:
-    """As in InfoGAN: the last of three trains what the first two train, each a part.
+    """As in InfoGAN: the last of three optimizers trains parts of what the first two train.
 
-    Only after two rounds it is known that it always comes next.
+    Only after two rounds is it known to come next each time.
     """
     generator, critic = nn.Linear(2, 3), nn.Linear(3, 1)
     parameters = [*generator.parameters(), *critic.parameters()]

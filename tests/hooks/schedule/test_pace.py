@@ -1,4 +1,4 @@
-"""How many steps pass before somebody looks up."""
+"""How many steps pass between two checks."""
 
 from __future__ import annotations
 

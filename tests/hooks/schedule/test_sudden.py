@@ -1,4 +1,4 @@
-"""After a loss that suddenly is not finite, or jumps, the next steps are recorded."""
+"""After a loss that suddenly jumps or becomes non-finite, the next steps are recorded."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from comgra_decl.spec import load_spec
 
 NAN, INF = float("nan"), float("inf")
 ORDINARY = [2.0, 1.0, 1.5, 1.75] * 8
-"""The last 32: between 1 and 2. Sudden is what is above 2 + max(3 * 1, 2) = 5."""
+"""The last 32 are between 1 and 2. A loss is sudden above 2 + max(3 * 1, 2) = 5."""
 
 
 def alarms(losses: list[float]) -> list[int]:
-    """Returns at which of the losses there is an alarm."""
+    """Returns the positions of the losses that raise an alarm."""
     alarm = LossAlarm()
     found = []
     for at, loss in enumerate(losses):
@@ -87,7 +87,7 @@ def test_a_schedule_may_have_none(schedule: dict[str, Any]) -> None:
 
 
 def recorded(root: Path, *, bad: float, sudden: str) -> tuple[list[int], list[str], list[float]]:
-    """Trains 200 steps; from step 100 on the loss is multiplied by `bad`."""
+    """Trains for 200 steps; from step 100 on, the loss is multiplied by `bad`."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -128,4 +128,4 @@ def test_several_ranks_are_told_that_they_record_no_further_steps(
     steps, notes, _ = recorded(tmp_path, bad=NAN, sudden="5")
     assert steps == [0, 1]
     (note,) = [text for text in notes if "schedule.sudden" in text]
-    assert "no effect on several ranks" in note
+    assert "no effect on multiple ranks" in note

@@ -1,4 +1,4 @@
-"""Budgets of types of execution, against a simulation of its own."""
+"""Budgets for types of execution, compared with an independent simulation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from comgra_decl.hooks.schedule.agenda import Agenda, Plan
 from comgra_decl.hooks.schedule.budget import Budget, Meter
 from comgra_decl.spec import load_spec
 
-TICK = 1 / 1024  # durations are multiples of it, so that sums of them are exact
+TICK = 1 / 1024  # durations are multiples of it, so their sums are exact
 
 
 class Training:
-    """A training whose steps have labels; a record takes longer, and space, by its first one."""
+    """A training run whose steps have labels; the first label sets a record's time and size."""
 
     def __init__(self, schedule: Mapping[str, Any], costs: Mapping[str, float]) -> None:
         self.now, self.costs, self.plain = 64.0, costs, 8 * TICK
@@ -67,7 +67,7 @@ class Training:
 def simulated(
     steps: Sequence[Sequence[str]], costs: Mapping[str, float], shares: Mapping[str, float]
 ) -> list[int]:
-    """Which steps are recorded if each label pays its debts by itself, and "" all of them."""
+    """Returns which steps are recorded if each label pays its own debts, and "" those of all."""
     now, plain = 64.0, 8 * TICK
     paid = dict.fromkeys(shares, -math.inf)
     recorded: list[int] = []
@@ -212,7 +212,7 @@ def test_a_change_of_the_spec_forgets_neither_debt_nor_size() -> None:
     assert not after.exhausted("b")
 
 
-# -- as a person declares it ---------------------------------------------------------------------
+# -- as a user declares it ------------------------------------------------------------------------
 
 
 def test_a_run_says_what_it_chose_for_a_type(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_run_says_what_it_chose_for_a_type(tmp_path: Path) -> None:
 
 
 def session_looks(session: Any) -> None:
-    """What the thread beside the training does once a second."""
+    """Does what the monitoring thread does once a second."""
     session._attendant.look()
 
 

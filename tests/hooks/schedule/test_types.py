@@ -21,7 +21,7 @@ LENGTHS = {"input": 0, "shape": 1, "bins": [4], "names": ["short", "long"]}
 
 
 class Sequential(nn.Module):
-    """Takes sequences of any length."""
+    """Accepts sequences of any length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,8 @@ def test_with_keep_every_step_is_captured_and_says_whether_it_was_scheduled() ->
     assert [s.scheduled for s in run.steps] == [False, True, False, False, True]
 
 
-# -- what a step costs that turns out not to be due ------------------------------------------------
+# -- the cost of a step that turns out not to be due
+# -----------------------------------------------
 
 
 def test_a_step_that_is_not_due_meets_one_hook_call() -> None:

@@ -1,4 +1,4 @@
-"""Which `eval()` of a part of a model is an evaluation, and which one only freezes the part."""
+"""Which `eval()` of a part of a model is an evaluation, and which only freezes the part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Task(nn.Module):
 
 
 def evaluations() -> list[int]:
-    """Trains for nine steps, evaluating the inner model after every third, records two steps."""
+    """Trains for nine steps, evaluates the inner model after every third, and records two steps."""
     torch.manual_seed(0)
     task = Task(head=False)
     optimizer = torch.optim.SGD(task.parameters(), lr=0.1)

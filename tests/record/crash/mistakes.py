@@ -1,4 +1,4 @@
-"""Mistakes in PyTorch programs, each of which raises one of the errors of the catalogue."""
+"""Mistakes in PyTorch programs, each of which raises one of the errors in the catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of torch become lessons: each is provoked, and its translation and module are checked."""
+"""Torch errors become lessons: each is provoked, and its lesson and module are checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from comgra_decl.record.crash.post_mortem import post_mortem
 from tests.record.crash.mistakes import IN_A_MODULE, OUTSIDE, Mistake
 
 ELSEWHERE = {"device_assert", "device_memory", "worker_killed", "unused_parameters"}
-"""Lessons on errors that need a GPU, a killed process or several processes."""
+"""Lessons on errors that need a GPU, a killed process or multiple processes."""
 
 SAME = {"gather_index": "index_out_of_bounds", "collate_sizes": "stack_sizes"}
 """Mistakes whose error is the same as that of another mistake."""

@@ -1,4 +1,4 @@
-"""After an error: what the run tells, what the program keeps, and what remains unchanged."""
+"""After an error: what the run reports, what the program keeps, and what remains unchanged."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def view(fake: FakeRun) -> RunView:
 
 @pytest.fixture(scope="session")
 def root(fake: FakeRun) -> Path:
-    """The folder that holds the group that holds the run."""
+    """The folder that contains the group that contains the run."""
     return fake.path.parents[1]
 
 
@@ -58,7 +58,7 @@ def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gal
 
 @pytest.fixture
 def viewer(server: Gallery, open_page: Callable[..., Any]) -> Callable[..., Any]:
-    """Opens the viewer with a query and waits until it is usable; options as `open_page`'s."""
+    """Opens the viewer with a query and waits until it is ready; options as for `open_page`."""
 
     def open_(
         query: str = "?section=inspect", shown: str = "article[data-step]", **options: Any
@@ -74,7 +74,7 @@ def viewer(server: Gallery, open_page: Callable[..., Any]) -> Callable[..., Any]
 
 @pytest.fixture
 def start(root: Path) -> Iterator[Start]:
-    """Starts `comgra-decl view` with further arguments and returns the address that it says."""
+    """Starts `comgra-decl view` with further arguments and returns the address that it prints."""
     running: list[Viewed] = []
 
     def start_(*arguments: str, **environment: str) -> str:

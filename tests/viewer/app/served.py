@@ -1,4 +1,4 @@
-"""Viewers in processes of their own, and what their tests have in common."""
+"""Viewers in separate processes, and helpers shared by their tests."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ def views():
 
 
 class Started:
-    """A server in a process of its own, which has imported it all before (see `Program`)."""
+    """A server in a separate process that has already imported everything (see `Program`)."""
 
     def __init__(self, folder: Path, *arguments: object, **environment: str) -> None:
         self._program = Program(folder, *arguments, env=environment)
 
     @property
     def pid(self) -> int | None:
-        """The number of its process."""
+        """Its process id."""
         return self._program.process.pid
 
     @property
     def said(self) -> str:
-        """What it has written to the standard error until now."""
+        """Everything it has written to standard error so far."""
         return self._program.err.read_text()
 
     def interrupt(self) -> CompletedProcess[str]:
-        """Ends it as Ctrl-C does; returns what came of it."""
+        """Ends it like Ctrl-C; returns the result."""
         return self._program.interrupt()
 
     def wait_for(self, pattern: str) -> str:
-        """Waits until it has said something and returns the first group."""
+        """Waits until it prints a match, and returns the first group."""
         return self._program.wait_for(pattern, PATIENCE)
 
 
@@ -54,7 +54,7 @@ class Server(Started):
     """A `panel serve viewer`.
 
     Attributes:
-        url: The address that it said.
+        url: The address that it printed.
     """
 
     def __init__(self, root: Path, *more: str) -> None:
@@ -75,7 +75,7 @@ class Viewed(Started):
     """A `comgra-decl view`.
 
     Attributes:
-        url: The address that it said.
+        url: The address that it printed.
     """
 
     def __init__(self, root: Path, *more: str, **environment: str) -> None:
@@ -94,7 +94,7 @@ class Gallery(Server):
 
     Attributes:
         fake: The run `pair/new`.
-        views: The file of views.
+        views: The file with views.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is likely to be asked for next is read while nobody waits, and never in anybody's way."""
+"""Data likely to be requested next is read while idle, and never delays a request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Every question that the run answers: what and about which node or step."""
+    """Every query that the run answers: what, and about which node or step."""
     asked: list[tuple[str, Any]] = []
 
     def listen(owner: type, name: str, question: str, about: Callable[..., Any]) -> None:
@@ -51,7 +51,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine in a thread: browser tests leave a running loop in the main one."""
+    """Runs a coroutine in a thread, because browser tests leave a running loop in the main one."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, work).result()
 
@@ -90,7 +90,7 @@ def test_a_node_under_the_pointer_is_read_ahead(
 
 
 async def finished(ahead: Ahead) -> None:
-    """Waits until everything planned is done, the tidying up after a rest too."""
+    """Waits until everything planned is done, including the cleanup after a rest."""
     while ahead._next is not None:
         await asyncio.sleep(0.001)
 

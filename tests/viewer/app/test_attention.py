@@ -1,4 +1,4 @@
-"""Attention weights: what is found, what is drawn, and the tokens beside it."""
+"""Attention weights: what is found, what is drawn, and the tokens next to it."""
 
 from __future__ import annotations
 

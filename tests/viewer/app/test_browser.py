@@ -1,4 +1,4 @@
-"""The whole viewer in a real browser, served by `panel serve` in a process of its own."""
+"""The entire viewer in a real browser, served by `panel serve` in a separate process."""
 
 from __future__ import annotations
 
@@ -158,9 +158,7 @@ def test_a_hostile_link_is_harmless_and_a_click_on_a_series_goes_to_its_step(
 
 
 def test_all_sections_are_there_in_dark_and_in_light(viewer: Callable[..., Any]) -> None:
-    page = viewer(
-        "?step=11&section=inspect", color_scheme="light"
-    )  # its choice is remembered there
+    page = viewer("?step=11&section=inspect", color_scheme="light")  # its choice is stored there
     page.get_by_role("tab", name="Run", exact=True).click()
     page.get_by_text("max_elements").first.wait_for()
     page.locator("table.entries").wait_for()
@@ -218,7 +216,7 @@ def test_a_page_fills_and_follows_while_training(
     training.write(2, evals=False)
     shows(page, step=3)
     page.keyboard.press(",")
-    shows(page, step=2)  # now someone looks: nothing moves any more
+    shows(page, step=2)  # now someone is looking: nothing moves any more
     training.write(2, evals=False)
     training.close()
     page.get_by_text("finished \u00b7 6 records").wait_for()

@@ -1,4 +1,4 @@
-"""What the viewer remembers is bounded by bytes, whatever is asked of it."""
+"""The viewer's caches are limited in bytes, whatever is requested."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.viewer.app.conftest import NODES
 
 @pytest.fixture
 def copied(root: Path, tmp_path: Path) -> Path:
-    """A root of its own with one good run and a damaged one."""
+    """A separate root with one good run and one damaged run."""
     shutil.copytree(root, tmp_path / "runs")
     damaged = tmp_path / "runs" / "group" / "torn"
     shutil.copytree(root / "group" / "small", damaged)

@@ -38,7 +38,7 @@ NODES = ("embed", "head", "cell")
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[FakeRun, FakeRun]:
-    """Two runs of one model: the second has other numbers, fewer steps, and a node less."""
+    """Two runs of one model: the second has other numbers, fewer steps, and one node fewer."""
     root = tmp_path_factory.mktemp("pair")
     first = FakeRun(root / "first", nodes=NODES, layers=1)
     second = FakeRun(root / "second", nodes=NODES[:2], layers=1, seed=5, samples=2)

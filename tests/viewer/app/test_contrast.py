@@ -1,4 +1,4 @@
-"""Text can be read: WCAG 2.1, 1.4.3 asks for a contrast of 4.5 to 1, in light and in dark."""
+"""Text is legible: WCAG 2.1, 1.4.3 requires a contrast of 4.5 to 1, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER = Path(shell.__file__).parent
 LEAST = 4.5
 Colour = tuple[float, float, float]
 
-MIXES = [  # style sheet, and how what it says softly is mixed of the text and what lies below
+MIXES = [  # style sheet, and how its faint text is mixed from the text and background colours
     ("style.css", r"--soft: color-mix\(in srgb, var\(--text\) (\d+)%"),
     ("style.css", r"\.missing \{ color: color-mix\(in srgb, var\(--text\) (\d+)%"),
     ("components/graph.css", r"--soft: color-mix\(in srgb, var\(--ink-page\) (\d+)%"),

@@ -1,4 +1,4 @@
-"""Views of the user's own: shown, updated, read again, and never the end of the page."""
+"""Custom views: shown, updated, reloaded, and never able to break the page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def views():
 
 
 def write(path: Path, text: str) -> None:
-    """Writes the file as an editor would: anew, with a later time."""
+    """Writes the file as an editor would: as a new file, with a later time."""
     before = path.stat().st_mtime_ns if path.exists() else 0
     path.write_text(text)
     os.utime(path, ns=(before + 10**9, before + 10**9))
@@ -76,7 +76,7 @@ def test_an_edited_file_is_read_again_and_its_errors_are_shown(root: Path, file:
     dashboard.poll()
     assert pane._trouble.visible
     assert "SyntaxError" in pane._trouble.html
-    assert [card._view.name for card in pane._cards] == ["Here", "Again"]  # what worked stays
+    assert [card._view.name for card in pane._cards] == ["Here", "Again"]  # what worked remains
     write(file, GOOD)
     dashboard.poll()
     assert not pane._trouble.visible

@@ -1,4 +1,4 @@
-"""A run of which a part is damaged is shown without this part, and the page says so."""
+"""A partly damaged run is shown without the damaged part, and the page says so."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def flipped(run: Path, key: str, seed: int) -> None:
 
 
 def opened(run: Path) -> Dashboard:
-    """A page of the run, after a look at all its sections and at the first steps."""
+    """A page of the run, after all its sections and the first steps have been shown."""
     dashboard = Dashboard(Catalogue(run.parent.parent), query="?run=group/run")
     for section in SECTIONS:
         dashboard.change(section=section)
@@ -72,7 +72,7 @@ def opened(run: Path) -> Dashboard:
 
 
 def ended(*arguments: str) -> int:
-    """The exit code of a command."""
+    """Returns the exit code of a command."""
     with pytest.raises(SystemExit) as end:
         main([*arguments])
     return int(end.value.code or 0)

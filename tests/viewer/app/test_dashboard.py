@@ -50,7 +50,7 @@ def inspect(dashboard: Dashboard) -> list[Any]:
 
 
 def polled(dashboard: Dashboard) -> None:
-    """Polls until a listing begun before has been taken over, too."""
+    """Polls until a listing begun earlier has been applied as well."""
     for _ in range(2):
         dashboard.catalogue.refresh()
         dashboard.poll()
@@ -300,7 +300,7 @@ def test_a_run_deleted_while_open_says_so(runs: Path, dashboard: Dashboard) -> N
     shutil.copytree(runs / "group" / "small", runs / "group" / "other")
     polled(dashboard)
     shutil.rmtree(runs / "group" / "small")
-    for _ in range(3):  # nor does the other one ever take its place
+    for _ in range(3):  # nor does the other one ever replace it
         polled(dashboard)
         assert "Run not found" in dashboard.screen.notice.html
         assert not dashboard.screen.workspace.visible
@@ -396,5 +396,5 @@ def test_what_leads_to_a_node_opens_the_groups_around_it(tmp_path: Path) -> None
     fold = next(b for b in dashboard.screen.graph.view.scene["boxes"] if b["folded"])
     dashboard.screen.graph._on_message(
         {"select": fold["id"]}
-    )  # who clicks on a fold wants the fold
+    )  # a click on a fold is meant for the fold
     assert dashboard.screen.graph.view.selected == fold["id"]

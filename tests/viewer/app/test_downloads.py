@@ -1,4 +1,4 @@
-"""What a person sees can be taken away, in a real browser: pictures, drawings, numbers."""
+"""What a person sees can be downloaded in a real browser: pictures, drawings, numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def taken(page: Any, button: str, entry: str) -> tuple[str, bytes]:
-    """Takes a file by keyboard, as somebody would who has no mouse; returns its name and bytes."""
+    """Downloads a file by keyboard, like a user without a mouse; returns its name and bytes."""
     page.get_by_role("button", name=button, exact=True).first.press("Enter")
     with page.expect_download() as download:
         item = page.get_by_role("menuitem", name=entry).locator("visible=true")
@@ -48,7 +48,7 @@ def test_figures_are_pictures_drawings_and_numbers(
     assert ground(picture) == (0x17, 0x1B, 0x24)  # text is light here, so the ground is dark
     pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     assert len(np.unique(pixels, axis=0)) > 20
-    assert pixels.min(1).max() > 180  # and the text is light indeed
+    assert pixels.min(1).max() > 180  # and the text is indeed light
     drawing = ET.fromstring(taken(page, "Save forward series", "SVG")[1])
     assert drawing.tag == f"{SVG}svg"
     assert len(drawing.findall(f".//{SVG}path")) > 5

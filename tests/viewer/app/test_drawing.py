@@ -1,4 +1,4 @@
-"""Properties of what is drawn that need no run."""
+"""Properties of drawings that need no run."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_band_that_reaches_below_zero_goes_to_the_end_of_a_logarithmic_axis() 
 
 
 def histograms(*centres: float, bins: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """Normal distributions around `centres` as counts and ranges."""
+    """Normal distributions around `centres`, as counts and ranges."""
     rng = np.random.default_rng(0)
     counts, ranges = [], []
     for centre in centres:
@@ -177,7 +177,7 @@ def test_a_distribution_shows_where_the_values_are() -> None:
 
 def test_neither_an_outlier_nor_a_collapse_decides_the_range() -> None:
     counts, ranges = histograms(*[0.0] * 40)
-    ranges[5] = [-1e6, 1e6]  # one step with an outlier in it
+    ranges[5] = [-1e6, 1e6]  # one step with an outlier
     ranges[6] = [0.0, 0.0]  # one step at which all values were equal
     drawn = picture(np.arange(40), counts, ranges)
     assert -6 < drawn.y0 < -1

@@ -1,4 +1,4 @@
-"""A run that holds evaluations only is checked, and described, as such."""
+"""A run that contains only evaluations is checked and described as such."""
 
 from __future__ import annotations
 

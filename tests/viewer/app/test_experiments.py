@@ -1,4 +1,4 @@
-"""What an experiment with the script has shown is on the page of findings."""
+"""The results of an experiment with the script are on the findings page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings lead to where they are, are flagged where they begin, and never block the page."""
+"""Findings link to their place, are flagged where they begin, and never block the page."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def shown(view: RunView, **fields: Any) -> Shown:
 
 
 def looked(view: RunView) -> RunView:
-    """Looks at a run and waits until it is over."""
+    """Checks a run and waits until the check is over."""
     assert look(view).wait(60)
     return view
 
 
 @pytest.fixture
 def broken(fake: FakeRun) -> RunView:
-    """A run with NaN from step 9 on, recorded without rules and looked at since."""
+    """A run with NaN from step 9 on, recorded without rules and checked since."""
     return looked(RunView(open_run(fake.path)))
 
 

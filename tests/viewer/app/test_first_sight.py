@@ -27,11 +27,11 @@ LABELS = """labels => labels.map((text) => {
   const size = parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a;
   return [text.textContent, shown ? size : 0];
 })"""
-"""Text of each label and its size on the screen in pixels; 0 if it is hidden."""
+"""The text of each label and its size on screen in pixels; 0 if it is hidden."""
 
 
 class Stage(nn.Sequential):
-    """Two residual blocks, as in a residual network of 18 layers."""
+    """Two residual blocks, as in a residual network with 18 layers."""
 
     def __init__(self, wide: int, out: int) -> None:
         super().__init__(Block(wide, out), Block(out, out))
@@ -94,7 +94,7 @@ def gpt2() -> Callable[[], None]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folder of a run of each network."""
+    """The folder with a run of each network."""
     torch.manual_seed(0)
     found = {}
     for name, make in (("resnet", resnet), ("gpt2", gpt2)):
@@ -121,7 +121,7 @@ def look(
 
 
 def sizes(page: Any) -> dict[str, float]:
-    """Returns the size of each label in pixels, once the browser has told the size of the pane."""
+    """Returns the size of each label in pixels, once the browser has reported the pane's size."""
     last: dict[str, float] = {}
     for _ in range(60):
         now = dict(page.locator(".node .label").evaluate_all(LABELS))

@@ -1,4 +1,4 @@
-"""Values drawn by the meaning of their axes."""
+"""Values are drawn according to the meaning of their axes."""
 
 from __future__ import annotations
 

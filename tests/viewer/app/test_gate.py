@@ -1,4 +1,4 @@
-"""The viewer answers only to its own names, and lets only those in who know the password."""
+"""The viewer answers only to its own host names, and admits only those who know the password."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ UPGRADE = {
 
 
 class Answer:
-    """What a server answers to one request."""
+    """Returns a server's response to one request."""
 
     def __init__(
         self, url: str, path: str, headers: dict[str, str], *, body: str | None = None
@@ -65,7 +65,7 @@ class Answer:
 
 @pytest.fixture(scope="module")
 def plain(root: Path) -> Iterator[Viewed]:
-    """A viewer without any option."""
+    """A viewer without any options."""
     viewed = Viewed(root)
     yield viewed
     viewed.stop()
@@ -73,7 +73,7 @@ def plain(root: Path) -> Iterator[Viewed]:
 
 @pytest.fixture(scope="module")
 def closed(root: Path) -> Iterator[Viewed]:
-    """A viewer with a password, behind a proxy that may be believed."""
+    """A viewer with a password, behind a trusted proxy."""
     more = ["--allow-websocket-origin", PROXY, "--use-xheaders"]
     viewed = Viewed(root, *more, COMGRA_VIEW_AUTH=WORD)
     yield viewed
@@ -177,14 +177,14 @@ def test_panels_own_server_shows_no_run_under_a_rebound_name(root: Path, chromiu
 
 
 def _another(chromium: Any, *flags: str) -> Any:
-    """Starts a browser of its own, with further flags."""
+    """Starts a separate browser with further flags."""
     from tests.viewer.conftest import browser_path
 
     return chromium.browser_type.launch(executable_path=browser_path(), args=[*FLAGS, *flags])
 
 
 class _Recorder:
-    """An application that notes what reaches it."""
+    """An application that records the requests that reach it."""
 
     prefix = ""
 
@@ -196,7 +196,7 @@ class _Recorder:
 
 
 class _Connection(HTTPConnection):
-    """A connection that nobody listens to."""
+    """A connection that nothing reads."""
 
     context = None
 
@@ -326,7 +326,7 @@ def test_who_guesses_is_held_up_told_of_and_keeps_nobody_else_out(closed: Viewed
     assert [answer.status for answer in guesses] == [200] * 5 + [429] * 7
     assert "Wrong name or password" in guesses[0].text
     assert int(guesses[-1].headers["Retry-After"]) <= 10
-    # the right word, too, from there; but not from elsewhere, nor in a browser that knew it
+    # the correct password, too, from there; but not from elsewhere, nor in a browser that knew it
     assert _login(closed, WORD, X_Forwarded_For="198.51.100.9").status == 429
     assert _login(closed, WORD, X_Forwarded_For="203.0.113.7").status == 302
     assert _login(closed, WORD, X_Forwarded_For="198.51.100.9", Cookie=before).status == 302
@@ -338,7 +338,7 @@ def test_a_throttle_limits_each_and_all_and_shuts_nobody_out() -> None:
     now = 0.0
     throttle = Throttle(lambda: now)
     right = 0
-    for _ in range(3600):  # a guess each second of an hour, by one client
+    for _ in range(3600):  # one guess per second for an hour, by one client
         if throttle.wait("a") == 0:
             throttle.failed("a")
             right += 1
@@ -388,7 +388,7 @@ def test_passwords_are_one_word_or_a_file_of_them(tmp_path: Path) -> None:
 def test_a_password_is_compared_in_constant_time_and_in_no_other_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, guess: str
 ) -> None:
-    """Each guess is one comparison of two digests of equal length, whose answer alone decides."""
+    """Each guess is one comparison of two digests of equal length, whose result alone decides."""
     compared: list[tuple[bytes, bytes]] = []
     answers = iter([True, False])
 

@@ -1,4 +1,4 @@
-"""Names that want to be HTML, TeX, code or marks of direction are text in every section."""
+"""Names that look like HTML, TeX, code or direction marks are plain text in every section."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.hostile import HTML, RAW, TEX, TEX_TOO, record
 from tests.viewer.app.served import Viewed
 from tests.viewer.conftest import PATIENCE
 
-#: All text on the page, shadow roots included, and what an attribute says to somebody.
+#: All text on the page, including shadow roots and the attributes that users perceive.
 TEXTS = """() => {
     const texts = [document.title], elements = [];
     const walk = (root) => {
@@ -36,7 +36,7 @@ TEXTS = """() => {
     return [texts, [...new Set(elements)]];
 }"""
 
-#: Every text that Bokeh would read as TeX.
+#: Every text that Bokeh would interpret as TeX.
 TEX_OF_BOKEH = """() => {
     const found = [];
     const look = (text) => {
@@ -58,7 +58,7 @@ TEX_OF_BOKEH = """() => {
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
-    """A viewer of two runs whose names are all hostile."""
+    """A viewer of two runs in which every name is hostile."""
     folder = tmp_path_factory.mktemp("hostile")
     record(folder / "runs", name="old", steps=6)
     record(folder / "runs")
@@ -68,7 +68,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
 
 
 SHORT = ("overview", "inspect", "modules")
-"""Sections that show names in each way there is: figures, the graph, tables, chips."""
+"""Sections that show names in every way: figures, the graph, tables, chips."""
 
 
 @pytest.mark.browser
@@ -82,7 +82,7 @@ def test_every_section_shows_names_as_text(hostile: Viewed, section: str, page: 
     page.wait_for_function("() => Bokeh.documents[0].is_idle", timeout=PATIENCE)
     page.keyboard.press("/")
     page.keyboard.type("img")
-    page.wait_for_timeout(400)  # a tooltip that should not come
+    page.wait_for_timeout(400)  # a tooltip that should not appear
     for box in [b for f in page.locator(".bk-Figure").all() if (b := f.bounding_box())][:4]:
         for share in (0.3, 0.6):
             page.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] * share)
@@ -97,7 +97,7 @@ def test_every_section_shows_names_as_text(hostile: Viewed, section: str, page: 
 
 
 def test_there_is_one_way_into_html() -> None:
-    """Whoever escapes by hand forgets what `html_text` does beside it."""
+    """Escaping by hand misses what `html_text` escapes in addition."""
     folder = Path(__file__).parents[3] / "viewer"
     ways = ("html.escape(", ".axis_label = ", "major_label_overrides = ", "_title.text = ")
     for file in folder.rglob("*.py"):

@@ -1,4 +1,4 @@
-"""Tooltips name the tensor and write numbers as the page does; heat maps have a readable legend."""
+"""Tooltips name the tensor and format numbers as the page does; heat maps have a clear legend."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SECTIONS = {
 
 
 def rows(page: Any) -> list[tuple[str, str]]:
-    """Returns label and text of each row of the visible tooltips."""
+    """Returns the label and text of each row in the visible tooltips."""
     labels, texts = (
         page.locator(f".bk-tooltip-row-{part} >> visible=true").all_inner_texts()
         for part in ("label", "value")
@@ -43,7 +43,7 @@ def rows(page: Any) -> list[tuple[str, str]]:
 
 
 def hovered(page: Any, figure: Any, x: float, y: float) -> list[tuple[str, str]]:
-    """Moves the pointer into a figure, at shares of its width and height."""
+    """Moves the pointer into a figure, to fractions of its width and height."""
     box = figure.bounding_box()
     page.mouse.move(box["x"] + box["width"] * x - 2, box["y"] + box["height"] * y)
     page.mouse.move(box["x"] + box["width"] * x, box["y"] + box["height"] * y)
@@ -101,7 +101,7 @@ def test_a_browser_writes_numbers_as_python_does(page: Any) -> None:
         f"(values) => {{ {NUMBER}; return values.map((v) => number(v)) }}", values
     )
     exact = [a == b for a, b in zip(written, map(number, values), strict=True)]
-    assert sum(exact) >= len(values) - 1  # halves may be rounded to either side
+    assert sum(exact) >= len(values) - 1  # halves may be rounded either way
     steps = [0, 7, 1000, 1234567]
     counted = page.evaluate(f"(values) => {{ {NUMBER}; return values.map(counted) }}", steps)
     assert counted == [count(step) for step in steps]

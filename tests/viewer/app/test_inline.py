@@ -1,4 +1,4 @@
-"""Arrays that travel inside their message arrive as they were."""
+"""Arrays embedded in their message arrive unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = [np.uint8, np.int8, np.uint16, np.int32, np.uint32, np.float32, np.floa
 
 
 def sent(values: np.ndarray) -> Serialized[object]:
-    """What leaves the server for a source with that one column."""
+    """Returns what leaves the server for a source with that one column."""
     return Serializer().serialize(ColumnDataSource({"x": values}))
 
 

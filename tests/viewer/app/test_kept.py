@@ -1,4 +1,4 @@
-"""A run whose steps were decided afterwards, with samples by category."""
+"""A run whose steps were selected afterwards, with samples by category."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLASSES = torch.tensor([1, 1, 1, 0, 0, 1])
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A training of twelve steps, of which the ninth has an infinite input."""
+    """A training run of twelve steps, the ninth of which has an infinite input."""
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     optimizer = torch.optim.SGD(net.parameters(), 0.0)
     with comgra_decl.trace(SPEC, root=tmp_path):

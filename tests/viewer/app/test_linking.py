@@ -1,4 +1,4 @@
-"""Custom views of other libraries, views that follow the page, and brushing."""
+"""Custom views from other libraries, views that follow the page, and brushing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the panes show equals what numpy says about the same tensors."""
+"""The panes show what numpy computes from the same tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of modules counts as torch counts, and shares out what really changed."""
+"""The tree of modules counts like torch, and attributes changes to the modules that changed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Net(nn.Module):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunView, dict[str, float]]:
-    """A net with a tied, a frozen and an excluded part; and what its last step changed."""
+    """A network with a tied, a frozen and an excluded part; and the changes in its last step."""
     torch.manual_seed(3)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)

@@ -1,4 +1,4 @@
-"""`run.view()`: the viewer and its panes outside of the viewer's own page."""
+"""`run.view()`: the viewer and its panes outside the viewer's own page."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_whole_viewer_works_inside_another_page_and_leaves_its_address_alone
 
 
 def menu(page: Any) -> list[str]:
-    """What the open menu offers."""
+    """Returns the entries of the open menu."""
     items = page.get_by_role("menuitem").locator("visible=true")
     items.first.wait_for()
     texts: list[str] = items.all_text_contents()
@@ -136,7 +136,7 @@ def test_a_saved_pane_needs_nothing_but_its_file(
     drawn = '.node[data-id="head"]' if pane == "graph" else "canvas"
     expect(page.locator(drawn).first).to_be_visible(timeout=PATIENCE)
     page.get_by_role("button", name=re.compile("^Save")).first.click(timeout=PATIENCE)
-    assert menu(page) == ["PNG picture", "SVG drawing"]  # nobody there who would know the numbers
+    assert menu(page) == ["PNG picture", "SVG drawing"]  # nobody there knows the numbers
     context.close()
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     assert said == []

@@ -1,4 +1,4 @@
-"""Notes are shown as they were written, whatever they hold."""
+"""Notes are shown as they were written, whatever they contain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEC: dict[str, Any] = {"nodes": {"all": {"select": "**"}}, "schedule": {"first"
 
 @pytest.fixture
 def noted(tmp_path: Path) -> RunView:
-    """A training of nine steps with two notes, one of them hostile."""
+    """A training run of nine steps with two notes, one of them hostile."""
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     with comgra_decl.trace(SPEC, root=tmp_path) as session:

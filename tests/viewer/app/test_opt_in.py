@@ -1,4 +1,4 @@
-"""Opt-in, derived and self-made statistics can be chosen and seen like all others."""
+"""Opt-in, derived and custom statistics can be selected and shown like all others."""
 
 from __future__ import annotations
 

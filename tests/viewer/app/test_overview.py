@@ -1,4 +1,4 @@
-"""The picture of all tensors over the training says what numpy says of each."""
+"""The overview of all tensors over the run shows what numpy computes from each."""
 
 from __future__ import annotations
 

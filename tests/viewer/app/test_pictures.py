@@ -50,7 +50,7 @@ class Net(nn.Module):
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A viewer of a run with one preview, of its first step."""
+    """A viewer of a run with one preview, from its first step."""
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("pictures")
     nodes = {

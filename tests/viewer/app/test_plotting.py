@@ -1,4 +1,4 @@
-"""`run.plot`, `slot.plot` and `group.plot`: HoloViews elements with the numbers of the tables."""
+"""`run.plot`, `slot.plot` and `group.plot`: HoloViews elements with the tables' numbers."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_what_is_not_there_is_an_error_that_suggests_similar_names(run: Run, gro
 
 
 def test_elements_compose_and_link(run: Run) -> None:
-    """A brush over steps in one plot selects the same steps in the other."""
+    """Selecting steps in one plot selects the same steps in the other."""
     plots = plotted(run)
     overlay = plots.series("head", "std") * plots.series("embed", "std")
     assert isinstance(overlay, hv.Overlay)
@@ -200,7 +200,7 @@ def test_a_heat_map_saved_as_an_image_names_its_tensors(run: Run, tmp_path: Path
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_points_without_neighbours_are_marked(steps: int, tmp_path: Path) -> None:
-    """A line through a single point shows nothing."""
+    """A line through a single point would be invisible."""
     fake = FakeRun(tmp_path / "runs" / "short", nodes=("net", "head"), layers=1)
     fake.write(steps, evals=False)
     fake.close()

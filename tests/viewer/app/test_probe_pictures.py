@@ -68,7 +68,7 @@ def shown(view: RunView, **wanted: Any) -> Shown:
 
 
 def pixels(source: str) -> Any:
-    """Decode the one form of PNG that the section writes."""
+    """Decode the only form of PNG that the section writes."""
     content = base64.b64decode(source.removeprefix("data:image/png;base64,"))
     width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
     start = content.index(b"IDAT") + 4

@@ -1,4 +1,4 @@
-"""The viewer's own process: what is imported is never searched, holes are given back."""
+"""The viewer process: the collector never scans what was imported; free memory is released."""
 
 from __future__ import annotations
 

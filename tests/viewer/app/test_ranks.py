@@ -1,4 +1,4 @@
-"""A run of several processes: all of them together, or one at a time, or one against another."""
+"""A run of several processes: all together, one at a time, or one compared with another."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every section by keyboard and screen reader: names, focus, contrast, in light and in dark.
+"""Every section by keyboard and screen reader: names, focus, contrast, in light and dark mode.
 
-The conditions are those of WCAG 2.1, A and AA, that a program can tell; looked at in the page as
-it is, so that no sheet of rules has to be fetched.
+The conditions are those of WCAG 2.1, A and AA, that a program can check. They are checked in the
+page itself, so no rule set has to be downloaded.
 """
 
 from __future__ import annotations

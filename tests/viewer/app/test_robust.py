@@ -1,4 +1,4 @@
-"""What goes wrong between a viewer and its pages: it lives on."""
+"""Failures between a viewer and its pages: the viewer survives."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _memory(viewed: Viewed) -> float:
 
 
 def _sessions(viewed: Viewed, count: int) -> float:
-    """Opens sessions, a few at a time, sends rubbish through some; returns MB for each."""
+    """Opens sessions, a few at a time, sends garbage through some; returns MB for each."""
 
     async def run() -> float:
         (await _session(viewed.url)).close()
@@ -88,7 +88,7 @@ async def _opened_and_closed(url: str) -> None:
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """Runs it in a thread of its own: a browser's loop may be running in this one."""
+    """Runs it in a separate thread, because a browser's loop may be running in this one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
 
@@ -103,7 +103,7 @@ def test_two_hundred_sessions_at_once(viewed: Viewed) -> None:
 
 
 def _openings(viewed: Viewed, count: int) -> float:
-    """Opens and closes the page so many times, a few at once; returns the MB that stay."""
+    """Opens and closes the page this many times, a few at once; returns the MB that remain."""
 
     async def run() -> float:
         few = asyncio.Semaphore(4)
@@ -147,7 +147,7 @@ def test_clients_that_do_not_read_hold_nobody_up(viewed: Viewed) -> None:
 def test_sessions_whose_clients_do_not_read_hold_nobody_up_and_fill_no_memory(
     viewed: Viewed,
 ) -> None:
-    """Each asks for the whole page again and again, and takes two answers at most."""
+    """Each requests the whole page repeatedly, and reads at most two responses."""
     asked = [json.dumps({"msgid": "1", "msgtype": "PULL-DOC-REQ"}), "{}", "{}"]
 
     async def run() -> float:
@@ -174,7 +174,7 @@ def test_sessions_whose_clients_do_not_read_hold_nobody_up_and_fill_no_memory(
 
 
 class Proxy:
-    """Passes connections on; may put other headers into each request."""
+    """Forwards connections; may set other headers in each request."""
 
     def __init__(self, target: str, port: int, *, headers: bytes | None) -> None:
         self._target = (urlsplit(target).hostname, urlsplit(target).port)
@@ -183,7 +183,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Takes no more connections."""
+        """Stops accepting connections."""
         self._listener.close()
 
     def _accept(self) -> None:
@@ -215,7 +215,7 @@ class Proxy:
 @pytest.mark.parametrize(
     ("more", "headers"),
     [
-        ([], None),  # a tunnel: the address line names another port of this machine
+        ([], None),  # a tunnel: the address bar names another port of this machine
         (
             ["--prefix", "/team", "--allow-websocket-origin", "{here}", "--use-xheaders"],
             b"Host: upstream.internal:5006\r\nX-Forwarded-For: 203.0.113.7",

@@ -1,4 +1,4 @@
-"""The section Runs: the table of many runs, lines on common axes, settings against a metric."""
+"""The Runs section: the table of many runs, lines on common axes, settings against a metric."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RATES = (1e-4, 1e-3, 1e-2, 1e-1)
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four runs of different learning rates and lengths in one group, and a damaged one."""
+    """Four runs with different learning rates and lengths in one group, and a damaged one."""
     root = tmp_path_factory.mktemp("sweep")
     for i, rate in enumerate(RATES):
         fake = FakeRun(
@@ -59,7 +59,7 @@ def library(sweep: Path) -> Library:
 
 
 def tensorboard(values: list[float], weight: float) -> list[float]:
-    """Smooths as TensorBoard's charts do, written from its formula."""
+    """Smooths like TensorBoard's charts, written from its formula."""
     if all(value == values[0] for value in values):
         return values
     found, last, count = [], 0.0, 0

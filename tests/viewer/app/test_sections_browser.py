@@ -30,7 +30,7 @@ UNNAMED = """() => {
   walk(document);
   return found;
 }"""
-"""Finds what a screen reader would call nothing."""
+"""Finds elements without an accessible name."""
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_raw_values(server: Gallery, opened: Callable[..., Any], tmp_path: Path)
     page.locator("table.cells.list").wait_for()
     page.keyboard.press("Escape")
     page.locator("tr[data-send]").first.focus()
-    page.keyboard.press(".")  # the step changes, all else stays
+    page.keyboard.press(".")  # the step changes, everything else stays
     page.locator('[data-step="5"]').first.wait_for()
     highest = page.locator("table.list tbody tr").first.locator("td").last
     assert highest.get_attribute("title") == str(drawn(fake, 5)[2].max())

@@ -1,4 +1,4 @@
-"""Serving the viewer to others: below a prefix, behind a proxy, with a password."""
+"""Serving the viewer to others: under a prefix, behind a proxy, with a password."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw values are shown, listed and given away exactly as they were recorded."""
+"""Raw values are shown, listed and exported exactly as they were recorded."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_list_is_in_order_and_names_each_place(values: np.ndarray, order: str)
     assert len(set(places)) == values.size == listing.total
     np.testing.assert_array_equal([values[place] for place in places], listing.values)
     finite = np.isfinite(listing.values)
-    assert (np.diff(finite.astype(int)) >= 0).all()  # what is not finite comes first
+    assert (np.diff(finite.astype(int)) >= 0).all()  # non-finite values come first
     keys = listing.values[finite].astype(np.float64)
     keys = np.abs(keys) if order in ("largest", "smallest") else keys
     assert (np.diff(keys if order in ("low", "smallest") else -keys) >= 0).all()

@@ -1,4 +1,4 @@
-"""Each state of a folder of runs says what is the matter, in a real browser."""
+"""Each state of a folder of runs is explained, in a real browser."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Show = Callable[..., Any]
 
 @pytest.fixture
 def runs(root: Path, tmp_path: Path) -> Path:
-    """A folder of its own with the small run."""
+    """A separate folder with the small run."""
     shutil.copytree(root, tmp_path / "runs")
     return tmp_path / "runs"
 

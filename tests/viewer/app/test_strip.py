@@ -1,4 +1,4 @@
-"""The page opens on the answer: a verdict in one line, and a walk through the evidence."""
+"""The page opens with the answer: a one-line verdict, and a walkthrough of the evidence."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def said(diagnosis: Diagnosis | None, *, live: bool = False, **fields: Any) -> H
 
 
 def everything_checked() -> Diagnosis:
-    """Returns a diagnosis whose every question is answered with yes."""
+    """Returns a diagnosis in which every question is answered with yes."""
     questions = [check.question for check in health(Diagnosis([], [], [], 9))]
     names = [name for question in questions for name in question.named]
     readings = {q.reading: Reading("loss 2 \u2192 1") for q in questions if q.reading}
@@ -51,7 +51,7 @@ def everything_checked() -> Diagnosis:
 
 @pytest.fixture
 def looked(fake: FakeRun) -> RunView:
-    """A run with NaN from step 9 on, recorded without rules and looked at since."""
+    """A run with NaN from step 9 on, recorded without rules and checked since."""
     view = RunView(open_run(fake.path))
     assert look(view).wait(60)
     return view

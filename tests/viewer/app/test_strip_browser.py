@@ -1,4 +1,4 @@
-"""The verdict, the walk through the evidence and the tour, in a real browser."""
+"""The verdict, the walkthrough of the evidence and the tour, in a real browser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOUR_SEEN = "() => localStorage.getItem('comgra_decl.tour')"
 
 @pytest.fixture
 def checked(serve: Callable[..., str], root: Path, tmp_path: Path, open_page: Any) -> Any:
-    """A page at a run of its own, which is checked from the strip."""
+    """A page with its own run, which is checked from the strip."""
     shutil.copytree(root, tmp_path / "runs")
     page = open_page(viewport={"width": 1280, "height": 800}, color_scheme="light")
     page.goto(serve(lambda: create_page([str(tmp_path / "runs")])))
@@ -57,7 +57,7 @@ def test_the_verdict_arrives_by_itself_and_show_me_walks_the_evidence(
     story = tmp_path / download.value.suggested_filename
     assert story.suffix == ".html"
     download.value.save_as(story)
-    reader = open_page(color_scheme="dark")  # fails if the file asks for anything
+    reader = open_page(color_scheme="dark")  # fails if the file requests anything
     reader.set_content(story.read_text())
     assert reader.locator("li").count() >= 3
     assert reader.locator("svg path.data").first.is_visible()

@@ -1,4 +1,4 @@
-"""Tables to take away hold the run's own numbers: all of them, to the last digit."""
+"""Exported tables contain the run's own numbers: all of them, to the last digit."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_series_is_the_whole_series_with_its_band(view: RunView) -> None:
 def test_what_is_nan_is_told_from_what_is_missing(view: RunView) -> None:
     numbers = {
         "std": pd.Series([0.1, math.nan, math.inf, math.nan]),
-        "nonfinite": pd.Series([0.0, 4.0, 4.0, math.nan]),  # of the last there is no record
+        "nonfinite": pd.Series([0.0, 4.0, 4.0, math.nan]),  # the last one has no record
     }
     view.series = lambda _, name, *__: numbers[name]  # type: ignore[method-assign]
     where = at(view, node="head", statistic="std", batch="abs_max")

@@ -1,4 +1,4 @@
-"""The page fits every window and paper: it folds, scrolls, and prints all of a section."""
+"""The page fits every window and paper size: it folds, scrolls, and prints entire sections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CUT_OFF = """() => {
   walk(document);
   return found;
 }"""
-"""Finds what lies beyond the right edge and cannot be scrolled to."""
+"""Finds what extends beyond the right edge and cannot be scrolled to."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Zooming into long runs: what was thinned for the whole is there in the part."""
+"""Zooming into long runs: what was thinned out for the whole is shown in the part."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.viewer.app.served import Server
 
 LENGTH = POINTS + 300
 BAD = 451
-"""A step that no column of a picture of the whole begins or ends with."""
+"""A step at which no column in a picture of the whole begins or ends."""
 
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of more steps than a figure has pixels."""
+    """A finished run with more steps than a figure has pixels."""
     path = tmp_path_factory.mktemp("long") / "runs" / "long"
     fake = FakeRun(path, nodes=["embed"], layers=1, samples=1, bins=8, values=False)
     fake.write(LENGTH, commit=100, evals=False)
@@ -37,7 +37,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def zoom(pane: Any, start: float, end: float) -> None:
-    """Does what a browser does when somebody drags along the x axis."""
+    """Does what a browser does when a user drags along the x axis."""
     figure = pane.frame.figure
     figure.x_range.update(start=start, end=end)
     low, high = figure.y_range.start, figure.y_range.end
@@ -74,7 +74,7 @@ def test_a_zoomed_distribution_spends_its_columns_on_the_window(long: Path) -> N
 def test_a_double_click_in_one_figure_shows_all_of_all(long: Path) -> None:
     first, second = panes(long, "inspect", DistributionPane)
     before = [pane._image.data["dw"] for pane in (first, second)]
-    for pane in (first, second):  # a browser tells all figures with this axis
+    for pane in (first, second):  # a browser notifies all figures that share this axis
         zoom(pane, 200, 300)
     assert first._image.data["dw"] == [100.0]
     first.frame.figure._trigger_event(DoubleTap(first.frame.figure, x=1, y=1))

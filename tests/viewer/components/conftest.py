@@ -16,10 +16,10 @@ Message = dict[str, Any]
 
 @dataclass
 class Shown:
-    """A component, the page that shows it, and what it has said so far.
+    """A component, the page that shows it, and the messages it has sent so far.
 
-    What the pointer only rested on is kept apart: when that is said depends on the clock. So is
-    the size of the drawing area, which a graph tells before anything else.
+    Messages about hovering are kept separately, because their timing depends on the clock. So is
+    the size of the drawing area, which a graph reports before anything else.
     """
 
     component: Any
@@ -30,7 +30,7 @@ class Shown:
     rooms: list[list[int]] = field(default_factory=list)
 
     def hear(self, message: Message) -> None:
-        """Takes a message of the component's."""
+        """Receives a message from the component."""
         if "look" in message:
             self.looks.append(message["look"])
         elif "room" in message:
@@ -41,12 +41,12 @@ class Shown:
     def heard(self, *expected: Message) -> None:
         """Waits until these are all messages since the last call, in this order."""
         self.until(lambda: len(self.messages) >= len(expected))
-        self.page.wait_for_timeout(60)  # anything that should not come
+        self.page.wait_for_timeout(60)  # anything that should not arrive
         assert self.messages == list(expected)
         self.messages.clear()
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Waits until something holds, for some seconds at most."""
+        """Waits until something holds, for a few seconds at most."""
         for _ in range(250):
             if holds():
                 break
@@ -76,7 +76,7 @@ def show(serve: Any, page: Any, host: Any) -> Callable[..., Shown]:
         page.wait_for_function("!!(window.Bokeh && Bokeh.documents[0]?.is_idle)")
         if not isinstance(shown.component, UrlSync):
             page.locator("[data-drawn]").wait_for(state="attached")
-        if ready:  # what changes while a page is loading may be lost on the way
+        if ready:  # changes made while a page is loading may be lost
             shown.until(lambda: bool(shown.component.ready))
         return shown
 

@@ -1,4 +1,4 @@
-"""Graphs to show, and how to find things in them."""
+"""Graphs to show, and helpers to find things in them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def has(page: Any, id_: str, name: str) -> None:
 
 
 def settled(page: Any, locator: Any) -> dict[str, float]:
-    """Where something is on screen once it has stopped moving."""
+    """Returns where something is on screen once it has stopped moving."""
     last, same = None, 0
     for _ in range(100):
         box = locator.bounding_box()

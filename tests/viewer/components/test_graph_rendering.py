@@ -1,4 +1,4 @@
-"""The graph in a real browser: paint, what comes from outside, and the file it downloads as."""
+"""The graph in a real browser: drawing, external input, and the file it downloads as."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_name_that_is_a_little_too_wide_is_squeezed_and_not_cut(show: Show, pa
     expect(node(page, name * 2).locator(".label")).to_have_text(re.compile("^a+\u2026a+$"))
 
 
-# ---- what comes from outside
+# ---- external input
 
 HOSTILE = [
     "<script>window.pwned = 1</script>",
@@ -164,7 +164,7 @@ def test_messages_that_name_nothing_on_screen_are_ignored() -> None:
     ]:
         view._handle_msg(message)
     assert heard == []
-    assert view.ack == 11  # each is answered, or the browser would wait
+    assert view.ack == 11  # each is answered, otherwise the browser would wait
     view._handle_msg({"expand": "embed"})
     view._handle_msg({"collapse": "blocks"})
     assert heard == [{"expand": "embed"}, {"collapse": "blocks"}]

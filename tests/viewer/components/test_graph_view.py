@@ -111,7 +111,7 @@ def test_hovering_previews_the_edges_of_a_node(show: Show, page: Any) -> None:
     expect(page.locator(".hover .edge")).to_have_count(2)
     expect(page.locator(".info")).to_contain_text("blocks.1")
     shown.until(lambda: bool(shown.looks))
-    assert shown.looks == ["blocks.1"]  # what a click would show can be read in the meantime
+    assert shown.looks == ["blocks.1"]  # what a click would show can be read ahead
     page.mouse.move(5, 5)
     expect(page.locator(".hover .edge")).to_have_count(0)
     shown.heard()

@@ -1,4 +1,4 @@
-"""The step bar in a real browser, and how steps travel there."""
+"""The step bar in a real browser, and how steps are transferred to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shows(page: Any, index: int, steps: list[int] = STEPS) -> None:
 
 
 def point(page: Any, step: float, steps: list[int] = STEPS) -> tuple[float, float]:
-    """Where a step lies on the axis, on the screen."""
+    """Returns where a step is on the axis, on the screen."""
     axis = page.locator(".axis").bounding_box()
     share = (step - steps[0]) / (steps[-1] - steps[0])
     return axis["x"] + share * axis["width"], axis["y"]
@@ -199,7 +199,7 @@ def test_messages_that_mean_nothing_are_ignored(message: Any) -> None:
     assert (heard, view.index, view.follow, view.ack) == ([], 5, False, 1)
 
 
-# ---- how steps travel
+# ---- how steps are transferred
 
 ascending = st.lists(st.integers(1, 60), max_size=60).map(lambda gaps: np.cumsum(gaps).tolist())
 regular = st.lists(

@@ -1,4 +1,4 @@
-"""The address of the page follows what is shown, and Back works."""
+"""The page's address follows what is shown, and Back works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs for the tests: random ones for properties, and one that looks like a transformer."""
+"""Graphs for the tests: random ones for properties, and one that resembles a transformer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EdgeList = list[tuple[str, str, bool]]
 
 @dataclass(frozen=True)
 class Network:
-    """Nodes, edges, and some of the scopes of the nodes."""
+    """Nodes, edges, and some of the nodes' scopes."""
 
     nodes: list[GraphNode]
     edges: EdgeList
@@ -22,7 +22,7 @@ class Network:
 
     @property
     def every_scope(self) -> frozenset[str]:
-        """All scopes there are."""
+        """All scopes that exist."""
         return scopes_of(self.nodes)
 
 
@@ -34,7 +34,7 @@ def scopes_of(nodes: list[GraphNode]) -> frozenset[str]:
 
 @st.composite
 def networks(draw: st.DrawFn) -> Network:
-    """Any graph at all: cycles, twins, wrappers, unknown kinds of order, loose ends."""
+    """Any graph: cycles, twins, wrappers, unknown kinds of order, loose ends."""
     part = st.sampled_from(["a", "b", "0", "1", "2", "3"])
     names = draw(
         st.lists(
@@ -67,8 +67,8 @@ def networks(draw: st.DrawFn) -> Network:
 def transformer(blocks: int) -> Network:
     """Returns `input -> embed -> blocks.0 .. -> head -> loss` as hooks would record it.
 
-    Each block has a norm, an attention and an MLP, a residual edge around both, and ends in a
-    node of its own; parameters are nodes below their module.
+    Each block has a norm, an attention layer and an MLP, a residual edge around both, and ends in
+    its own node; parameters are nodes below their module.
     """
     nodes: list[GraphNode] = []
     edges: EdgeList = []

@@ -1,4 +1,4 @@
-"""What is drawn alone, what shares a box, and what opens what."""
+"""What is drawn individually, what shares a box, and what opens what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drawing of the graph promises, whatever the graph."""
+"""Properties that every drawing of a graph has, whatever the graph."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scene_of(network: Network, limit: int = 60) -> Scene:
 
 
 def reachable(edges: set[tuple[str, str]]) -> dict[str, set[str]]:
-    """What each vertex reaches in one step or more (Warshall's closure)."""
+    """Returns what each vertex reaches in one step or more (Warshall's closure)."""
     reach: dict[str, set[str]] = defaultdict(set)
     for source, sink in edges:
         reach[source].add(sink)
@@ -230,7 +230,7 @@ def test_a_node_is_found_in_its_box_and_stands_for_it() -> None:
     assert box_of(scene, "loss") == "loss"
     assert box_of(scene, "nobody") is None
     assert node_of(scene, "embed") == "embed"
-    assert node_of(scene, "blocks") == "blocks.1"  # without a node of its own, the last computed
+    assert node_of(scene, "blocks") == "blocks.1"  # without its own node, the last computed
     assert node_of(scene, "nobody") is None
 
 

@@ -14,7 +14,7 @@ from tests.viewer.graph.networks import EdgeList, Network, networks
 
 
 def residual_block() -> Network:
-    """Returns a block of timm's resnet: two convolutions with norms and an identity beside them."""
+    """Returns a block of timm's resnet: two convolutions with norms, and a parallel identity."""
     chain = [
         ("conv1", "Conv2d"), ("bn1", "BatchNorm2d"), ("drop", "Identity"), ("act1", "ReLU"),
         ("conv2", "Conv2d"), ("bn2", "BatchNorm2d"), ("act2", "ReLU"), ("pool", "AvgPool2d"),

@@ -1,4 +1,4 @@
-"""Graphs of real trainings, as the viewer draws them."""
+"""Graphs of real training runs, as the viewer draws them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Transformer(nn.Module):
 
 
 class Cell(nn.Module):
-    """Hands a state on, and reads running statistics."""
+    """Passes on a state, and reads running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Cell(nn.Module):
 
 
 class Forked(nn.Module):
-    """Two heads, each of which reads another output of the same module."""
+    """Two heads, each of which reads a different output of the same module."""
 
     def __init__(self) -> None:
         super().__init__()
