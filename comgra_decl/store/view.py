@@ -192,7 +192,9 @@ class View:
     # -- statistics
 
     def row(self, family: str, record: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns a record's array of a family, [width, ...], or the part selected by `inner`.
+        """Returns the array that a record stores for a family, or the part selected by `inner`.
+
+        The whole array is [width, ...].
 
         Slots from `width` on did not exist when the record was written. Damaged parts of statistics
         are NaN.

@@ -1,4 +1,4 @@
-"""Determines in which modules function calls are recorded, and the nodes of these calls."""
+"""Determines which modules have their function calls recorded, and the nodes of these calls."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ INTERVAL = 2.0
 """Seconds between two timed steps."""
 
 MEMORY_INTERVAL = 0.5
-"""Seconds between two readings of the memory."""
+"""Seconds between memory readings."""
 
 _MOST_RATES = 16
 

@@ -35,7 +35,7 @@ class Member:
         return own >= 0 and self.view.has_column(int(self.records[record]), own)
 
     def row(self, family: str, record: int) -> Reading:
-        """Returns a record's array of a family, [slots, ...]."""
+        """Returns the array that a record stores for a family, [slots, ...]."""
         own = int(self.records[record])
         try:
             data = self.view.row(family, own)

@@ -201,7 +201,9 @@ class JoinedView:
         return any(member.has(record, slot) for member in self._members)
 
     def row(self, family: str, record: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns a record's array of a family, [slots, ...], or the part selected by `inner`.
+        """Returns the array that a record stores for a family, or the part selected by `inner`.
+
+        The whole array is [slots, ...].
 
         Raises:
             DamagedRunError: a requested histogram is damaged on a rank.

@@ -27,7 +27,7 @@ class SoftmaxAxis(Rule):
         "weights for the values over which the product sums. Our own definition."
     )
     advice = (
-        "Compute the softmax over the dimension over which the product sums: dim=-1 for "
+        "Compute the softmax over the dimension that the matrix product sums over: dim=-1 for "
         "`weights @ values`."
     )
 

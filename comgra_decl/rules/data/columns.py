@@ -92,7 +92,7 @@ class PlaceholderValues(Rule):
         f"column, exactly the same value occurs at least three times, in at most {_SHARE[1]:.0%} "
         "of the samples. This value is more than `far` standard deviations away from the mean of "
         "the other values, and no other value is within half that distance of it. The column must "
-        f"contain at least {_VARIED} other values, which excludes categories and binary columns."
+        f"contain at least {_VARIED} other values, which excludes categorical and binary columns."
     )
     source = "Our own definition. Common codes for missing values are -999, -1 and 1e9."
     advice = (

@@ -20,7 +20,7 @@ class PaddedLastStep(Rule):
     name = "padded_last_step"
     certainty = 0.8
     definition = (
-        "The model's input is tokens [batch, positions] of which, on average over the first "
+        "The model's input consists of tokens [batch, positions]. On average over the first "
         "records, at least `share` of the samples end with padding. The model reads the "
         "last position of a tensor [batch, positions, features], such as `out[:, -1]`. The finding "
         "is only a hint if the model instead uses the final state of a recurrent module that "

@@ -59,9 +59,10 @@ class NoBetterThanGuessing(CurveRule):
         "targets (integers, one per sample). The rule reports two cases. First, the mean loss of "
         "the last quarter is at most `gain` times H below H or at most a tenth above it, and has "
         "not fallen by two standard errors since the previous quarter. In this case, the input "
-        "provides no information about the target. Second, the last tenth of the training loss is "
-        "`learned` times H below H, but none of at least `patience` validation losses is more than "
-        "`gain` times H below H. In this case, the model learns nothing that generalizes. The rule "
+        "provides no information about the target. Second, the mean training loss over the last "
+        "tenth of the steps is at least `learned` times H below H, but at least `patience` "
+        "validation losses were logged and none of them is more than `gain` times H below H. In "
+        "this case, the model learns nothing that generalizes. The rule "
         f"applies only if the first loss is {_NEAR[0]} "
         f"to {_NEAR[1]} times ln(classes), as for an untrained model."
     )
