@@ -169,6 +169,7 @@ def test_what_the_loop_says_after_a_step_is_about_that_step(tmp_path: Path) -> N
 
     def update() -> None:
         net.optimizer.step()
+        net.optimizer.zero_grad()
         log("helper", len(done))
 
     done: list[int] = []

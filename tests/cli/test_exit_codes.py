@@ -28,6 +28,7 @@ RUNS = {
     "cp": ("target",),
     "export": ("target", "--format", "csv"),
     "thermometer": (),
+    "compare": ("other",),
 }
 ROOTS = ("ls", "view")
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
@@ -156,6 +157,7 @@ EMPTY = {
     **{f"{command} -m MODULE": (command, "-m", "") for command in SCRIPTS},
     **{f"{command} ROOT": (command, "") for command in ROOTS},
     **{f"{command} TARGET": (command, "{run}", "") for command in ("cp", "export")},
+    "compare OTHER": ("compare", "{run}", ""),
     "diagnose --rules": ("diagnose", "{run}", "--rules", ""),
     "view --views": ("view", "{run}", "--views", ""),
     "run --spec": ("run", "--spec", "", "train.py"),

@@ -21,6 +21,7 @@ COMMANDS = {
     "show": (["{run}"], ["{root}/nowhere\x1b[2J"]),
     "diagnose": (["{run}", "--all"], ["{run}", "--rules", "\u202e"]),
     "explain": (["{run}"], ["{root}/nowhere\x1b[2J"]),
+    "compare": (["{run}", "{run}"], ["{run}", "{run}", "--name", "\x1b[2J"]),
     "verify": (["{run}"],),
     "thermometer": (["{run}"], ["{run}", "\x1b[2J"]),
     "export": (["{run}", "{out}/\x1b[2J.csv", "--format", "csv"], ["{run}", "{out}", "-f", "\x1b"]),

@@ -114,10 +114,16 @@ def test_however_a_script_ends_so_does_the_program(
 
 
 @pytest.mark.parametrize(
-    "ending", ["pass", "1 / 0", "raise SystemExit(3)", "raise KeyboardInterrupt"]
+    ("ending", "calls"),
+    [
+        ("pass", []),
+        ("1 / 0", ["failed ZeroDivisionError"]),
+        ("raise SystemExit(3)", ["failed SystemExit"]),
+        ("raise KeyboardInterrupt", ["failed KeyboardInterrupt"]),
+    ],
 )
 def test_the_run_is_finished_however_the_script_ends(
-    sessions: list[FakeSession], monkeypatch: pytest.MonkeyPatch, ending: str
+    sessions: list[FakeSession], monkeypatch: pytest.MonkeyPatch, ending: str, calls: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -125,7 +131,7 @@ def test_the_run_is_finished_however_the_script_ends(
     Path("train.py").write_text(ending)
     with suppress(ZeroDivisionError, SystemExit, KeyboardInterrupt):
         main(["--spec", "light", "train.py"])
-    assert [session.calls for session in sessions] == [["start", "finish"]]
+    assert [session.calls for session in sessions] == [["start", *calls, "finish"]]
     assert sessions[0].context.job == "train"
 
 

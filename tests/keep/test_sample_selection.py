@@ -171,6 +171,7 @@ def evaluated(folder: Path, by: Any) -> tuple[Run, torch.Tensor]:
     spec = {"nodes": {"all": {"select": "**"}}, "samples": {"count": COUNT, "by": by}}
     with comgra.trace(spec, root=folder) as session:
         for _ in range(2):
+            optimizer.zero_grad()
             loss(model(x, y), y).backward()
             optimizer.step()
             model.eval()

@@ -148,7 +148,7 @@ def test_numbers_that_are_missing_are_found(run: Path) -> None:
     change_json(run, "head", scalars=5)
     (damage,) = verify(run).damages
     assert damage.where == "scalars"
-    assert "the head counts 5, but 0 exist" in damage.reason
+    assert "the head lists 5, but 0 exist" in damage.reason
 
 
 def test_a_run_without_any_of_its_files_has_nothing_to_rescue(run: Path) -> None:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from comgra_decl.cli.main import main as command_line
 from comgra_decl.errors import ComgraError
 from comgra_decl.export import FORMATS, export_run
@@ -65,6 +67,12 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
         "histograms": lambda: slot().histograms(),
         "document": lambda: [run.document(name) for name in ("findings", "modules", "report")],
         "chunks": lambda: [(c.aggregates, c.types) for c in run.chunks()],
+        "between": lambda: run.between(node, run.nodes[-1]),
+        "unusual": lambda: run.unusual(step),
+        "picture": lambda: [np.asarray(run.picture(name)) for name in run.pictures],
+        "picture_facts": lambda: run.picture_facts(step),
+        "embedding": lambda: run.embedding(node),
+        "similarity": lambda: run.similarity(node, node),
         "rank": lambda: run.rank(run.ranks[0]),
         "view": lambda: run.view("inspect"),
     }

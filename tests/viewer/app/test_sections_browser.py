@@ -33,9 +33,12 @@ UNNAMED = """() => {
 """Finds elements without an accessible name."""
 
 
+SELECTED_TAB = '[role="tab"][aria-selected="true"]'  # some sections hide the graph
+
+
 @pytest.fixture
 def opened(viewer: Callable[..., Any]) -> Callable[..., Any]:
-    return partial(viewer, shown=".node", viewport={"width": 1280, "height": 720})
+    return partial(viewer, shown=SELECTED_TAB, viewport={"width": 1280, "height": 720})
 
 
 def drawn(fake: FakeRun, step: int) -> np.ndarray:
