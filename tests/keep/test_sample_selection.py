@@ -141,7 +141,7 @@ def test_a_function_names_the_categories(tmp_path: Path) -> None:
     ("by", "said"),
     [
         ({"input": "z"}, "was not given 'z'"),
-        ({"input": 0}, "one per sample"),
+        ({"input": 0}, "one category per sample"),
     ],
 )
 def test_without_categories_the_first_samples_are_recorded_and_it_is_said(

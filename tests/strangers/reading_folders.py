@@ -69,7 +69,7 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
         "chunks": lambda: [(c.aggregates, c.types) for c in run.chunks()],
         "between": lambda: run.between(node, run.nodes[-1]),
         "unusual": lambda: run.unusual(step),
-        "picture": lambda: [np.asarray(run.picture(name)) for name in run.pictures],
+        "picture": lambda: [np.asarray(run.picture(name, node=node)) for name in run.pictures],
         "picture_facts": lambda: run.picture_facts(step),
         "embedding": lambda: run.embedding(node),
         "similarity": lambda: run.similarity(node, node),
