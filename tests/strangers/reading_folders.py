@@ -50,6 +50,11 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
     def slot() -> Slot:
         return run.slot(node, role=role, of=pass_)
 
+    def pictures() -> None:
+        for name in run.pictures:
+            with contextlib.suppress(ComgraError):  # most need classes, values or several steps
+                np.asarray(run.picture(name, node=node))
+
     calls: dict[str, Callable[[], Any]] = {
         "slot": lambda: [slot(), slot().samples("mean")],
         "series": lambda: [run.series(node), slot().series("mean")],
@@ -69,7 +74,7 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
         "chunks": lambda: [(c.aggregates, c.types) for c in run.chunks()],
         "between": lambda: run.between(node, run.nodes[-1]),
         "unusual": lambda: run.unusual(step),
-        "picture": lambda: [np.asarray(run.picture(name, node=node)) for name in run.pictures],
+        "picture": pictures,
         "picture_facts": lambda: run.picture_facts(step),
         "embedding": lambda: run.embedding(node),
         "similarity": lambda: run.similarity(node, node),
