@@ -82,6 +82,11 @@ def functions_with(code: CodeType) -> list[FunctionType]:
     return [function for function in functions if function.__code__ is code]
 
 
+def unfrozen_of(types: Collection[type]) -> list[Any]:
+    """Return the objects of exactly the given types, except frozen ones (`gc.freeze`)."""
+    return _unfrozen({id(kind) for kind in types})
+
+
 def _unfrozen(kinds: Collection[int]) -> list[Any]:
     return _among(gc.get_objects, kinds=kinds)
 

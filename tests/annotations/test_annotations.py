@@ -126,7 +126,7 @@ def test_a_forward_is_only_marked() -> None:
 
 
 def test_a_function_keeps_its_name_and_words() -> None:
-    assert (double.__name__, double.__doc__) == ("double", "Doubles.")
+    assert (double.__name__, double.__doc__) == ("double", "Doubles its input.")
     assert double.__module__ == "tests.annotations.programs"
 
 

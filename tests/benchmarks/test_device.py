@@ -62,9 +62,9 @@ def test_every_line_of_the_table_is_measured(
         "neutral: training bit for bit the same, float32": True,
         "neutral: training bit for bit the same, mixed precision": True,
         "true: raw sums equal those of float64": True,
-        "memory: GPT-2 124M, record: +2 % or 64 MB": None,
-        "memory: GPT-2 124M, light: +2 % or 64 MB": None,
-        "memory: GPT-2 124M, debug: +2 % or 64 MB": None,
+        "memory: GPT-2 124M, record: +2% or 64 MB": None,
+        "memory: GPT-2 124M, light: +2% or 64 MB": None,
+        "memory: GPT-2 124M, debug: +2% or 64 MB": None,
         "memory: 1e9 elements, 16 million samples: +2% or 64 MB": None,
     }
     printed = capsys.readouterr().out

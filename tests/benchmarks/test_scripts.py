@@ -124,7 +124,7 @@ def test_what_cannot_be_had_is_left_out_and_says_why(
     entry = Entry(name="own", repo="some/one", commit="0" * 40, command="train.py")
     assert "some/one is not in" in try_entry(entry, tmp_path, offline=True).skipped
     needs = entry.model_copy(update={"needs": ("no_such_package",)})
-    assert "needs the package no_such_package" in try_entry(needs, tmp_path).skipped
+    assert "needs the no_such_package package" in try_entry(needs, tmp_path).skipped
 
 
 def test_debug_records_ten_steps_and_then_ever_rarer() -> None:

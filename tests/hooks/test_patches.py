@@ -336,6 +336,7 @@ def test_what_is_replaced_can_be_scripted() -> None:
 # -- no other way ---------------------------------------------------------------------------------
 
 PACKAGE = Path(comgra_decl.__file__).parent
+OF_ERRORS = "hooks/frames.py"  # of the traceback of an error, after it has ended the program
 FRAMES = "hooks/call_context.py"
 """The only file that reads the variables of a frame."""
 
@@ -359,11 +360,13 @@ def test_no_frame_of_a_program_is_asked_for_its_variables() -> None:
         if (isinstance(node, ast.Attribute) and node.attr in words)
         or (isinstance(node, ast.Name) and node.id in words)
     ]
-    assert [file for file, _ in found] == [FRAMES, FRAMES, DEBUGGER], found
+    assert [file for file, _ in found] == [FRAMES, FRAMES, *[OF_ERRORS] * 2, DEBUGGER], found
     of_torch, guarded = (PACKAGE / FRAMES).read_text().split("def variables_in_use")
     assert of_torch.count("f_locals") == guarded.count("f_locals") == 1
     assert "f_locals.get(name)" in of_torch
     assert "if sys.version_info >= (3, 13) else ()" in guarded
+    of_errors = (PACKAGE / OF_ERRORS).read_text()
+    assert "if not _REFLECTIVE.isdisjoint(frame.f_code.co_names):\n        return None" in of_errors
 
 
 def test_frames_of_other_threads_are_looked_at_in_one_place() -> None:
@@ -375,7 +378,8 @@ def test_frames_of_other_threads_are_looked_at_in_one_place() -> None:
         if isinstance(node, ast.Attribute)
         and node.attr in ("_current_frames", "_current_exceptions")
     }
-    assert found == {FRAMES, "hooks/other_threads.py"}
+    # a stalled program is looked at while its threads wait
+    assert found == {FRAMES, "hooks/other_threads.py", "hooks/stalls.py"}
 
 
 def test_all_objects_are_looked_through_in_one_place() -> None:

@@ -40,6 +40,8 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times every step that is not recorded, and reads the memory in every step."""
     monkeypatch.setattr(automatic, "INTERVAL", 0.0)
     monkeypatch.setattr(automatic, "MEMORY_INTERVAL", 0.0)
+    # other tests of this process may have compiled, and compiled code is not timed
+    monkeypatch.setattr(automatic, "anything_compiled", lambda: False)
 
 
 def traced(root: Path, program: Callable[[], Any], **spec: Any) -> Run:

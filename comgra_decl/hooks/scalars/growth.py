@@ -6,7 +6,6 @@ and again some steps later. A count takes about as long as a garbage collection.
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections import deque
 from itertools import pairwise
@@ -17,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from comgra_decl.hooks.frames import is_ours, variables
+from comgra_decl.hooks.objects import unfrozen_of
 from comgra_decl.hooks.pytree import tensors_in
 
 SAMPLES = 12
@@ -92,11 +92,7 @@ class Growth:
 
 def _lengths() -> dict[int, Any]:
     """Return all containers of several objects, by id."""
-    found = {}
-    for thing in gc.get_objects():
-        if type(thing) in _CONTAINERS and len(thing) >= _LEAST_LENGTH:
-            found[id(thing)] = thing
-    return found
+    return {id(each): each for each in unfrozen_of(_CONTAINERS) if len(each) >= _LEAST_LENGTH}
 
 
 def _holds_tensors(thing: Any) -> bool:

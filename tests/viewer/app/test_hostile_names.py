@@ -78,7 +78,7 @@ SHORT = ("overview", "inspect", "modules")
 )
 def test_every_section_shows_names_as_text(hostile: Viewed, section: str, page: Any) -> None:
     page.goto(f"{hostile.url}?section={section}", timeout=PATIENCE)
-    page.locator(".node").first.wait_for(timeout=PATIENCE)
+    page.locator('[role="tab"][aria-selected="true"]').wait_for(timeout=PATIENCE)
     page.wait_for_function("() => Bokeh.documents[0].is_idle", timeout=PATIENCE)
     page.keyboard.press("/")
     page.keyboard.type("img")

@@ -36,7 +36,7 @@ CUT_OFF = """() => {
 
 @pytest.fixture
 def opened(viewer: Callable[..., Any]) -> Callable[..., Any]:
-    return partial(viewer, shown=".node", viewport=NARROW)
+    return partial(viewer, shown='[role="tab"][aria-selected="true"]', viewport=NARROW)
 
 
 @pytest.mark.parametrize("section", ["overview", "inspect", "values", "compare", "findings", "run"])
