@@ -278,6 +278,15 @@ GROWING = "growing/"
 STALLED = "stalled"
 """Automatic metric: how many seconds a stalled step had taken when it was reported."""
 
+PROFILE = "profile"
+"""Name of the document that contains what each node used in the profiled steps."""
+
+TIMELINE = "timeline"
+"""Name of the document that contains the events of the profiled steps."""
+
+PROGRAM = "(program)"
+"""Node, in measurements, of everything outside of modules."""
+
 GRAD_SCALE = "grad_scale"
 """Name of the metric for the mixed-precision loss scale of recorded and skipped steps."""
 

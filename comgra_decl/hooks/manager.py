@@ -23,6 +23,7 @@ from comgra_decl.hooks.hand_updates import HandUpdates
 from comgra_decl.hooks.hook_lists import Placed, after_steps, tidy
 from comgra_decl.hooks.limits import Captures
 from comgra_decl.hooks.listener import Listener
+from comgra_decl.hooks.measuring.measured import Measured, Measurement
 from comgra_decl.hooks.module_tree import Owners
 from comgra_decl.hooks.objects import watch_freezing
 from comgra_decl.hooks.optimizers import CalledModels, Optimizers
@@ -140,6 +141,7 @@ class HookManager:
             losses=self._losses,
             on_fault=fault,
         )
+        self._measured = Measured(self._measurements(spec), on_fault=fault)
         self._hooks = RecordHooks(
             declared,
             state,
@@ -197,6 +199,7 @@ class HookManager:
             losses=self._losses,
             scalars=self._scalars,
             automatic=self._automatic,
+            measured=self._measured,
             idle=idle,
             reporter=reporter,
             ending=ending,
@@ -267,6 +270,24 @@ class HookManager:
         self._handles: list[RemovableHandle | Placed] = []
 
     # -- callbacks between components ------------------------------------------------------------
+
+    def _measurements(self, spec: Spec) -> list[Measurement]:
+        """Return what the spec asks to measure."""
+        found: list[Measurement] = []
+        if spec.profile is not None:
+            from comgra_decl.hooks.measuring.profiling import Profiling
+
+            found.append(
+                Profiling(
+                    *spec.profile.steps,
+                    losses=self._losses,
+                    tell=self._reporter.attach,
+                    remark=self._reporter.warn,
+                    place=self.place,
+                    on_fault=self._on_fault,
+                )
+            )
+        return found
 
     def _new_lane(self, thread: int, *, saying: Saying | None = None) -> Lane:
         hand = HandUpdates(held=self._are_trained)
@@ -446,7 +467,8 @@ class HookManager:
 
     @guarded
     def _finish(self) -> None:
-        """Close the records in progress."""
+        """Close the records and measurements in progress."""
+        self._measured.finish()
         lanes, turns = self._lanes, self._turns
         self._steps.end_unfinished(lane for lane in lanes if lane is not lanes.followed)
         if self._state.is_only_undecided:
@@ -488,6 +510,7 @@ class HookManager:
             for part in (self._scalars, self._losses, self._listener):
                 each.callback(part.stop)
             each.callback(self._hooks.disarm)
+            each.callback(self._measured.abandon)
             each.callback(self._steps.stop)
             each.callback(self._called.stop)
             each.callback(self._idle.end)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from comgra_decl.hooks.declared import Declared
     from comgra_decl.hooks.limits import Captures
+    from comgra_decl.hooks.measuring.measured import Measured
     from comgra_decl.hooks.optimizers import CalledModels, Optimizers
     from comgra_decl.hooks.record_hooks import RecordHooks
     from comgra_decl.hooks.report import Reporter
@@ -72,6 +73,7 @@ class Steps:
         losses: observes `backward`.
         scalars: receives the metrics of all steps.
         automatic: collects the metrics that need no code in the program.
+        measured: the steps that are measured instead of recorded.
         idle: counts the steps that need no other work.
         reporter: receives choices and warnings.
         ending: whether tracing continues, and how it ends.
@@ -102,6 +104,7 @@ class Steps:
         losses: LossWatch,
         scalars: Scalars,
         automatic: AutomaticMetrics,
+        measured: Measured,
         idle: IdleSteps,
         reporter: Reporter,
         ending: Ending,
@@ -124,6 +127,7 @@ class Steps:
         self._losses = losses
         self._scalars = scalars
         self._automatic = automatic
+        self._measured = measured
         self._idle = idle
         self._reporter = reporter
         self._ending = ending
@@ -345,6 +349,7 @@ class Steps:
     def _end_followed(self) -> None:
         lanes, lane, state = self._lanes, self._lanes.followed, self._state
         scalars, agenda = self._scalars, self._declared.agenda
+        self._measured.end(state.number)
         if lane.saying is not scalars.saying:
             scalars.turn_to(lane.saying)
         lane.clock.end()
@@ -472,6 +477,7 @@ class Steps:
             self._watch.remove()
             if not self._declared.tracer.installed:
                 hooks.stance.restore()
+        self._measured.begin(state.number)
 
     def _plan(self) -> Plan:
         declared, lanes, plan = self._declared, self._lanes, Plan.WAIT
@@ -482,7 +488,10 @@ class Steps:
                 declared.keeps = False
                 agenda.stop_keeping()
             plan = agenda.plan(number)
-            self._quiet = agenda.quiet_until
+            measured = self._measured.next_after(number)
+            if measured == number:  # the record stays due
+                plan = Plan.WAIT
+            self._quiet = min(agenda.quiet_until, measured)
             self._state.deferred = declared.keeps or agenda.typed
         if lanes.several:
             self._quiet = -math.inf
@@ -505,9 +514,10 @@ class Steps:
             or self._called.watched
             or lanes.several
             or self._nested
+            or self._measured.running
         )
         plain = not (state.armed or self._evaluation.open or self._watch.waiting or lanes.several)
-        self._automatic.begin_step(plain=plain)
+        self._automatic.begin_step(plain=plain and not self._measured.running)
         busy = busy or self._automatic.timing
         step = state.count_from_here()
         lane = lanes.followed

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import is_one_of
 from comgra_decl.pictures.cloud import Basis
-from comgra_decl.records import AUTOMATIC, Structure
+from comgra_decl.records import AUTOMATIC, PROFILE, Structure
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
 
@@ -21,6 +21,7 @@ from .arrays import Arrays
 from .between import Between
 from .chunks import Chunk, chunks
 from .display import from_viewer
+from .measured import profile_steps, profile_table
 from .pictures import Picture, Pictures
 from .post_mortem import Ending, ending_of
 from .run_facts import RunFacts
@@ -170,6 +171,35 @@ class Run(RunFacts):
         `comgra_decl.rules.diagnose` applies the rules again.
         """
         return findings_table(self._snapshot.view.document("findings"))
+
+    def profile(self, *, by: str = "node") -> pd.DataFrame:
+        """Returns where the time of the profiled steps went, one row per node and pass.
+
+                                      calls  host_ms  host_self_ms  device_ms ...  share
+            node            pass
+            blocks.0        forward     1.0     1.92          0.21       0.84      0.120
+            blocks.0.attn   forward     1.0     1.10          1.10       0.51      0.073
+                            backward    0.0     2.31          2.31       1.04      0.148
+
+        Every number is a mean over the profiled steps. `host_ms` and `device_ms` include the
+        modules called within a node, and `host_self_ms` and `device_self_ms` do not. `kernels` is
+        the number of kernels and copies on the device, `operations` the number of torch's
+        operations, and `bytes` the memory allocated minus the memory freed; all three include
+        modules within. `share` is a node's share of all device time or, if no device was used, of
+        the time of a step. Rows with the highest share come first. The passes are "forward",
+        "backward" and "no_grad"; the node "(program)" stands for everything outside of modules, and
+        also has the passes "data", "optimizer", "other" and, for tracing's own work, "tracing".
+
+        Args:
+            by: "node" for this table, or "step" for one row per profiled step, with the
+                milliseconds of "data", "forward", "backward", "optimizer", "other" and "total", and
+                "busy", the time in which a device worked.
+
+        Raises:
+            UnknownNameError: the run has no profile; the message says how to create one.
+        """
+        content = self.document(PROFILE)
+        return profile_steps(content) if by == "step" else profile_table(content)
 
     def experiments(self) -> list[NotedCheck]:
         """Returns the verdicts of experiments with the script that are stored next to the run.

@@ -395,7 +395,7 @@ class Session:
         )
         return lambda: self._with_findings(keeper.close())
 
-    def _new_rules(self) -> Callable[[], list[StepBatch]] | None:
+    def _new_rules(self) -> _LastFindings | None:
         """Create the rules, unless the spec disables them; return a function that closes them."""
         if self._spec.rules == "off":
             return None
@@ -556,17 +556,20 @@ def _report(text: str, error: BaseException | None = None) -> None:
 _Last = Callable[[], list[StepBatch]]
 
 
-def _at_last(rules: _Last | None, documents: Callable[[], dict[str, Any]]) -> _Last:
+_LastFindings = Callable[[Mapping[str, Any]], list[StepBatch]]
+
+
+def _at_last(rules: _LastFindings | None, documents: Callable[[], dict[str, Any]]) -> _Last:
     """Return a function that returns the batches to store after the last record, once.
 
     Args:
-        rules: returns the last findings of the rules; None if there are no rules.
+        rules: given these documents, returns the last findings; None if there are no rules.
         documents: returns the documents that changed after the last record.
     """
 
     def last() -> list[StepBatch]:
-        found = rules() if rules is not None else []
         late = documents()
+        found = rules(late) if rules is not None else []
         return [*found, StepBatch.of_documents(late)] if late else found
 
     return last

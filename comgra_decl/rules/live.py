@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +23,7 @@ from comgra_decl.records import (
 )
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.diagnosis import feed
-from comgra_decl.rules.engine import Engine
+from comgra_decl.rules.engine import DOCUMENTS, Engine
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.table import SlotTable
 from comgra_decl.rules.window import Numbers, Window
@@ -156,13 +156,18 @@ class LiveRules:
         """Passes final metrics to the rules, on the writer thread."""
         self._safely(lambda: self._take_numbers(said))
 
-    def close(self) -> list[StepBatch]:
-        """Returns a batch that contains only the last findings, if they are new."""
+    def close(self, late: Mapping[str, Any]) -> list[StepBatch]:
+        """Returns a batch that contains only the last findings, if they are new.
+
+        Args:
+            late: the documents that changed after the last record.
+        """
         last: list[StepBatch] = []
-        self._safely(lambda: last.extend(self._last()))
+        self._safely(lambda: last.extend(self._last(late)))
         return last
 
-    def _last(self) -> list[StepBatch]:
+    def _last(self, late: Mapping[str, Any]) -> list[StepBatch]:
+        self._add_documents(late)
         self._engine.end()
         documents = {**self._unpublished, **self._conclude()}
         return [StepBatch.of_documents(documents)] if documents else []
@@ -209,14 +214,17 @@ class LiveRules:
         engine.add_slots(batch.new_slots)
         for structure in batch.new_structures:
             engine.add_structure(structure)
-        for name in ("modules", "report"):
-            if name in batch.documents:
-                engine.add_document(name, batch.documents[name])
+        self._add_documents(batch.documents)
         if any(info.mode != PROBE_MODE for info in batch.steps):  # a batch has only one mode
             engine.look(window_of(batch, engine, first=self._records))
             self._records += len(batch.steps)
             if self._takes_metrics:
                 self._take_metrics(batch)
+
+    def _add_documents(self, documents: Mapping[str, Any]) -> None:
+        for name in DOCUMENTS:
+            if name in documents:
+                self._engine.add_document(name, documents[name])
 
     def _take_numbers(self, said: ScalarBatch) -> None:
         self._catch_up()

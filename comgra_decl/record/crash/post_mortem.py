@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from comgra_decl.hooks.call_context import OPTIMIZER_STEP
 from comgra_decl.hooks.frames import Visit, is_module, own_module, variables, visits
 from comgra_decl.hooks.memory_use import memory_facts
+from comgra_decl.hooks.names import Names
 from comgra_decl.hooks.place import ProgramPlace
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.record.crash import tensors
 from comgra_decl.record.crash.lessons import lesson_about
-from comgra_decl.record.crash.names import Names
 from comgra_decl.record.crash.overwritten import needs
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.torch_private import ENGINE_CALL

@@ -1,4 +1,4 @@
-"""Names the modules and parameters of a failed program as the run does."""
+"""Names modules and parameters as the run does, including those that are not recorded."""
 
 from __future__ import annotations
 
