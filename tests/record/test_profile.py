@@ -20,7 +20,7 @@ from comgra_decl.query import Run
 from comgra_decl.records import PROGRAM
 from comgra_decl.spec import load_spec
 from comgra_decl.torch_private import profiler_enabled
-from tests.record.test_around import HEALTHY, traced
+from tests.record.test_around import AROUND, HEALTHY, traced
 
 FIRST, LAST = 4, 6
 PROFILE = {"profile": {"steps": [FIRST, LAST]}, "schedule": {"first": 100}}
@@ -158,7 +158,7 @@ def test_a_run_without_a_profile_says_how_to_create_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", HEALTHY, ids=lambda program: program.__name__)
-def test_profiled_programs_train_bit_equal(
+def test_profiled_programs_train_bit_equal_and_get_no_finding_about_time(
     program: Callable[[], list[float]], tmp_path: Path
 ) -> None:
     plain, state = program(), torch.get_rng_state()
@@ -166,6 +166,7 @@ def test_profiled_programs_train_bit_equal(
     run = traced(tmp_path, lambda: losses.extend(program()), **PROFILE)
     assert losses == plain
     assert torch.equal(torch.get_rng_state(), state)
+    assert AROUND.isdisjoint(run.findings()["rule"])
     table, steps = run.profile(), run.profile(by="step")
     assert len(steps) == LAST - FIRST + 1
     assert table["host_self_ms"].sum() == pytest.approx(steps["total"].mean(), rel=1e-6)
