@@ -23,6 +23,7 @@ FORMATS: Mapping[str, str] = {
     "csv": "a folder of CSV tables",
     "zarr": "a zarr v3 group: statistics, samples, histograms and values as arrays",
     "npz": "one file of numpy arrays: like zarr, but without values",
+    "trace": "one time line of records, metrics and profiled steps, for Perfetto or Chrome",
 }
 """The formats and their descriptions."""
 

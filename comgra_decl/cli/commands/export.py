@@ -16,14 +16,17 @@ def command(
     run: RunPath,
     target: Annotated[Path, typer.Argument(help="File or folder to create.")],
     format_: Annotated[
-        str, typer.Option("--format", "-f", help="Format: parquet, csv, zarr or npz.")
+        str, typer.Option("--format", "-f", help="Format: parquet, csv, zarr, npz or trace.")
     ] = "parquet",
     nodes: Annotated[
         str | None, typer.Option(help="Nodes to export, as a pattern: 'blocks.*'.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Export a run for other programs: tables (Parquet, CSV) or arrays (zarr v3, npz)."""
+    """Export a run for other programs: tables (Parquet, CSV), arrays (zarr v3, npz) or a trace.
+
+    A trace is a time line of records, metrics and profiled steps for Perfetto or Chrome.
+    """
     from comgra_decl.cli.printing import bar
     from comgra_decl.export import export_run
     from comgra_decl.query import open_run
