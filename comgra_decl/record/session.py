@@ -44,6 +44,9 @@ _CLOSE_TIMEOUT = 60.0
 """The maximum time, in seconds, to wait at the end of training until the last records are
 stored."""
 
+_INTERRUPTED_TIMEOUT = 5.0
+"""The same after an interruption: the user wants the program to end, and a device may hang."""
+
 
 class Session:
     """A run while it is being recorded.
@@ -78,6 +81,7 @@ class Session:
         self._late_facts: dict[str, Any] | None = None  # of a rank, stored with the next record
         self._late_documents: dict[str, Any] = {}  # known only after the last record
         self._post_mortem: dict[str, Any] | None = None  # of the error that ended the program
+        self._interrupted = False  # whether the user ended the program
         self.path: Location | None = None
 
     def start(self) -> None:
@@ -129,6 +133,8 @@ class Session:
     def failed(self, error: BaseException) -> None:
         """Examine the error that ended the program; `finish` stores the result.
 
+        An interruption (Ctrl-C) is not examined: only the step and the place are stored.
+
         The error and its traceback remain unchanged. A program that exits by itself, or is ended by
         a finding, has not failed.
         """
@@ -139,8 +145,9 @@ class Session:
         try:
             from comgra_decl.record.crash.post_mortem import post_mortem
 
+            self._interrupted = isinstance(error, KeyboardInterrupt)
             self._post_mortem = post_mortem(error, self._hooks.place())
-            if self._keeper is not None:
+            if self._keeper is not None and not self._interrupted:
                 self._keeper.keep_ring("the program failed")
         except Exception as own:  # noqa: BLE001  (must not hide the program's error)
             _log.error("the error that ended the program could not be examined", exc_info=own)
@@ -169,7 +176,7 @@ class Session:
         if self._ending is not None:
             self._ending.remove()
         if writer is not None:
-            writer.close(_CLOSE_TIMEOUT)
+            writer.close(_INTERRUPTED_TIMEOUT if self._interrupted else _CLOSE_TIMEOUT)
         self._forget_last_seen()
         if self._breakpoint is not None:  # no call follows at which it could stop
             self._breakpoint.remove()

@@ -23,7 +23,9 @@ from comgra_decl.hooks import stalls
 from comgra_decl.hooks.scalars import automatic, growth
 from comgra_decl.query import Run
 from comgra_decl.record import live_spec
+from comgra_decl.rules.resources.input_bound import StalledStep
 from comgra_decl.store.last_seen import FILE, last_seen
+from tests.rules.tape import Tape
 from tests.support.forked import Program
 
 AROUND = {
@@ -400,6 +402,25 @@ def test_only_long_steps_outside_of_evaluations_stall() -> None:
         now[0] += 1.0
         watch.look(4, evaluating=False)
     assert reports == [10.0]
+
+
+def test_each_stalled_step_is_reported_once_up_to_a_limit() -> None:
+    now, reports = [0.0], []
+    watch = stalls.StallWatch(lambda *found: reports.append(found[0]), clock=lambda: now[0])
+    for step in range(100):
+        now[0] += 1.0
+        watch.look(step, evaluating=False)
+        for _ in range(15 if step % 10 == 5 else 0):
+            now[0] += 1.0
+            watch.look(step, evaluating=False)
+    assert reports == [10.0] * stalls.MOST
+
+
+def test_the_rule_reports_each_stalled_step() -> None:
+    tape = Tape(numbers=[("auto:stalled", "train", step, 60.0) for step in (40, 90)])
+    found = tape.findings(StalledStep())
+    assert [finding.first_step for finding in found] == [40, 90]
+    assert "Step 90 had not ended after 60 s" in found[1].message
 
 
 def growing() -> dict[str, float]:

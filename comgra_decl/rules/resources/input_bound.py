@@ -94,15 +94,15 @@ class InputBound(Rule):
 
 
 class StalledStep(Rule):
-    """A step that did not end for a long time."""
+    """Steps that did not end for a long time."""
 
     name = "stalled_step"
     severity = "warning"
     certainty = 0.7
     definition = (
         "Outside evaluations, a step has not ended after ten times the median step duration and at "
-        "least five seconds. A note in the run then contains the stacks of all threads. Only the "
-        "first such step is reported."
+        "least five seconds. A note in the run then contains the stacks of all threads. At most "
+        "eight such steps are reported."
     )
     source = "The watchdogs of distributed training libraries report hanging steps in the same way."
     advice = (
@@ -114,15 +114,12 @@ class StalledStep(Rule):
     _found: dict[int, float] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Stores the stalled step."""
+        """Stores the stalled steps."""
         if numbers.name == _STALLED:
             self._found.update(zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first stalled step."""
-        if not self._found:
-            return []
-        step, seconds = next(iter(self._found.items()))
+        """Returns a finding about each stalled step."""
         return [
             self.finding(
                 scene,
@@ -132,6 +129,7 @@ class StalledStep(Rule):
                 "median. A note at this step shows the stacks of all threads.",
                 evidence={"seconds": seconds},
             )
+            for step, seconds in self._found.items()
         ]
 
     def missing(self, scene: Scene) -> str | None:
