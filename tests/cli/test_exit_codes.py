@@ -18,7 +18,7 @@ from comgra_decl.cli.main import main
 from comgra_decl.store.database import newest_version
 from tests.support.forked import forked
 
-SCRIPTS = ("run", "plan", "overfit-one-batch", "batch-mixing", "thermometer")
+SCRIPTS = ("run", "plan", "overfit-one-batch", "batch-mixing", "thermometer", "data")
 RUNS = {
     "show": (),
     "diagnose": (),
@@ -450,6 +450,9 @@ MORE_ENDS: list[tuple[list[str], str, int]] = [
     (["batch-mixing"], MIXES, 3),
     (["batch-mixing"], RAISES, 7),
     (["thermometer"], WITHOUT_STEP, 3),
+    (["data"], LEARNS, 0),
+    (["data"], WITHOUT_STEP, 3),
+    (["data"], RAISES, 7),
     (["thermometer"], RAISES, 7),
 ]
 

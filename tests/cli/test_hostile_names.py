@@ -32,6 +32,7 @@ COMMANDS = {
     "run": (["nowhere\x1b[2J"],),
     "overfit-one-batch": (["--steps", "3", "{script}"],),
     "batch-mixing": (["{script}"],),
+    "data": (["{script}"], ["--mean", "\x1b[2J", "{script}"]),
     "view": (["{root}/nowhere\x1b[2J", "--views", "\x1b[2J"],),
 }
 
