@@ -281,6 +281,9 @@ STALLED = "stalled"
 PROFILE = "profile"
 """Name of the document that contains what each node used in the profiled steps."""
 
+MEMORY = "memory"
+"""Name of the document that contains what each node held in the measured steps."""
+
 TIMELINE = "timeline"
 """Name of the document that contains the events of the profiled steps."""
 

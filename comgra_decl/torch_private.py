@@ -88,6 +88,8 @@ SEEN = {
     "Range": ("torch._C._profiler._RecordFunctionFast", SINCE_2_6),
     "profiler_enabled": ("torch.autograd._profiler_enabled", SINCE_2_6),
     "of_profiler": ("torch.autograd.profiler", SINCE_2_6),
+    # saved tensors
+    "top_saved_hooks": ("torch._C._autograd._top_saved_tensors_default_hooks", SINCE_2_13),
     # the compiler
     "of_evaluation": ("torch._C._dynamo.eval_frame", SINCE_2_6),
     "fx_tracing": ("torch.fx._symbolic_trace", SINCE_2_6),

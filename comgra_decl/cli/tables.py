@@ -250,12 +250,24 @@ def profile_table(profile: pd.DataFrame) -> Table:
     columns |= {"operations": "operations"}
     table = _numbers("node", "pass", *columns.values(), "memory", "share")
     for key, row in profile.iterrows():
-        node, pass_ = map(str, cast(Any, key))
+        node, pass_ = cast(tuple[str, str], key)
         cells = [
             f"{row[name]:.2f}" if name.endswith("ms") else f"{row[name]:.3g}" for name in columns
         ]
         memory = f"{row['bytes'] / 1e6:.2f} MB"
         table.add_row(_name(node), _name(pass_), *cells, memory, f"{row['share']:.1%}")
+    return table
+
+
+def memory_table(memory: pd.DataFrame) -> Table:
+    """Return what nodes hold, in megabytes."""
+    columns = ["activations", "activations_self", "peak", "parameters", "gradients", "optimizer"]
+    if memory["allocated"].notna().any():
+        columns.append("allocated")
+    columns.append("checkpoint_saves")
+    table = _numbers("node", *(name.replace("_", " ") for name in columns))
+    for node, row in memory.iterrows():
+        table.add_row(_name(str(node)), *(f"{row[name] / 1e6:.2f}" for name in columns))
     return table
 
 

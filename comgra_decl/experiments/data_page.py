@@ -60,7 +60,7 @@ def _shows_images(batch: Array) -> bool:
     axis = channel_axis(batch.shape) if batch.ndim == 4 else None
     if axis is None or batch.dtype.kind not in "fu" or batch.shape[axis] not in (1, 3):
         return False
-    return min(n for i, n in enumerate(batch.shape) if i not in (0, axis)) >= _LEAST_PIXELS
+    return all(n >= _LEAST_PIXELS for i, n in enumerate(batch.shape) if i not in (0, axis))
 
 
 Scale = tuple[Sequence[float], Sequence[float]]

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -204,7 +204,7 @@ def _statistics(run: Run) -> Mapping[str, dict[str, Any]]:
     except UnknownNameError:
         return {}
     for key, values in row.iterrows():
-        node, role, iteration, pass_ = key  # type: ignore[misc]
+        node, role, iteration, pass_ = cast(tuple[Any, ...], key)
         if (role, iteration, pass_) == ("output", 0, "forward"):
             kept = {str(k): float(v) for k, v in values.items() if math.isfinite(v)}
             found[str(node)] = {"recorded_step": step, "output": kept}

@@ -287,6 +287,18 @@ class HookManager:
                     on_fault=self._on_fault,
                 )
             )
+        if spec.memory is not None:
+            from comgra_decl.hooks.measuring.memory import MemoryUse
+
+            found.append(
+                MemoryUse(
+                    *spec.memory.steps,
+                    tell=self._reporter.attach,
+                    remark=self._reporter.warn,
+                    place=self.place,
+                    on_fault=self._on_fault,
+                )
+            )
         return found
 
     def _new_lane(self, thread: int, *, saying: Saying | None = None) -> Lane:

@@ -54,3 +54,26 @@ def _present(content: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if content is None or not content["steps"] or not content["rows"]:
         raise UnknownNameError(_NO_PROFILE)
     return content
+
+
+_NO_MEMORY = (
+    "this run has no memory measurement. To create one, name a step in the spec: `memory: {steps: "
+    "10}`"
+)
+
+
+def memory_table(content: Mapping[str, Any] | None) -> pd.DataFrame:
+    """Returns what each node holds, in bytes; see `Run.memory`.
+
+    Raises:
+        UnknownNameError: it was not measured.
+    """
+    if content is None or not content["rows"]:
+        raise UnknownNameError(_NO_MEMORY)
+    rows = pd.DataFrame(content["rows"]).set_index("node")
+    table = rows[["calls", "activations", "activations_self", "peak", "parameters", "gradients",
+                  "optimizer"]].copy()  # fmt: skip
+    table["allocated"] = rows["allocated"].astype(float) if content["exact"] else np.nan
+    table["checkpoint_saves"] = (rows["activations"] - rows["inputs"]).clip(lower=0)
+    held = table[["activations", "parameters", "gradients", "optimizer"]].sum(axis=1)
+    return table.loc[held.sort_values(ascending=False, kind="stable").index]

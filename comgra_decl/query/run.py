@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import is_one_of
 from comgra_decl.pictures.cloud import Basis
-from comgra_decl.records import AUTOMATIC, PROFILE, Structure
+from comgra_decl.records import AUTOMATIC, MEMORY, PROFILE, Structure
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
 
@@ -21,7 +21,7 @@ from .arrays import Arrays
 from .between import Between
 from .chunks import Chunk, chunks
 from .display import from_viewer
-from .measured import profile_steps, profile_table
+from .measured import memory_table, profile_steps, profile_table
 from .pictures import Picture, Pictures
 from .post_mortem import Ending, ending_of
 from .run_facts import RunFacts
@@ -200,6 +200,29 @@ class Run(RunFacts):
         """
         content = self.document(PROFILE)
         return profile_steps(content) if by == "step" else profile_table(content)
+
+    def memory(self) -> pd.DataFrame:
+        """Returns what holds the memory in the measured steps, in bytes, one row per node.
+
+                      calls  activations  activations_self  peak  parameters  gradients  optimizer
+            node
+            Net           1       131072                 0  ...       33280      33280      66560
+            block         1        98304             65536  ...       16640      16640      33280
+
+        `activations` are the tensors that autograd has saved for the backward pass when the model
+        returns, including those saved by modules within the node, and `activations_self` excludes
+        them. Each is counted once, for the first module that saves it; parameters are not
+        activations. `peak` is the largest size of saved tensors at any time. `parameters` includes
+        buffers. `gradients` and `optimizer` (its states) are as of the end of the step.
+        `allocated` is by how much the memory that torch has allocated on the CUDA device grew
+        during the calls, including outputs; NaN without a device. `checkpoint_saves` is by how much
+        `activations` would shrink if a checkpoint kept only the node's inputs and repeated its
+        forward pass. With several measured steps, every number is the largest one.
+
+        Raises:
+            UnknownNameError: the memory was not measured; the message says how to do so.
+        """
+        return memory_table(self.document(MEMORY))
 
     def experiments(self) -> list[NotedCheck]:
         """Returns the verdicts of experiments with the script that are stored next to the run.

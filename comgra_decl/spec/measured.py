@@ -35,3 +35,10 @@ class ProfileSpec(SpecModel):
 
     steps: Steps = [10, 13]
     """The first and the last profiled step, or the number of one step; at most 64 steps."""
+
+
+class MemorySpec(SpecModel):
+    """The steps in which the memory of each module is measured. They are not recorded."""
+
+    steps: Steps = [10, 10]
+    """The first and the last measured step, or the number of one step; at most 64 steps."""

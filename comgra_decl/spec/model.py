@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 from comgra_decl.errors import did_you_mean
 from comgra_decl.spec.base import Bool, SpecModel
 from comgra_decl.spec.keep import KeepSpec
-from comgra_decl.spec.measured import ProfileSpec
+from comgra_decl.spec.measured import MemorySpec, ProfileSpec
 from comgra_decl.spec.nodes import NodeSpec, Selectors
 from comgra_decl.spec.pictures import PictureSpec
 from comgra_decl.spec.preview import Previewing, PreviewSpec
@@ -104,6 +104,9 @@ class Spec(SpecModel):
 
     profile: ProfileSpec | None = None
     """Steps in which torch's profiler measures where the time goes; null for none."""
+
+    memory: MemorySpec | None = None
+    """Steps in which to measure what holds the memory; null for none."""
 
     graph: Bool = True
     """Whether to follow the dependency graph between the recorded tensors."""

@@ -148,6 +148,23 @@ _TIMELINE: Form = {
     "start": [_NUMBER],
     "duration": [_NUMBER],
 }
+_MEMORY_NAMES = (
+    "activations",
+    "activations_self",
+    "peak",
+    "allocated",
+    "inputs",
+    "calls",
+    "parameters",
+    "gradients",
+    "optimizer",
+)
+_MEMORY: Form = {
+    "rows": [{"node": str, **dict.fromkeys(_MEMORY_NAMES, int)}],
+    "steps": [int],
+    "exact": bool,
+    "device": int,
+}
 
 _FORMS: Mapping[str, Form] = {
     "findings": {
@@ -171,6 +188,7 @@ _FORMS: Mapping[str, Form] = {
     "post_mortem": _POST_MORTEM,
     "profile": _PROFILE,
     "timeline": _TIMELINE,
+    "memory": _MEMORY,
     "ranks": {"rank": int, "world_size?": int, "recorded": [int], "run?": str},
     "keep": {"steps?": [list], "unseen?": [list]},
 }

@@ -22,6 +22,7 @@ COMMANDS = {
     "diagnose": (["{run}", "--all"], ["{run}", "--rules", "\u202e"]),
     "explain": (["{run}"], ["{root}/nowhere\x1b[2J"]),
     "profile": (["{run}"], ["{root}/nowhere\x1b[2J"]),
+    "memory": (["{run}"], ["{root}/nowhere\x1b[2J"]),
     "compare": (["{run}", "{run}"], ["{run}", "{run}", "--name", "\x1b[2J"]),
     "verify": (["{run}"],),
     "thermometer": (["{run}"], ["{run}", "\x1b[2J"]),
@@ -41,7 +42,7 @@ COMMANDS = {
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which every name is hostile."""
     root = tmp_path_factory.mktemp("hostile") / "runs"
-    return record(root, overrides=["profile.steps=3"])
+    return record(root, overrides=["profile.steps=3", "memory.steps=4"])
 
 
 def test_every_command_is_tried() -> None:

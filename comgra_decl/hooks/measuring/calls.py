@@ -42,6 +42,7 @@ class ModuleCalls(Generic[State]):
         enter: called with the module's number and whether gradients are enabled; returns a state.
         leave: called with this state at the end of the call, even if it failed.
         on_fault: called with an error in tracing itself.
+        given: called with the module's number and its positional arguments, before `enter`.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class ModuleCalls(Generic[State]):
         leave: Callable[[State], None],
         *,
         on_fault: Callable[[BaseException], None],
+        given: Callable[[int, Any], None] | None = None,
     ) -> None:
+        self._given = given
         self._enter = enter
         self._leave = leave
         self._on_fault = on_fault
@@ -87,8 +90,13 @@ class ModuleCalls(Generic[State]):
             found.append(names.module(module, within=outermost) if alive else known.class_name)  # type: ignore[arg-type]
         return found
 
+    def outermost(self) -> list[nn.Module]:
+        """Return the outermost modules that were called and still exist."""
+        found = {id(top): top for known in self._known if (top := known.outermost()) is not None}
+        return [*found.values()]
+
     @guarded
-    def _before(self, module: nn.Module, _args: Any) -> None:
+    def _before(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling() or tracing_state() is not None:
             return
         if SECLUDED and is_secluded():  # a probe calls a copy of the model
@@ -101,6 +109,8 @@ class ModuleCalls(Generic[State]):
             self._known.append(
                 _Known(weakref.ref(module), weakref.ref(outermost), unwrapped_class(module))
             )
+        if self._given is not None:
+            self._given(number, args)
         running.append((module, self._enter(number, torch.is_grad_enabled())))
 
     @guarded
