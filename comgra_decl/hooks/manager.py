@@ -141,7 +141,8 @@ class HookManager:
             losses=self._losses,
             on_fault=fault,
         )
-        self._measured = Measured(self._measurements(spec), on_fault=fault)
+        measurements = self._measurements(spec)
+        self._measured = Measured(measurements) if measurements else None
         self._hooks = RecordHooks(
             declared,
             state,
@@ -480,7 +481,8 @@ class HookManager:
     @guarded
     def _finish(self) -> None:
         """Close the records and measurements in progress."""
-        self._measured.finish()
+        if self._measured is not None:
+            self._measured.finish()
         lanes, turns = self._lanes, self._turns
         self._steps.end_unfinished(lane for lane in lanes if lane is not lanes.followed)
         if self._state.is_only_undecided:
@@ -522,7 +524,8 @@ class HookManager:
             for part in (self._scalars, self._losses, self._listener):
                 each.callback(part.stop)
             each.callback(self._hooks.disarm)
-            each.callback(self._measured.abandon)
+            if self._measured is not None:
+                each.callback(self._measured.abandon)
             each.callback(self._steps.stop)
             each.callback(self._called.stop)
             each.callback(self._idle.end)

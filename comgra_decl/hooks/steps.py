@@ -73,7 +73,7 @@ class Steps:
         losses: observes `backward`.
         scalars: receives the metrics of all steps.
         automatic: collects the metrics that need no code in the program.
-        measured: the steps that are measured instead of recorded.
+        measured: the steps that are measured instead of recorded; None if there are none.
         idle: counts the steps that need no other work.
         reporter: receives choices and warnings.
         ending: whether tracing continues, and how it ends.
@@ -104,7 +104,7 @@ class Steps:
         losses: LossWatch,
         scalars: Scalars,
         automatic: AutomaticMetrics,
-        measured: Measured,
+        measured: Measured | None,
         idle: IdleSteps,
         reporter: Reporter,
         ending: Ending,
@@ -349,7 +349,8 @@ class Steps:
     def _end_followed(self) -> None:
         lanes, lane, state = self._lanes, self._lanes.followed, self._state
         scalars, agenda = self._scalars, self._declared.agenda
-        self._measured.end(state.number)
+        if self._measured is not None:
+            self._measured.end(state.number)
         if lane.saying is not scalars.saying:
             scalars.turn_to(lane.saying)
         lane.clock.end()
@@ -477,7 +478,8 @@ class Steps:
             self._watch.remove()
             if not self._declared.tracer.installed:
                 hooks.stance.restore()
-        self._measured.begin(state.number)
+        if self._measured is not None:
+            self._measured.begin(state.number)
 
     def _plan(self) -> Plan:
         declared, lanes, plan = self._declared, self._lanes, Plan.WAIT
@@ -488,10 +490,11 @@ class Steps:
                 declared.keeps = False
                 agenda.stop_keeping()
             plan = agenda.plan(number)
-            measured = self._measured.next_after(number)
-            if measured == number:  # the record stays due
-                plan = Plan.WAIT
-            self._quiet = min(agenda.quiet_until, measured)
+            self._quiet = agenda.quiet_until
+            if self._measured is not None:
+                measured = self._measured.next_after(number)
+                plan = Plan.WAIT if measured == number else plan  # the record stays due
+                self._quiet = min(self._quiet, measured)
             self._state.deferred = declared.keeps or agenda.typed
         if lanes.several:
             self._quiet = -math.inf
@@ -514,11 +517,11 @@ class Steps:
             or self._called.watched
             or lanes.several
             or self._nested
-            or self._measured.running
         )
         plain = not (state.armed or self._evaluation.open or self._watch.waiting or lanes.several)
-        self._automatic.begin_step(plain=plain and not self._measured.running)
-        busy = busy or self._automatic.timing
+        measures = self._measured is not None and self._measured.running
+        self._automatic.begin_step(plain=plain and not measures)
+        busy = busy or measures or self._automatic.timing
         step = state.count_from_here()
         lane = lanes.followed
         self._losses.follow(lane.helper or lane.thread)

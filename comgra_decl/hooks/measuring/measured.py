@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -43,14 +43,10 @@ class Measured:
 
     Args:
         measurements: what is measured, and when.
-        on_fault: called with an error in tracing itself.
     """
 
-    def __init__(
-        self, measurements: Sequence[Measurement], *, on_fault: Callable[[BaseException], None]
-    ) -> None:
+    def __init__(self, measurements: Sequence[Measurement]) -> None:
         self._measurements = [*measurements]
-        self._on_fault = on_fault
 
     @property
     def running(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -70,7 +70,7 @@ class LossWatch:
         self._before: Callable[[Any], None] | None = None
         self._recording = False
         self._timer: Callable[[bool], None] | None = None
-        self._own: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self._own: Callable[[], AbstractContextManager[Any]] | None = None
         self.thread = 0
         self._scaled: dict[int, _Scaled] = {}  # the last scaled loss, by thread
         self._inside: set[int] = set()  # by thread; function modes split one call into several
@@ -140,13 +140,14 @@ class LossWatch:
         self,
         timer: Callable[[bool], None] | None,
         *,
-        own: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        own: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> None:
         """Sets a function that is called with True before and False after each `backward`.
 
         Args:
             timer: the function; None for none.
-            own: returns a context for the work that tracing itself does before `backward`.
+            own: returns a context for the work that tracing itself does before `backward`; None
+                for none.
         """
         self._timer, self._own = timer, own
         if timer is not None:
@@ -260,8 +261,12 @@ class LossWatch:
         thread = get_ident()
         self._inside.add(thread)
         try:
-            with self._own():
-                recording = self._begins(args[0] if args else kwargs.get("tensors"))
+            given, own = args[0] if args else kwargs.get("tensors"), self._own
+            if own is None:
+                recording = self._begins(given)
+            else:
+                with own():
+                    recording = self._begins(given)
         except Exception as error:
             self._on_fault(error)
         whole = False
