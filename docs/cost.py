@@ -69,10 +69,10 @@ steps and stops. See the [reference](reference.md#comgra-decl-plan).
 
 ## On a GPU
 
-The current version has not been measured on a GPU. `python -m benchmarks --device cuda`
-measures every figure that has a target below, within eight minutes ([how](../benchmarks/README.md#on-a-device)). The following
-figures are for **an earlier version**, which reduced each tensor in float64 with a dozen kernels.
-They were measured on one H100 80GB with torch 2.11.
+The current version has not been measured on a GPU. `python -m benchmarks --device cuda` measures
+every figure that has a target below, within eight minutes
+([how](../benchmarks/README.md#on-a-device)). The following figures are for **an earlier version**, which reduced each tensor in float64 with a
+dozen kernels. They were measured on one H100 80GB with torch 2.11.
 
 | training | plain step | idle | outputs and gradients | `light` | `debug` |
 | --- | ---: | ---: | ---: | ---: | ---: |
@@ -83,8 +83,8 @@ They were measured on one H100 80GB with torch 2.11.
 | GPT-2 124M under `torch.compile` | 24 ms | 1.0 | 14.5 to 15.2 | | |
 
 All columns except the plain step show the ratio to the plain step, with every step recorded.
-"Gradients" means the gradients of outputs and parameters. Training was bit-identical, no
-operation waited for the device, and peak memory differed by less than 0.1%. In a separate test, an output of
+"Gradients" means the gradients of outputs and parameters. Training was bit-identical, no operation
+waited for the device, and peak memory was the same to within 0.1%. In a separate test, an output of
 1e9 elements in 16 million samples raised peak memory from 7.7 to 13.5 GiB.
 
 | figure | earlier version | target | current version |

@@ -114,8 +114,8 @@ class Outline:
         Args:
             expanded: Expanded scopes: names of boxes with `folded`, as sent by `{"expand": id}`.
             room: Size of the drawing area, into which long drawings are wrapped. None: one row.
-            limit: If there are more boxes than this, three or more numbered neighbours of the same
-                structure share one box (longest rows first), unless that box is in `expanded`.
+            limit: If there are more boxes than this, three or more numbered neighbours with the
+                same structure share one box (longest rows first), unless that box is in `expanded`.
         """
         root = self._root
         visible = sorted(visible_boxes(root, expanded, limit), key=lambda box: (box.order, box.id))

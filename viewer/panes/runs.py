@@ -200,10 +200,10 @@ def _choices(at: model.Overlaid, metrics: list[str], settings: list[str]) -> Gro
         Field("smoothing", "Smoothing", at.smoothing,
               tuple(Option(each, each) for each in model.SMOOTHINGS),
               "Weight of earlier values in an exponential moving average with bias correction; "
-              "the original values are shown as faint lines", "slider"),
+              "faint lines show the original values", "slider"),
         Field("x_axis", "Horizontal axis", at.x_axis,
               tuple(Option(key, label) for key, label in model.X_AXES.items()),
-              "Wall time and samples are known at records and interpolated between them"),
+              "Wall time and samples are known at recorded steps and interpolated between them"),
     )  # fmt: skip
     settings_field = Field(
         "against", "Settings", at.against,

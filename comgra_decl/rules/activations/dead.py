@@ -121,7 +121,7 @@ class DeadUnits(SlotRule):
         return [replace(found[0], severity=self.parameters.severity or "hint")]
 
     def ordered(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns rectifiers in the order of execution, then biases, the last layer first."""
+        """Returns rectifiers in execution order, then biases, starting with the last layer."""
         bias = scene.table.parameter_gradients[fired]
         order = scene.table.order[fired] * np.where(bias, -1, 1)
         return fired[np.lexsort((order, bias, self.streak.first[fired]))]

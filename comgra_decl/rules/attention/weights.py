@@ -19,8 +19,9 @@ class SoftmaxAxis(Rule):
     definition = (
         "The result of a softmax over one of the last two dimensions, both of the same size, "
         "enters a matrix product (matmul, bmm, `@` or einsum) that sums over the other of the two. "
-        "The weights in each sum then do not add up to 1. The rule does not check weights of other "
-        "shapes, such as assignments of points to clusters, or weights that are normalized again."
+        "The weights in each sum then do not add up to 1. The rule checks neither weights of "
+        "other shapes, such as assignments of points to clusters, nor weights that are normalized "
+        "again."
     )
     source = (
         "Vaswani et al., Attention Is All You Need (2017), equation 1: the softmax returns the "

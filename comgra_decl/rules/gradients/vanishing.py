@@ -147,8 +147,8 @@ class VanishingGradient(SlotRule):
                 f"{scene.table.infos[slot].key.node} and the layers after it has fallen to "
                 f"{share[model]:.1%} of its initial value, so these layers no longer learn.",
                 advice="Weaken the winning model: use a lower learning rate, fewer steps, noise "
-                "on its inputs, a gradient penalty or spectral normalization. Or use a loss that "
-                "does not saturate (-log D(G(z)), hinge, Wasserstein).",
+                "on its inputs, a gradient penalty or spectral normalization. Alternatively, use "
+                "a loss that does not saturate (-log D(G(z)), hinge, Wasserstein).",
                 evidence={"loss": falls[won], "gradient": share[model]},
             )
         ]

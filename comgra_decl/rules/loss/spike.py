@@ -23,9 +23,9 @@ from comgra_decl.rules.api import (
 
 _PART = 0.25  # share of the first losses by which a spike must exceed the mean
 _RECOVERED = 1.5  # a loss below this multiple of the level before the spike has recovered
-_LEFT = 0.25  # the same, as a share of the rise
+_LEFT = 0.25  # the same limit, as a share of the rise
 _MOST = 63  # maximum number of spikes to remember, not counting the latest
-_AFTER = 32  # steps after a rise in the learning rate in which the rise may cause a spike
+_AFTER = 32  # number of steps for which a rise in the learning rate may cause a spike
 
 
 class SpikeParameters(RuleParameters):
@@ -105,11 +105,11 @@ class LossSpike(LossRule):
     )
     source = (
         "OLMo-core's SkipStepOptimizer (6 standard deviations over 128 steps) and Lightning's "
-        "SpikeDetection (twice the running mean). The limits here are stricter, so that findings "
-        "are relevant."
+        "SpikeDetection (twice the running mean). The limits here are stricter, so that only "
+        "relevant jumps are reported."
     )
     advice = (
-        "Inspect the batch of that step, clip gradients, or lower the learning rate or Adam's "
+        "Inspect the batch used in that step, clip gradients, or lower the learning rate or Adam's "
         "beta2. With `keep: {when: [loss_spike]}`, the steps before the next spike are recorded in "
         "full."
     )

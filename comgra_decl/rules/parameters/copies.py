@@ -1,4 +1,4 @@
-"""Target networks that lag far behind the model that they copy."""
+"""Target networks that lag far behind the model they copy."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from comgra_decl.rules.api import (
     Window,
 )
 
-_LARGEST = 0.1  # initial rates whose square is not a usual rate
+_LARGEST = 0.1  # largest initial rate whose square is not a usual rate
 
 
 class SquaredParameters(RuleParameters):

@@ -71,7 +71,7 @@ class GrowingMemory(Rule):
     _holders: dict[str, tuple[int, float]] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Adds memory readings, and what was found to grow."""
+        """Adds memory readings, and the containers that were found to grow."""
         if numbers.name.startswith(_MEMORY):
             curve = self._curves.setdefault(numbers.name.removeprefix(_MEMORY), Curve())
             curve.add(numbers.steps, numbers.values)
