@@ -71,8 +71,9 @@ steps and stops. See the [reference](reference.md#comgra-decl-plan).
 
 The current version has not been measured on a GPU. `python -m benchmarks --device cuda` measures
 every figure that has a target below, within eight minutes
-([how](../benchmarks/README.md#on-a-device)). The following figures are for **an earlier version**, which reduced each tensor in float64 with a
-dozen kernels. They were measured on one H100 80GB with torch 2.11.
+([how](../benchmarks/README.md#on-a-device)). The following figures are for **an earlier version**,
+which reduced each tensor in float64 with a dozen kernels. They were measured on one H100 80GB with
+torch 2.11.
 
 | training | plain step | idle | outputs and gradients | `light` | `debug` |
 | --- | ---: | ---: | ---: | ---: | ---: |
@@ -292,7 +293,7 @@ def _compared(comparison: dict[str, Any]) -> str:
         )
     text = (
         "The table compares the time of a step recorded by commit "
-        f"{comparison['older'] or 'unknown'} and by this version. Blocks of both versions "
+        f"{comparison['older'] or 'unknown'} and by this version. Blocks of the two versions "
         f"alternate, and the figures are medians of {rounds} rounds. They were measured on "
         f"{comparison['date']} by `python -m benchmarks --against`, with a load of {load:g} at the "
         "start. `nothing` is plain training, so its ratio shows the noise. `record` captures "

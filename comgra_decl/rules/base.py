@@ -73,7 +73,7 @@ class _PerRun:
 def per_run(make: Callable[..., T], *arguments: Any, **options: Any) -> T:
     """Declares an attribute of a rule that is recreated for every run.
 
-    For example `early = per_run(Early, 5)`. Required for values that a rule changes in place
+    Example: `early = per_run(Early, 5)`. Required for values that a rule changes in place
     (memories, dicts, lists). A value that is only ever reassigned can be a plain class attribute.
 
     Args:

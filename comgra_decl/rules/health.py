@@ -41,7 +41,7 @@ class Question:
         part: the part of the checklist to which it belongs.
         text: the question.
         deciding: the rules that must have checked the run before the question is ticked.
-        rules: further rules whose findings answer the question.
+        rules: other rules whose findings answer the question.
         families: folders of rules that answer the question unless another question names them.
         reading: the name of the run's values for the question.
         experiment: the experiment with the training script that answers the question, if no rule

@@ -28,7 +28,7 @@ class GraphNode:
         name: Dotted name; its proper prefixes are its module scopes.
         kind: One of `KINDS`.
         order: Position of the node's first execution; nodes with a smaller position ran earlier.
-        title: Further text about the node, such as its shape. Two blocks are identical only if
+        title: Additional text about the node, such as its shape. Two blocks are identical only if
             their nodes' titles agree, ignoring the node's own name.
         module: Class of the module; "" if the node is not the output of a module.
     """

@@ -1,4 +1,4 @@
-"""Base class of all panes. A pane is built once, updated in place, and isolates its errors."""
+"""Base class of all panes. A pane is built once and then updated in place, and it isolates its errors."""
 
 from __future__ import annotations
 

@@ -46,10 +46,10 @@ class DeadUnits(SlotRule):
         "than `share` of its weight gradient are exactly zero, while other gradients are nonzero. "
         "The corresponding units are inactive for all samples in the batch. The rule also reports "
         "a rectifier if more than `zeros` of its output is zero although its input is not entirely "
-        "zero. The finding is only a hint if at least {_ALIVE:.0%} of the units in each such layer "
-        "are alive, because these units still learn. For example, many units may be inactive for "
-        "all samples from the start if there are few inputs or all are positive (as in coupling "
-        "layers of flows). The same can happen later in reinforcement learning critics."
+        f"zero. The finding is only a hint if at least {_ALIVE:.0%} of the units in each such "
+        "layer are alive, because these units still learn. For example, many units may be inactive "
+        "for all samples from the start if there are few inputs or all are positive (as in "
+        "coupling layers of flows). The same can happen later in reinforcement learning critics."
     )
     source = (
         "SageMaker Debugger, which reports layers in which more than half of the units are dead; "

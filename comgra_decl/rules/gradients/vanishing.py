@@ -64,7 +64,7 @@ class VanishingGradient(SlotRule):
         "every iteration of the module. Alternatively, the ratio of the norm to this quartile "
         f"falls below `fall` times its initial value (the median over the first {_FIRST} "
         "records). The rule checks the gradients of module outputs, or of weights if output "
-        "gradients are not recorded, and requires at least {_FEWEST} of them. It ignores side "
+        f"gradients are not recorded, and requires at least {_FEWEST} of them. It ignores side "
         "branches, that is, tensors computed from a tensor whose gradient has not vanished "
         "(attention keys, residual branches that start at zero). Competing models: a step has "
         "several losses, the outputs of one model are passed to another model, and gradients flow "
@@ -117,7 +117,7 @@ class VanishingGradient(SlotRule):
             self._curves.setdefault(numbers.name, Curve()).add(numbers.steps, numbers.values)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about vanishing layers, or about a competing model that has lost."""
+        """Returns a finding about vanishing gradients, or about a competing model that has lost."""
         return super().findings(scene) or self._overpowered(scene)
 
     def _overpowered(self, scene: Scene) -> list[Finding]:
