@@ -372,7 +372,7 @@ class SlotRule(Rule):
     """
 
     harmless: ClassVar[bool] = False
-    """Whether the finding is only a hint if the loss has fallen by half and is still near its
+    """Whether a finding is only a hint once the loss has fallen by half and is still near its
     minimum (`Scene.learns`). True for values that are unusual but not necessarily harmful.
     """
 

@@ -58,7 +58,8 @@ class GrowingMemory(Rule):
     )
     source = (
         "PyTorch's FAQ on memory names losses that are accumulated with their graphs as the usual "
-        "cause. The thresholds were chosen with programs that leak memory and programs that do not."
+        "cause. The thresholds were chosen using programs that leak memory and programs that do "
+        "not."
     )
     advice = (
         "Data from each step is kept. Store numbers instead of tensors: `loss.item()` or "
