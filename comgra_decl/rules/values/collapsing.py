@@ -58,9 +58,10 @@ class CollapsingOutput(SlotRule):
         "less than `fall` times its initial l2 norm. Such an output no longer distinguishes the "
         "samples. For example, the posterior of an autoencoder may collapse to its prior. The "
         "finding is only a hint if these tensors include neither a prediction nor an output of "
-        "the model, or only outputs of a model that judges another one (a step has several "
-        "losses, and gradients flow from this model to the other one): these outputs become "
-        "similar if the other model, such as a generator, does well."
+        "the model. It is also only a hint if they include only outputs of a model that judges "
+        "another one (a step has several losses, and gradients flow from this model to the other "
+        "one), because such outputs become similar if the other model, such as a generator, does "
+        "well."
     )
     source = (
         "comgra's README, which announces a check for a falling variance across the batch; the "
