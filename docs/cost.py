@@ -30,7 +30,7 @@ NETS = {
 TEXT = """\
 # What tracing costs
 
-{machine}. Measured on {date} by `python -m benchmarks` ([how](../benchmarks/README.md), [all
+{machine}. Measured on {date} with `python -m benchmarks` ([how](../benchmarks/README.md), [all
 figures](../benchmarks/results/{date}.md)). `python -m docs.cost` generates this page from these
 figures. Times include storage: they run from the first measured step until all data is on disk.
 

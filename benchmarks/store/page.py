@@ -30,7 +30,7 @@ def tables(figures: dict[str, Any]) -> str:
         load = " **The machine was busy, so times are upper bounds. Sizes and counts are exact.**"
     usage, peers_size = hand["usage"], figures["peers_size"]
     return f"""\
-Measured on {figures["date"]} by `python -m benchmarks.store`: {machine["processor"]},
+Measured on {figures["date"]} with `python -m benchmarks.store`: {machine["processor"]},
 {machine["cores"]} cores, system load before the run {machine["load_before"]}.{load} Times in ms. A
 run contains nine statistics, aggregated in three ways and for two samples. Eight records share a
 commit. Each read is repeated with different columns. The table shows the first read (in a new

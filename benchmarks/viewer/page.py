@@ -45,7 +45,7 @@ def tables(figures: dict[str, Any]) -> str:
         lines += _lines(name, figures["measures"].get(name, {}))
     notes = _memory(figures["measures"].get("memory", {}))
     return f"""\
-Measured on {figures["date"]} by `python -m benchmarks.viewer`: {machine["processor"]},
+Measured on {figures["date"]} with `python -m benchmarks.viewer`: {machine["processor"]},
 {machine["cores"]} cores shared by server and browser, no GPU (the browser renders in
 software), system load before the run {machine["load_before"]}.{load} Times in ms.
 

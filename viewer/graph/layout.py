@@ -53,7 +53,7 @@ __all__ = [
 _Links = dict[tuple[int, int], bool]
 
 READABLE = 0.7
-"""Smallest zoom at which the labels of boxes can be read: their letters have 12 pixels at 1."""
+"""Smallest zoom at which the labels of boxes can be read: at zoom 1, letters have 12 pixels."""
 
 _SPACE = 110.0, 84.0
 """Width and height that a box takes up, including the gap to the next box and the bands."""
