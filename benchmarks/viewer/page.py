@@ -47,7 +47,7 @@ def tables(figures: dict[str, Any]) -> str:
     return f"""\
 Measured on {figures["date"]} with `python -m benchmarks.viewer`: {machine["processor"]},
 {machine["cores"]} cores shared by server and browser, no GPU (the browser renders in
-software), system load before the run {machine["load_before"]}.{load} Times in ms.
+software), system load of {machine["load_before"]} before the run.{load} Times in ms.
 
 {chr(10).join(lines)}
 {notes}"""

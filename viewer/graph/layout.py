@@ -66,7 +66,7 @@ _MOST, _LEAST = 60, 12
 
 
 _HEADS = 3
-"""Lines of bands that are drawn."""
+"""Maximum number of lines of bands to draw."""
 
 
 class Outline:

@@ -21,7 +21,7 @@ figure. With more points, drawing them took up most of the time needed to paint 
 """
 
 _LONE = 0.003
-"""Half the width of the band around a lone point, relative to all steps."""
+"""Half the width of the band around a lone point, relative to the range of all steps."""
 
 NEVER_NEGATIVE = (
     *("abs_mean", "std", "abs_max", "l2", "zero_fraction", "nonfinite", "rms", "snr"),

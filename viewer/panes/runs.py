@@ -196,7 +196,7 @@ def _choices(at: model.Overlaid, metrics: list[str], settings: list[str]) -> Gro
     short = model.short_names(settings)
     lines = (
         Field("metric", "Metric", at.metric, tuple(Option(name, name) for name in metrics),
-              "Metric for the first figure and the figure of settings"),
+              "Metric shown in the first figure and in the figure of settings"),
         Field("smoothing", "Smoothing", at.smoothing,
               tuple(Option(each, each) for each in model.SMOOTHINGS),
               "Weight of earlier values in an exponential moving average with bias correction; "

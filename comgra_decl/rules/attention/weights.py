@@ -116,8 +116,8 @@ class SingleWeight(Rule):
     severity = "hint"
     certainty = 0.6
     definition = (
-        "In the first records, a softmax runs over a dimension of size 1, although another "
-        "dimension besides the first is larger, as for scores [batch, positions, 1]."
+        "In the first records, a softmax runs over a dimension of size 1, although a dimension "
+        "other than the first is larger, as in scores of shape [batch, positions, 1]."
     )
     source = "exp(x) / exp(x) is 1 for every x. Our own definition."
     advice = (
