@@ -296,7 +296,7 @@ def _compared(comparison: dict[str, Any]) -> str:
         "The table compares the time of a step recorded by commit "
         f"{comparison['older'] or 'unknown'} and by this version. Blocks of the two versions "
         f"alternate, and the figures are medians of {rounds} rounds. They were measured on "
-        f"{comparison['date']} by `python -m benchmarks --against`, with a load of {load:g} at the "
+        f"{comparison['date']} with `python -m benchmarks --against`, with a load of {load:g} at the "
         "start. `nothing` is plain training, so its ratio shows the noise. `record` captures "
         "outputs and gradients without rules. The times depend on the machine's load and "
         "frequency and therefore differ from those in the tables above: only the ratios can be "

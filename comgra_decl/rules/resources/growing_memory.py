@@ -84,6 +84,7 @@ class GrowingMemory(Rule):
         """Returns a finding about the memory that grows the most."""
         found = [self._judge(scene, name, curve) for name, curve in self._curves.items()]
         kept = [finding for finding in found if finding is not None]
+        kept.sort(key=lambda finding: -float(finding.evidence["mib_per_step"]))
         return kept[:1]
 
     def _judge(self, scene: Scene, name: str, curve: Curve) -> Finding | None:
