@@ -189,10 +189,10 @@ def _timm(name: str) -> tuple[Any, Callable[[], Any]]:
 
 
 def _torchvision(name: str) -> tuple[Any, Callable[[], Any]]:
-    from torchvision import models
-
     from benchmarks.neutrality.zoo import vision
 
+    # imported after `vision`, which makes that possible
+    models: Any = import_module("torchvision.models")
     options = vision.OPTIONS.get(name, {})
     if name in vision.MAPS or name in vision.VIDEOS or name == "raft_small":
         raise ValueError("no image classifier")
