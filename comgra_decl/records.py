@@ -221,7 +221,7 @@ class RawStep:
         return self.raw.nbytes + extra + histogram + values + 512
 
     def only(self, tensor: int) -> float:
-        """Returns the value of a one-element tensor of the layout, computed from its raw sums."""
+        """Return the value of a one-element tensor of the layout, computed from its raw sums."""
         row = self.raw[self.layout.starts[tensor]]
         return float(row[Raw.PIVOT] + row[Raw.SUM])
 
@@ -255,7 +255,7 @@ class StepBatch:
 
     @classmethod
     def of_documents(cls, documents: dict[str, Any]) -> StepBatch:
-        """Returns a batch with documents and no records."""
+        """Return a batch with documents and no records."""
         empty = np.empty((0, 0, 0, 0), np.float32)
         slots = np.empty(0, np.int32)
         return cls([], slots, empty, empty, None, None, [], [], [], [], documents)

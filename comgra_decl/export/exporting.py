@@ -1,4 +1,4 @@
-"""Exports a run to formats for other programs; the target appears only when complete."""
+"""Export a run to formats for other programs; the target appears only when complete."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def export_run(
     nodes: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Exports a run to a format that other programs read.
+    """Export a run to a format that other programs read.
 
     Args:
         run: an open run; a live one is exported as of its last refresh.

@@ -62,7 +62,7 @@ class Optimizers:
         return found
 
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Returns the id of each known optimizer and the number of parameters it holds."""
+        """Return the id of each known optimizer and the number of parameters it holds."""
         sizes = []
         for number, reference in self._known.items():  # no generators: runs for every record
             optimizer = reference()

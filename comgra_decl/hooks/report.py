@@ -274,7 +274,7 @@ _SETTINGS = (
 
 
 def _settings(module: torch.nn.Module | None) -> dict[str, Any]:
-    """Returns a module's settings and the shapes of its buffers, if it has any."""
+    """Return a module's settings and the shapes of its buffers, if it has any."""
     if module is None:
         return {}
     given = {name: module.__dict__.get(name) for name in _SETTINGS}

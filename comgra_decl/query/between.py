@@ -74,7 +74,7 @@ class Between:
 def between(
     snapshot: Snapshot, source: SlotKey, sink: SlotKey, step: int | None, type_: str | None
 ) -> Between:
-    """Returns what happens between two tensors at a step, by default the last one."""
+    """Return what happens between two tensors at a step, by default the last one."""
     steps = snapshot.steps[snapshot.records(type_)]
     if not len(steps):
         raise UnknownNameError("the run has no records.")
@@ -111,14 +111,14 @@ class _Numbers:
         self._infos = snapshot.view.slots
 
     def of(self, key: SlotKey, pass_: str, statistic: str) -> float:
-        """Returns a statistic of a tensor, averaged over the batch; NaN if it is not recorded."""
+        """Return a statistic of a tensor, averaged over the batch; NaN if it is not recorded."""
         slot = self._slot(key, pass_)
         if slot not in self._place or statistic not in self._names:
             return math.nan
         return float(self._values[self._place[slot], self._names.index(statistic)])
 
     def rms(self, key: SlotKey, pass_: str) -> float:
-        """Returns the root mean square of a tensor: its l2 norm divided by the root of its size."""
+        """Return the root mean square of a tensor: its l2 norm divided by the root of its size."""
         slot = self._slot(key, pass_)
         if slot is None or slot not in self._place:
             return math.nan
@@ -129,7 +129,7 @@ class _Numbers:
         return self.of(key, pass_, "l2") / math.sqrt(size) if size else math.nan
 
     def _slot(self, key: SlotKey, pass_: str) -> int | None:
-        """Returns the slot of a pass; of several gradients, the first."""
+        """Return the slot of a pass; of several gradients, the first."""
         exact = self._ids.get(key._replace(pass_=pass_))
         if exact is not None or pass_ != "grad":
             return exact
@@ -155,7 +155,7 @@ class _Flow:
     def of(
         cls, graph: Structure | None, source: SlotKey, sink: SlotKey, numbers: _Numbers
     ) -> _Flow:
-        """Returns the tensors on any path; edges without gradient count only if none has one."""
+        """Return the tensors on any path; edges without gradient count only if none has one."""
         if graph is None:
             return cls(source, sink, [], {})
         known = set(graph.keys)
@@ -175,7 +175,7 @@ class _Flow:
         return cls(source, sink, keys, readers)
 
     def paths(self) -> list[GradientPath]:
-        """Returns the paths with the largest shares.
+        """Return the paths with the largest shares.
 
         The best paths from a tensor consist of a reader and one of the best paths from that reader.
         """
@@ -194,7 +194,7 @@ class _Flow:
         return [GradientPath(tuple(map(_name, path)), path, share) for share, path in found]
 
     def count(self) -> int:
-        """Returns the number of all paths."""
+        """Return the number of all paths."""
         ways = {self.sink: 1}
         for key in reversed(self.keys):
             if key != self.sink:
@@ -216,7 +216,7 @@ def _shares(readers: list[SlotKey], numbers: _Numbers) -> list[tuple[SlotKey, fl
 def _on_paths(
     graph: Structure, edges: Sequence[tuple[int, int, bool]], source: SlotKey, sink: SlotKey
 ) -> list[SlotKey]:
-    """Returns the tensors on any path from source to sink, in topological order."""
+    """Return the tensors on any path from source to sink, in topological order."""
     after: dict[int, list[int]] = {}
     before: dict[int, list[int]] = {}
     for u, v, _ in edges:
@@ -257,6 +257,6 @@ def _ratio(over: float, under: float) -> float:
 
 
 def _name(key: SlotKey) -> str:
-    """Returns a short name: with the role unless it is "output", the iteration unless it is 0."""
+    """Return a short name: with the role unless it is "output", the iteration unless it is 0."""
     role = key.role.removeprefix("output") if key.role.startswith("output") else f".{key.role}"
     return f"{key.node}{role}" + (f" #{key.iteration}" if key.iteration else "")

@@ -77,7 +77,7 @@ class Clock(NamedTuple):
 
 
 def row_of(run: Run) -> RunRow:
-    """Returns the facts about one run."""
+    """Return the facts about one run."""
     facts, git = run.facts, run.facts.get("git") or {}
     metrics = metrics_of(run)
     settings = settings_of(run)
@@ -106,7 +106,7 @@ def row_of(run: Run) -> RunRow:
 
 
 def overview(runs: Iterable[Run]) -> pd.DataFrame:
-    """Returns a table with one row per run: facts, metrics and the settings that differ.
+    """Return a table with one row per run: facts, metrics and the settings that differ.
 
                      state  steps  last.loss  best.loss  errors  ...  config.optimizer.lr
         run
@@ -128,7 +128,7 @@ def overview(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def metrics_of(run: Run) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Returns steps [k] and values [k] of every metric, losses first.
+    """Return steps [k] and values [k] of every metric, losses first.
 
     Metrics of the training type keep their names; others are named like "eval: loss".
     """
@@ -146,12 +146,12 @@ def metrics_of(run: Run) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float6
 
 
 def is_loss(metric: str) -> bool:
-    """Returns whether a metric is a loss, for which lower values are better."""
+    """Return whether a metric is a loss, for which lower values are better."""
     return metric.rpartition(": ")[2].partition("[")[0] == LOSS
 
 
 def clock_of(run: Run) -> Clock:
-    """Returns when the recorded training steps happened.
+    """Return when the recorded training steps happened.
 
     Steps between two records are assumed to have the batch size of the record before them.
     """
@@ -165,7 +165,7 @@ def clock_of(run: Run) -> Clock:
 
 
 def at_steps(clock: Clock, steps: NDArray[np.int64], axis: str) -> NDArray[np.float64]:
-    """Returns the position of each step on an axis.
+    """Return the position of each step on an axis.
 
     Times between two records are interpolated linearly. Beyond the last record, the pace of the
     last two records continues.

@@ -1,4 +1,4 @@
-"""Finds where two runs diverge: the first step and tensor that differ by more than rounding."""
+"""Find where two runs diverge: the first step and tensor that differ by more than rounding."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def part(
     tolerance: float | None = None,
     type: str | None = None,
 ) -> Parting:
-    """Returns the first step and tensor, in the order of execution, at which two runs differ.
+    """Return the first step and tensor, in the order of execution, at which two runs differ.
 
     Tensors are matched by name, and records by step. All statistics that both runs have are
     compared, and at the first differing step also the values that both runs kept, because
@@ -191,7 +191,7 @@ def part(
 
 
 def sentences(found: Parting) -> list[str]:
-    """Returns a sentence that says where two runs diverge."""
+    """Return a sentence that says where two runs diverge."""
     steps, first = found.steps, found.first
     if first is None:
         where = f"{found.compared} tensors at {len(steps)} steps, {steps[0]} to {steps[-1]}"
@@ -233,7 +233,7 @@ class _Pair:
         self._tolerances = np.array([self._tolerance_of(*match) for match in self.matches])
 
     def other(self, node: str) -> str:
-        """Returns the name that a node of the first run has in the second one."""
+        """Return the name that a node of the first run has in the second one."""
         for name in (node, *_parents(node)):
             if name in self._names:
                 return self._names[name] + node[len(name) :]
@@ -244,7 +244,7 @@ class _Pair:
         return self._ranks[SlotKey(*difference[:4])]
 
     def records(self, type_: str | None) -> pd.DataFrame:
-        """Returns the numbers of the records ("here", "there") of common steps, by step."""
+        """Return the numbers of the records ("here", "there") of common steps, by step."""
         sides = [_records(run, type_) for run in self._runs]
         found = pd.concat(sides, axis=1, keys=("here", "there"), join="inner").sort_index()
         if not len(found):
@@ -252,7 +252,7 @@ class _Pair:
         return found
 
     def rows(self, records: pd.DataFrame) -> Iterator[tuple[int, _Numbers, _Numbers]]:
-        """Yields each step with the statistics of all common tensors [tensors, names, 3]."""
+        """Yield each step with the statistics of all common tensors [tensors, names, 3]."""
         for start in range(0, len(records), _AT_ONCE):
             now = records.iloc[start : start + _AT_ONCE]
             sides = [
@@ -264,7 +264,7 @@ class _Pair:
     def compared(
         self, step: int, here: _Numbers, there: _Numbers
     ) -> tuple[list[Difference], float]:
-        """Returns the tensors whose statistics differ, and the largest relative difference."""
+        """Return the tensors whose statistics differ, and the largest relative difference."""
         relative = self._relative(here, there).reshape(len(here), -1)
         largest = relative.max(axis=1)
         found = []
@@ -285,7 +285,7 @@ class _Pair:
         return found, float(largest.max(initial=0.0))
 
     def _relative(self, here: _Numbers, there: _Numbers) -> _Numbers:
-        """Returns the relative differences [tensors, names, 3]; infinite if one is not finite."""
+        """Return the relative differences [tensors, names, 3]; infinite if one is not finite."""
         size = np.fmax(self._sizes(here), self._sizes(there))[:, None, None]
         size = np.broadcast_to(size, here.shape).copy()
         if "l2" in self._statistics:  # it grows with the number of elements
@@ -302,7 +302,7 @@ class _Pair:
     def by_values(
         self, step: int, records: Sequence[int], known: Sequence[Difference]
     ) -> list[Difference]:
-        """Returns the tensors whose kept values or shapes differ at a step.
+        """Return the tensors whose kept values or shapes differ at a step.
 
         Leaves out `known` differences, and parameters if the tensors computed from them agree,
         because a port may store a weight transposed.
@@ -344,13 +344,13 @@ class _Pair:
         return max(_rounding(slot.dtype) for slot in (here, there))
 
     def _sizes(self, rows: _Numbers) -> NDArray[np.float64]:
-        """Returns the largest magnitude of each tensor [tensors]."""
+        """Return the largest magnitude of each tensor [tensors]."""
         name = next(n for n in ("abs_max", "max", "l2", "std", "mean") if n in self._statistics)
         return np.abs(rows[:, self._statistics.index(name), AGGREGATES.index("abs_max")])
 
 
 def _records(run: Run, type_: str | None) -> pd.Series[Any]:
-    """Returns the number of the last record of each step; None: training."""
+    """Return the number of the last record of each step; None: training."""
     table = run.records
     chosen = table["mode"] == "train" if type_ is None else table["type"] == type_
     if type_ is None and not chosen.any():
@@ -369,7 +369,7 @@ class _Worst(NamedTuple):
 
 
 def _worst(here: NDArray[Any], there: NDArray[Any]) -> _Worst | None:
-    """Returns the two elements that differ most, or the shapes; None for empty tensors."""
+    """Return the two elements that differ most, or the shapes; None for empty tensors."""
     if here.shape != there.shape:
         return _Worst("shape", str(here.shape), str(there.shape), math.inf)
     if not here.size:
@@ -406,7 +406,7 @@ def _parents(node: str) -> Iterator[str]:
 def _execution(
     slots: Sequence[SlotInfo], graph: Structure | None
 ) -> dict[SlotKey, tuple[float, ...]]:
-    """Returns the sort key of each slot in the order of execution.
+    """Return the sort key of each slot in the order of execution.
 
     Within the forward pass, tensors follow the graph: those that do not depend on each other come
     in the order of their first appearance. A parameter comes right before its first consumer.
@@ -423,7 +423,7 @@ def _execution(
 
 
 def _sorted_keys(graph: Structure) -> dict[SlotKey, float]:
-    """Returns the place of each key of a graph in the order of execution."""
+    """Return the place of each key of a graph in the order of execution."""
     after: list[list[int]] = [[] for _ in graph.keys]
     before = [0] * len(graph.keys)
     for source, sink, _ in graph.edges:

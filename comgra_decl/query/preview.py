@@ -54,7 +54,7 @@ class Preview:
         }
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """Returns the values."""
+        """Return the values."""
         return np.array(self.values, dtype) if copy else np.asarray(self.values, dtype)
 
     def __repr__(self) -> str:
@@ -67,7 +67,7 @@ class Preview:
 
 
 def preview(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None) -> Preview:
-    """Returns the values at a step or, if there are none, the preview from the nearest record.
+    """Return the values at a step or, if there are none, the preview from the nearest record.
 
     Records up to the step take precedence over later ones.
     """
@@ -86,7 +86,7 @@ def preview(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None) ->
 
 
 def _nearest(snapshot: Snapshot, record: int, type_: str | None) -> Iterator[int]:
-    """Yields the records of a type: from `record` backwards, then those after it."""
+    """Yield the records of a type: from `record` backwards, then those after it."""
     records = snapshot.records(type_)
     later = int(np.searchsorted(records, record, side="right"))
     yield from reversed(records[:later].tolist())
@@ -111,7 +111,7 @@ def _whole(slot: SlotInfo, values: NDArray[Any], step: int) -> Preview:
 
 
 def axis_names(slot: SlotInfo, dims: tuple[int, ...], *, whole_numbers: bool) -> tuple[str, ...]:
-    """Returns the names of a slot's value dims."""
+    """Return the names of a slot's value dims."""
     if slot.batch_dim is None and slot.shape == ():
         return ("value",) * len(dims)
     return name_axes(

@@ -85,7 +85,7 @@ class RunFacts:
         return self._reader.missing if isinstance(self._reader, JoinedReader) else []
 
     def rank(self, number: int) -> Self:
-        """Returns one rank of the run, with everything that rank recorded.
+        """Return one rank of the run, with everything that rank recorded.
 
         Raises:
             UnknownNameError: the rank was not recorded.
@@ -108,7 +108,7 @@ class RunFacts:
         return sessions_table(self._snapshot.view.sessions, self.started)
 
     def rank_differences(self) -> pd.DataFrame:
-        """Returns the tensors that should be identical on all ranks but differ, one row per tensor.
+        """Return the tensors that should be identical on all ranks but differ, one row per tensor.
 
                  node    role  iteration     pass  first_step  difference
             0    head  weight          0  forward         120    0.000313
@@ -187,7 +187,7 @@ class RunFacts:
         return [*view.damage, *checks.damage]
 
     def noted(self) -> NotedChecks:
-        """Reads the verdicts stored next to the run, and the reasons why some are unreadable."""
+        """Read the verdicts stored next to the run, and the reasons why some are unreadable."""
         _, before = self._noted
         checks = noted_checks(self.path)
         for loss in checks.damage:
@@ -197,7 +197,7 @@ class RunFacts:
         return checks
 
     def refresh(self) -> bool:
-        """Polls for new records; returns whether anything is new."""
+        """Poll for new records; return whether anything is new."""
         return self._reader.poll()
 
     # -- display
@@ -220,7 +220,7 @@ _ENDED = ("finished", "stopped")
 
 
 def _troubles(keep: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each trigger in `keep.when` that could not work."""
+    """Return a sentence for each trigger in `keep.when` that could not work."""
     return [
         f"keep.when: {trigger['name']} {'stopped' if trigger.get('fired') else 'never fired'}: "
         f"{trigger['trouble']}"

@@ -27,7 +27,7 @@ HYDRA_KEYS = ("_target_", "_recursive_", "_convert_", "_partial_", "_args_", "de
 
 
 def presets() -> dict[str, Path]:
-    """Returns the files of all shipped presets by name."""
+    """Return the files of all shipped presets by name."""
     return {path.stem: path for path in sorted(PRESET_FOLDER.glob("*.yaml"))}
 
 

@@ -22,14 +22,14 @@ class GradientNorm:
         self._partial = False  # whether other processes hold parts of the parameters
 
     def add(self, slots: Iterable[SlotInfo]) -> None:
-        """Adds slots in the run; only the gradients of parameters matter."""
+        """Add slots in the run; only the gradients of parameters matter."""
         for slot in slots:
             if slot.kind == "parameter" and slot.key.pass_ == "grad":
                 self._slots.add(slot.id)
                 self._partial = self._partial or slot.piece is not None
 
     def of(self, step: RawStep) -> float | None:
-        """Returns the norm of the gradients that the optimizer used; None if the record has none.
+        """Return the norm of the gradients that the optimizer used; None if the record has none.
 
         It is NaN if any gradient is not finite.
         """

@@ -25,7 +25,7 @@ MOMENTS = 4
 
 
 def moments(raw: Floats, elements: int) -> Floats:
-    """Returns the moments [len(FORMULAS), MOMENTS] of the statistics of samples.
+    """Return the moments [len(FORMULAS), MOMENTS] of the statistics of samples.
 
     Args:
         raw: float64 [8, rows], the columns of `records.Raw` first; rows > 0.
@@ -40,7 +40,7 @@ def moments(raw: Floats, elements: int) -> Floats:
 
 
 def joined(parts: Floats) -> Floats:
-    """Returns mean, std and abs-max [len(FORMULAS), 3] over the samples of all parts.
+    """Return mean, std and abs-max [len(FORMULAS), 3] over the samples of all parts.
 
     Args:
         parts: moments [k, len(FORMULAS), MOMENTS], k > 0.

@@ -1,4 +1,4 @@
-"""Determines which tensors can be reduced, and in which precision; converts tensors to numpy."""
+"""Determine which tensors can be reduced, and in which precision; convert tensors to numpy."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class CannotReduceError(ComgraError, TypeError):
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """Returns the dtype as it is stored in the slot table, e.g. `"bfloat16"`."""
+    """Return the dtype as it is stored in the slot table, e.g. `"bfloat16"`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the precision in which statistics of `dtype` are computed.
+    """Return the precision in which statistics of `dtype` are computed.
 
     This is float64 for float64, complex128 and integers of 32 bits or more; 64-bit integers beyond
     2**53 are rounded. It is float32 for everything narrower, where the conversion is exact.
@@ -66,7 +66,7 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Returns the local, ordinary tensor behind `tensor`.
+    """Return the local, ordinary tensor behind `tensor`.
 
     For a DTensor, this is the local shard; ranks are merged offline, without communication.
     Asynchronous results of collectives are awaited. Wrappers of `torch.func.grad`, `vjp` and `jvp`
@@ -99,7 +99,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def check(tensor: Tensor, batch_dim: int | None) -> None:
-    """Rejects tensors without strided numbers in memory, or without the batch dimension.
+    """Reject tensors without strided numbers in memory, or without the batch dimension.
 
     Raises:
         CannotReduceError: See the message.
@@ -120,7 +120,7 @@ def check(tensor: Tensor, batch_dim: int | None) -> None:
 
 
 def with_memory(tensor: Tensor) -> Tensor:
-    """Returns a tensor with allocated memory for one that has no address.
+    """Return a tensor with allocated memory for one that has no address.
 
     Raises:
         CannotReduceError: Its storage was freed; reading it would crash the program.
@@ -133,7 +133,7 @@ def with_memory(tensor: Tensor) -> Tensor:
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Returns real numbers unchanged, complex ones as magnitudes."""
+    """Return real numbers unchanged, complex ones as magnitudes."""
     if not tensor.is_complex():
         return tensor.resolve_neg()
     if tensor.dtype == torch.complex32:  # few operators support it
@@ -142,7 +142,7 @@ def real(tensor: Tensor) -> Tensor:
 
 
 def to_numpy(tensor: Tensor) -> NDArray[Any]:
-    """Returns a copy as a numpy array in the tensor's own dtype; never a view.
+    """Return a copy as a numpy array in the tensor's own dtype; never a view.
 
     bfloat16 and float8 become the types of `ml_dtypes`, complex32 becomes complex64 (numpy has no
     half complex). Waits for the device if the tensor is on one.
@@ -152,7 +152,7 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
 
 
 def as_numpy(host: Tensor) -> NDArray[Any]:
-    """Returns a contiguous host tensor as a numpy array that shares memory where possible."""
+    """Return a contiguous host tensor as a numpy array that shares memory where possible."""
     integer = _VIA_INTEGER.get(host.dtype)
     if integer is not None:
         import ml_dtypes  # needed for raw values, not for statistics
@@ -167,7 +167,7 @@ def as_numpy(host: Tensor) -> NDArray[Any]:
 
 
 def as_rows(tensor: Tensor, batch_dim: int | None) -> Tensor:
-    """Returns [samples, elements], contiguous, without a copy where memory allows.
+    """Return [samples, elements], contiguous, without a copy where memory allows.
 
     Statistics ignore the order of elements within a sample, so the value dims are taken in memory
     order. Tensors in channels_last format and transposed tensors are therefore not copied.
@@ -185,7 +185,7 @@ def is_one_block(tensor: Tensor, batch_dim: int | None) -> bool:
 
 
 def parts_of(tensor: Tensor, batch_dim: int | None, most: int) -> Iterator[tuple[int, Tensor]]:
-    """Yields `as_rows` in order, in parts of at most `most` elements, each copied when asked for.
+    """Yield `as_rows` in order, in parts of at most `most` elements, each copied when asked for.
 
     Yields:
         The first sample of a part, and its rows [r, n]: whole samples, or a part of one sample.
@@ -201,7 +201,7 @@ def parts_of(tensor: Tensor, batch_dim: int | None, most: int) -> Iterator[tuple
 
 
 def _samples_first(tensor: Tensor, batch_dim: int | None) -> Tensor:
-    """Returns a view [samples, values...] whose value dims are in memory order."""
+    """Return a view [samples, values...] whose value dims are in memory order."""
     values = [d for d in range(tensor.dim()) if d != batch_dim]
     values.sort(key=tensor.stride, reverse=True)
     if batch_dim is None:
@@ -215,7 +215,7 @@ def _split(view: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def _pieces(view: Tensor, most: int) -> Iterator[Tensor]:
-    """Yields views of the numbers of `view`, in order, of at most `most` numbers each."""
+    """Yield views of the numbers of `view`, in order, of at most `most` numbers each."""
     if view.numel() <= most:
         yield view
         return

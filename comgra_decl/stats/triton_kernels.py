@@ -47,7 +47,7 @@ def _finite_or_zero(x):
 
 @triton.jit
 def _long_sums(x, length, WORK: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the raw sums of `length` numbers from `x` on, and whether they fit `WORK`."""
+    """Return the raw sums of `length` numbers from `x` on, and whether they fit `WORK`."""
     lanes = tl.arange(0, BLOCK)
     head = tl.load(x + lanes, mask=lanes < length, other=0.0).to(WORK)
     few = tl.minimum(length, BLOCK).to(tl.float64)
@@ -186,7 +186,7 @@ def long_rows(
 
 @triton.jit
 def _short_sums(v, n, within, inside, WORK: tl.constexpr):
-    """Returns the raw sums of each row of a tile, and whether they fit `WORK`."""
+    """Return the raw sums of each row of a tile, and whether they fit `WORK`."""
     v = v.to(WORK)
     number = n.to(tl.float64)
     zero = tl.zeros_like(v)
@@ -273,7 +273,7 @@ def short_rows(
 
 @triton.jit
 def _store_moments(out, s, within, number):
-    """Stores the moments of one statistic of some rows."""
+    """Store the moments of one statistic of some rows."""
     mean = tl.sum(tl.where(within, s, 0.0), 0) / number
     off = tl.where(within, s - mean, 0.0)
     size = tl.where(within, tl.abs(s), 0.0)

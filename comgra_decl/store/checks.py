@@ -41,7 +41,7 @@ class NotedCheck:
 
 
 def note_check(run: Location, check: NotedCheck) -> None:
-    """Stores a verdict next to a run, replacing any earlier verdict of the same experiment.
+    """Store a verdict next to a run, replacing any earlier verdict of the same experiment.
 
     Raises:
         StoreError: The file cannot be written.
@@ -83,7 +83,7 @@ class NotedChecks:
 
 
 def noted_checks(run: Location) -> NotedChecks:
-    """Reads the verdicts stored next to a run.
+    """Read the verdicts stored next to a run.
 
     Raises:
         StoreError: The run is in an unreachable bucket.
@@ -101,12 +101,12 @@ def noted_checks(run: Location) -> NotedChecks:
 
 
 def file_of(name: str) -> str:
-    """Returns the path, below a run, of an experiment's verdict."""
+    """Return the path, below a run, of an experiment's verdict."""
     return f"{FOLDER}/{name}.json"
 
 
 def _verdict(content: bytes, name: str) -> NotedCheck:
-    """Returns the verdict in a file; raises DamagedRunError for any other content."""
+    """Return the verdict in a file; raise DamagedRunError for any other content."""
     try:
         found = json.loads(content)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Writes a run. Every commit is one atomic transaction, which writes `head` last."""
+"""Write a run. Every commit is one atomic transaction, which writes `head` last."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RunWriter:
 
     @classmethod
     def create(cls, path: Where, meta: RunMeta) -> RunWriter:
-        """Creates the run at `path`, which may exist but must not contain a run.
+        """Create the run at `path`, which may exist but must not contain a run.
 
         Raises:
             StoreError: A run exists, or the folder is not writable.
@@ -74,7 +74,7 @@ class RunWriter:
 
     @classmethod
     def resume(cls, reader: Reader, meta: RunMeta) -> RunWriter:
-        """Resumes a run; `appending.append_to` checks the preconditions.
+        """Resume a run; `appending.append_to` checks the preconditions.
 
         Args:
             reader: reader of the run's current state.
@@ -113,7 +113,7 @@ class RunWriter:
         return self._contents.block_steps
 
     def commit(self, batches: Sequence[StepBatch], logged: Sequence[ScalarBatch] = ()) -> None:
-        """Stores batches and logged values atomically and durably.
+        """Store batches and logged values atomically and durably.
 
         Raises:
             TransientStoreError: The disk is full or the store unreachable; nothing was stored, and
@@ -134,7 +134,7 @@ class RunWriter:
         self._contents.accept()
 
     def close(self, *, error: str | None = None) -> None:
-        """Marks the run as finished, or as stopped by `error`. Idempotent."""
+        """Mark the run as finished, or as stopped by `error`. Idempotent."""
         if self._closed or os.getpid() != self._pid:
             return
         with self._db.writing("the end of the run"):
@@ -143,7 +143,7 @@ class RunWriter:
         self.release()
 
     def release(self) -> None:
-        """Shows readers that nothing more will be written, even if `close` has failed."""
+        """Show readers that nothing more will be written, even if `close` has failed."""
         if self._handle is not None and os.getpid() == self._pid:
             self._handle.close()
 
@@ -159,7 +159,7 @@ class RunWriter:
             self._finish(commit, _first_head(self._meta))
 
     def _take_back(self) -> None:
-        """Removes the remains of a failed creation, unless the creation succeeded after all."""
+        """Remove the remains of a failed creation, unless the creation succeeded after all."""
         place = self._db.place
         with suppress(OSError):
             if isinstance(place, Path) and self._db.read_bytes(RUN_KEY) is None:
@@ -167,7 +167,7 @@ class RunWriter:
                 place.parent.rmdir()  # fails if the folder is not empty
 
     def _begin(self) -> Commit:
-        """Starts a fenced commit, which fails if another writer has committed."""
+        """Start a fenced commit, which fails if another writer has committed."""
         commit = Commit(self._db)
         found = commit.read(HEAD_KEY)
         if not found:  # TensorStore returns empty bytes for a missing file
@@ -207,7 +207,7 @@ class RunWriter:
 
 
 def resumed_head(head: Mapping[str, Any], meta: RunMeta) -> dict[str, Any]:
-    """Returns the head for a program that resumes a run."""
+    """Return the head for a program that resumes a run."""
     line = {
         "record": head["n"],
         "scalar": head.get("scalars", 0),

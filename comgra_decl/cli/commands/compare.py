@@ -89,7 +89,7 @@ def _lines(found: Parting) -> list[str]:
 
 
 def _described(found: Parting) -> dict[str, Any]:
-    """Returns the result as JSON; infinite and missing numbers become None."""
+    """Return the result as JSON; infinite and missing numbers become None."""
     return {
         "first": None if found.first is None else _difference(found.first),
         "same_until": found.same_until,

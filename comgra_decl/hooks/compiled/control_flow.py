@@ -21,7 +21,7 @@ GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 def untouched_control_flow() -> Patch:
-    """Returns a patch under which control flow is compiled exactly as without tracing."""
+    """Return a patch under which control flow is compiled exactly as without tracing."""
     return Patch(control_flow, "_set_compilation_env", _untouched)
 
 

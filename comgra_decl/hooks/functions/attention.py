@@ -1,4 +1,4 @@
-"""Recomputes the weights of fused attention, which the fused call never stores."""
+"""Recompute the weights of fused attention, which the fused call never stores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FusedCall(NamedTuple):
 
 
 def recomputed_weights(call: FusedCall, *, samples: int, most: int) -> torch.Tensor:
-    """Returns softmax(q k^T scale + mask) for the first samples, without dropout.
+    """Return softmax(q k^T scale + mask) for the first samples, without dropout.
 
     As in `torch.nn.functional.scaled_dot_product_attention`, the scale defaults to 1 / sqrt(width),
     a boolean mask is true where attention is allowed, and a causal mask allows keys up to the
@@ -84,7 +84,7 @@ def _weights(call: FusedCall, samples: int) -> torch.Tensor:
 
 
 def _first(tensor: torch.Tensor, samples: int) -> torch.Tensor:
-    """Returns the first samples, at least float32, of shape [samples, heads, ..., rows, width]."""
+    """Return the first samples, at least float32, of shape [samples, heads, ..., rows, width]."""
     if tensor.dim() == 2:
         tensor = tensor.unsqueeze(0)
     if tensor.dim() == 3:

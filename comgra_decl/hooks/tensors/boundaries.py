@@ -1,4 +1,4 @@
-"""Records where a step begins and ends: the inputs of its models, its losses, and its targets."""
+"""Record where a step begins and ends: the inputs of its models, its losses, and its targets."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Ends:
     def read_inputs(
         self, capture: StepCapture, args: Any, kwargs: dict[str, Any], graph: Provenance | None
     ) -> None:
-        """Reads the inputs of a model, which cannot be targets."""
+        """Read the inputs of a model, which cannot be targets."""
         given = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else tensors_in(args)
         self.targets.know_all(given)
         if graph is not None and self._scans:
@@ -88,7 +88,7 @@ class Ends:
         *,
         within_compiled: bool,
     ) -> None:
-        """Starts looking for targets after a model has returned."""
+        """Start looking for targets after a model has returned."""
         self.targets.know(returned)
         if within_compiled:
             self.targets.wait(capture, values=self._values)
@@ -102,7 +102,7 @@ class Ends:
         backwarded: torch.Tensor,
         graph: Provenance | None,
     ) -> None:
-        """Reads a loss on which `backward()` was called; `loss` is the value before AMP scaling."""
+        """Read a loss on which `backward()` was called; `loss` is the value before AMP scaling."""
         pass_ = capture.backwards.name()
         number = capture.count("loss")
         node = loss_node(pass_)
@@ -132,7 +132,7 @@ class Ends:
             graph.trace(slot, backwarded)
 
     def before_optimizer(self, capture: StepCapture, optimizer: Any, *, closure: bool) -> None:
-        """Checks whether an optimizer uses gradients from before its previous step."""
+        """Check whether an optimizer uses gradients from before its previous step."""
         self.targets.rest()
         stale, self._stale = self._stale, []
         self._stepped = not closure
@@ -147,7 +147,7 @@ class Ends:
             capture.telling.append(fact)
 
     def _attend(self, graph: Provenance, args: Any, kwargs: dict[str, Any]) -> None:
-        """Makes the graph collect facts about the calls within the model being called."""
+        """Make the graph collect facts about the calls within the model being called."""
         graph.attended, graph.telling = self._attended, self._telling
         for _, tensor in (*tensors_in(args), *tensors_in(kwargs)):
             whole = not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool
@@ -155,7 +155,7 @@ class Ends:
                 self._attended.tokens = self._telling.tokens = weakref.ref(tensor)
 
     def input_slot(self, role: str, iteration: int) -> Slot:
-        """Returns the slot of an input of a model; `iteration` counts the models in a step."""
+        """Return the slot of an input of a model; `iteration` counts the models in a step."""
         slot = self._inputs.get((role, iteration))
         if slot is None:
             slot = Slot(lambda: "input", role, iteration=iteration, kind="input")
@@ -171,5 +171,5 @@ class Ends:
 
 
 def input_role(path: str) -> str:
-    """Returns the role of an argument: the first positional one is the input."""
+    """Return the role of an argument: the first positional one is the input."""
     return "input" if path == "[0]" else f"input{path}"

@@ -1,4 +1,4 @@
-"""Describes the tensors of a failed program as plain data."""
+"""Describe the tensors of a failed program as plain data."""
 
 from __future__ import annotations
 
