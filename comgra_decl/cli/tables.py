@@ -211,7 +211,7 @@ def _checked_facts(verdict: Verdict) -> Iterator[tuple[str, str | Text]]:
         )
         yield (
             "what to do",
-            f"to rescue it: comgra-decl cp --version {verdict.whole_version} {verdict.path} TARGET",
+            f"to copy it: comgra-decl cp --version {verdict.whole_version} {verdict.path} TARGET",
         )
 
 

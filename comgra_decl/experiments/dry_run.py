@@ -130,7 +130,7 @@ class Rehearsal(Session):
         if self._refusal is not None:
             self._refusal.remove()
             self._refusal = None
-        tidy()  # the program was ended inside its optimizer's hooks
+        tidy()  # the program was stopped inside its optimizer's hooks
 
     def _present(self) -> None:
         self._read_laps()

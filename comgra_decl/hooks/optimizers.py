@@ -146,7 +146,7 @@ class Optimizers:
         """Return whether an existing optimizer trains any of the tensors or the called models.
 
         The models are considered only if none of the tensors is a parameter. Programs with an
-        optimizer may also update other tensors by hand, such as the samples of an energy-based
+        optimizer may also update other tensors manually, such as the samples of an energy-based
         model or the inputs of an adversarial attack.
         """
         if self.hold(leaves):

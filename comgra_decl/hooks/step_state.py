@@ -191,7 +191,7 @@ class StepState:
         Args:
             call: the call.
             backward: whether `backward` was called in this step.
-            stepped: whether any optimizer has been seen to step.
+            stepped: whether any optimizer step has been observed.
         """
         if call.kind is RootCall.UNDECIDED and not self.open:
             return RootCall.EVALUATION
@@ -199,7 +199,7 @@ class StepState:
             return call.kind
         may_train = call.gradient and call.parametric and self.open
         if may_train and (not (backward or stepped) or not self.trained):
-            self.trained = 0  # any earlier calls came from building the network
+            self.trained = 0  # any earlier calls were made while building the network
             return RootCall.UNDECIDED
         return RootCall.EVALUATION
 

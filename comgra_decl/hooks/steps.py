@@ -137,7 +137,7 @@ class Steps:
         self._incoming: deque[tuple[Spec | None, str]] = deque()
         self._is_by_hand_reported = False
         self._nested = False  # whether optimizer steps are nested, so that hooks run twice
-        self._begun_unseen = False  # whether the beginning step has already called its model
+        self._begun_unseen = False  # whether the step that begins has already called its model
         self._kept_enough = False
         self._scale_known = -1  # the last step whose gradient scale was logged
         self.signs = 0

@@ -48,7 +48,7 @@ class Between:
             source's values.
         gradient: root mean square of the source's gradient, divided by the root mean square of the
             sink's gradient. Below 1, the gradient shrinks on the way back.
-        dead: largest share of zeros among the tensors behind the source, up to the sink.
+        dead: largest share of zeros in any tensor after the source, up to and including the sink.
         dead_at: name of the tensor with this share.
         paths: the paths that carry most of the gradient, largest share first.
         count: total number of paths from source to sink.
@@ -155,7 +155,7 @@ class _Flow:
     def of(
         cls, graph: Structure | None, source: SlotKey, sink: SlotKey, numbers: _Numbers
     ) -> _Flow:
-        """Return the tensors on any path; edges without gradient count only if none has one."""
+        """Return the tensors on any path; edges without a gradient count only if none has one."""
         if graph is None:
             return cls(source, sink, [], {})
         known = set(graph.keys)

@@ -107,7 +107,7 @@ class Chunk:
 
 
 def chunks(snapshot: Snapshot, *, probes: bool = True) -> Iterator[Chunk]:
-    """Yield all records in order, in chunks of limited size; `probes` includes those of probes."""
+    """Yield all records in order, in chunks of limited size; `probes` adds those of probes."""
     view = snapshot.view
     names = len(view.meta.statistics)
     width = max(1, len(view.slots)) * len(view.meta.columns) * 4

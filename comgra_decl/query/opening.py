@@ -142,7 +142,7 @@ class Search:
     def _end(self, depth: int) -> None:
         self.cut = (
             f"the folder is so large that the search stopped {depth} levels below it, after "
-            f"{self._names} names. Pass a folder nearer to the runs."
+            f"{self._names} names. Pass a folder closer to the runs."
         )
         if str(self._root.absolute()) not in _logged:
             _logged.add(str(self._root.absolute()))

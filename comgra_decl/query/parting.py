@@ -1,4 +1,4 @@
-"""Find where two runs diverge: the first step and tensor that differ by more than rounding."""
+"""Find where two runs diverge: the first step and tensor that differ beyond rounding error."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .compare import differences
 from .run import Run
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
-"""Relative differences that count as rounding, by dtype.
+"""Relative differences that count as rounding error, by dtype.
 
-These are several units in the last place, because summing in another order changes more than one.
-Other floats use the value for bfloat16.
+These are several units in the last place, because summing in a different order can change more than
+one. The value for bfloat16 also applies to all other floats.
 """
 
 SIZES = ("mean", "std", "abs_mean", "abs_max", "min", "max", "rms", "l2")
 """Statistics that are compared, relative to the size of the tensor. Counts, such as the share of
-zeros, may change by rounding."""
+zeros, may change through rounding."""
 
 _COMPUTED = ("forward", "no_grad")
 """Passes whose values are compared."""
@@ -46,7 +46,7 @@ class Difference(NamedTuple):
         what: what differs most: the name of a statistic, "values", "shape" or "nonfinite".
         here, there: the two numbers (of the element that differs most, for values); shapes as text.
         relative: the difference divided by the larger of the two tensors' maximum magnitudes.
-        tolerance: relative differences up to this count as rounding.
+        tolerance: relative differences up to this count as rounding error.
     """
 
     node: str
@@ -151,7 +151,7 @@ def part(
         names: other names of nodes in `there`, by their names in `here`. Each name also applies to
             the modules inside, so `{"encoder": "model.enc"}` matches `encoder.0` with
             `model.enc.0`.
-        tolerance: relative differences up to this count as rounding; None: `TOLERANCES`, by dtype.
+        tolerance: relative differences up to this count as rounding error; None: `TOLERANCES`.
         type: type of execution; None: training.
 
     Raises:
@@ -191,17 +191,17 @@ def part(
 
 
 def sentences(found: Parting) -> list[str]:
-    """Return a sentence that says where two runs diverge."""
+    """Return sentences that say where two runs diverge."""
     steps, first = found.steps, found.first
     if first is None:
         where = f"{found.compared} tensors at {len(steps)} steps, {steps[0]} to {steps[-1]}"
         largest = f"The largest relative difference is {found.drift.max():.2g}."
-        return [f"The runs do not differ by more than rounding in {where}. {largest}"]
+        return [f"The runs do not differ by more than rounding error in {where}. {largest}"]
     lines = [f"The runs diverge at step {first.step}, at {first.name}: {first.numbers}."]
     if found.same_until is None:
         lines.append("It is the first step that both runs recorded.")
     else:
-        lines.append(f"Up to step {found.same_until}, they differ by no more than rounding.")
+        lines.append(f"Up to step {found.same_until}, they differ by no more than rounding error.")
     if found.gradual:
         lines.append(
             f"The difference grew gradually, from {found.drift[0]:.2g} to {first.relative:.2g}: "
@@ -285,7 +285,7 @@ class _Pair:
         return found, float(largest.max(initial=0.0))
 
     def _relative(self, here: _Numbers, there: _Numbers) -> _Numbers:
-        """Return the relative differences [tensors, names, 3]; infinite if one is not finite."""
+        """Return the relative differences [tensors, names, 3]; infinite where one is not finite."""
         size = np.fmax(self._sizes(here), self._sizes(there))[:, None, None]
         size = np.broadcast_to(size, here.shape).copy()
         if "l2" in self._statistics:  # it grows with the number of elements

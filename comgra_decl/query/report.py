@@ -21,7 +21,7 @@ def remarks(report: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def verify_command(path: object) -> str:
-    """Return the command that shows which data of a damaged run are lost, and which are not."""
+    """Return the command that shows which data of a damaged run is lost and which is intact."""
     return f"comgra-decl verify {shlex.quote(str(path))}"
 
 

@@ -259,7 +259,7 @@ class Run(RunFacts):
     def cuts(self, step: int | None = None, *, type: str | None = None) -> list[str]:
         """Return the places in a step where values leave torch, so that the graph ends there.
 
-        Each entry names a node and the call that its values leave through, such as `head.item()`.
+        Each entry names a node and the call through which its values leave, such as `head.item()`.
         Tensors that the program computes from such values have no edge from that node.
         """
         graph = self.structure(step, type=type)
@@ -344,7 +344,7 @@ class Run(RunFacts):
 
     @property
     def reshaped(self) -> bool:
-        """Whether any tensor changed its shape between records."""
+        """Whether any tensor changed shape between records."""
         return self._snapshot.view.reshaped
 
     def samples(self, step: int, *, type: str | None = None) -> pd.DataFrame:
@@ -376,9 +376,9 @@ class Run(RunFacts):
 
         The unit is the standard deviation of the statistic over the other samples in the batch, and
         0 is their mean. The sample itself is left out, because an outlier in a small batch would
-        hide itself in the deviation. In the example, sample 1 becomes an outlier between "embed"
-        and "head". NaN for tensors without a batch dimension and in batches of fewer than three
-        samples.
+        inflate the deviation and so hide itself. In the example, sample 1 becomes an outlier
+        between "embed" and "head". NaN for tensors without a batch dimension and in batches of
+        fewer than three samples.
 
         Raises:
             UnknownNameError: the step or the statistic does not exist.

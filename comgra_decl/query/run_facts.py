@@ -175,7 +175,7 @@ class RunFacts:
         """Data omitted because of damage, one sentence per part; empty if nothing is damaged.
 
         Lists damage found when the run was opened, damaged documents (such as "findings"), and
-        damage found in what has been read since, such as series and graphs. What is read lacks the
+        damage found in what has been read since, such as series and graphs. Results lack the
         damaged parts. `comgra-decl verify` checks everything. Unreadable verdicts of experiments
         are included; see `experiments`.
         """

@@ -124,7 +124,7 @@ class RecordView(Protocol):
         """Whether any record has a tensor shape that differs from the slot table."""
 
     def shape(self, slot: int, code: float) -> tuple[int, ...] | None:
-        """Return the shape of a slot in a record, given its value in the column "shape".
+        """Return the shape of a slot in a record, given its value in the "shape" column.
 
         None if the record lacks the slot, or if the shape is unknown.
         """

@@ -87,7 +87,7 @@ _TIMEOUT = 5.0
 
 
 class GitFacts(TypedDict):
-    """The state of a work tree; `dirty` tells whether tracked files have changed."""
+    """The state of a work tree; `dirty` means that tracked files have changed."""
 
     commit: str
     branch: str | None

@@ -17,7 +17,7 @@ from comgra_decl.hooks.recursion import EveryCall
 class Breakpoint:
     """Opens a debugger once, in the program's frame that makes the next module call.
 
-    A hook is installed only once a stop is requested, so a program without findings is unaffected.
+    No hook is installed until a stop is requested, so a program without findings is unaffected.
 
     Args:
         debugger: creates the debugger.
@@ -60,7 +60,7 @@ class Breakpoint:
         debugger.reset()
         debugger.interaction(frame, None)
         if debugger.quitting:
-            raise SystemExit("comgra: the program was ended in the debugger")
+            raise SystemExit("comgra: the program was stopped in the debugger")
         if debugger.stoplineno == -1 and not debugger.breaks:
             return  # `continue`: no further stops
         above: FrameType | None = frame

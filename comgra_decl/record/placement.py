@@ -110,7 +110,8 @@ def _place_in_bucket(group: Remote, run: RunSpec, rank: Rank | None, *, late: bo
     """Claim a location in a bucket; the ranks of a run cannot agree on a name there.
 
     Raises:
-        StoreError: a run with ranks has no name, learned its rank too late, or already exists.
+        StoreError: a run with ranks has no name or already exists, or this process learned its rank
+        too late.
     """
     from comgra_decl.store.database import database_exists
     from comgra_decl.store.remote import Objects

@@ -13,7 +13,7 @@ Bool = Annotated[bool, Field(strict=True)]
 
 
 class SpecModel(BaseModel):
-    """A part of the spec: rejects unknown keys, immutable."""
+    """A part of the spec; immutable, and rejects unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid",

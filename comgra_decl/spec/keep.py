@@ -77,7 +77,7 @@ class QuantileTrigger(SpecModel):
     """Fires when a value is unusual compared with the values in recent steps of the same type.
 
     It fires if the value is above the quantile, or below it if the quantile is less than 0.5. It
-    can fire only once there are enough values for one of them to lie beyond the quantile: 100
+    cannot fire until there are enough values for one of them to lie beyond the quantile: 100
     values, for example, for 0.99 or 0.01. The quantile is computed exactly from the last `window`
     finite values before the step, with NumPy's method `inverted_cdf`.
     """
@@ -199,8 +199,8 @@ class KeepSpec(SpecModel):
     """Conditions for keeping a step; empty if `on_finding.keep` alone decides.
 
     `nonfinite`: a recorded tensor, such as the loss, contains NaN or infinity but did not in its
-    previous record. A mask that is always -inf therefore fires only once. `loss_spike`: short for
-    `{spike: 6.0}`.
+    previous record. A mask that is always -inf therefore causes it to fire only once. `loss_spike`:
+    short for `{spike: 6.0}`.
     """
 
     values: Bool = False

@@ -7,8 +7,8 @@ the writer thread waits for that event. NaN values cause no extra cost, because 
 values.
 
 On a GPU with Triton, each element is read once (`fused`). Small tensors are deferred, so that one
-launch reads many of them. If a tensor is written before it is read, its `_version` changes. It is
-then reported instead of recorded, and from the next step on, it is read immediately. Some writes
+launch reads many of them. If a tensor is written to before it is read, its `_version` changes. It
+is then reported instead of recorded, and from the next step on, it is read immediately. Some writes
 are not counted by torch, such as those through `.data` or by kernels outside torch. They are
 detected by a trial: before a tensor is deferred for the first time, it is read both immediately and
 later, and both readings must be identical.

@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 _log = logging.getLogger("comgra_decl")
 
 _WIDTHS = (16, 64, 256, 1024, 4096)
-"""Tile widths for short rows. There are few of them, because each requires a compiled variant."""
+"""Tile widths for short rows: only a few, because each requires a compiled variant."""
 _TILE = 4096
 """Elements per tile. Rows up to this length count as short."""
 _BLOCK = 1024

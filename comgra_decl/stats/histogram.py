@@ -29,9 +29,10 @@ class Counter:
 
     The bins of a tensor are equally wide, between the lowest and the highest finite element *of the
     sample*. The last bin includes its upper edge. Elements at other edges fall on either side,
-    depending on float32 rounding. The counts are of sampled elements and add up to the number of
-    finite ones. If all finite elements are equal, both edges are that value, and the first bin
-    counts all of them. If there are no finite elements, the edges are NaN and all counts are 0.
+    depending on float32 rounding. Only sampled elements are counted, and the counts add up to the
+    number of finite ones. If all finite elements are equal, both edges are that value, and the
+    first bin counts all of them. If there are no finite elements, the edges are NaN and all counts
+    are 0.
 
     Args:
         starts: int64 [tensors + 1]; the elements of tensor i are `starts[i]:starts[i + 1]` of a

@@ -8,7 +8,7 @@ recipes in `sums` compute the same results with torch's operations.
 
 The pivot of a row is the mean of its first 4096 elements. Every 512 elements, the sums in a
 vector's lanes are added to float64 lanes, so that rounding errors do not grow with the row. A row
-is unreliable if a sum is NaN or infinite, or if the spread is so small that its squares vanish.
+is unreliable if a sum is NaN or infinite, or if the spread is so small that its squares underflow.
 Such rows are marked by -1 in the NONFINITE column and counted in the result.
 """
 

@@ -81,7 +81,7 @@ def negative_fraction(rows: Tensor) -> Tensor:
 def kurtosis(rows: Tensor) -> Tensor:
     """Return the kurtosis [samples] in float64; see the module."""
     centred = rows - rows.mean(1, dtype=torch.float64).to(rows.dtype)[:, None]
-    # scale by the largest deviation, so that no power overflows or vanishes
+    # scale by the largest deviation, so that no power overflows or underflows
     squares = (centred / centred.abs().amax(1, keepdim=True)).square_()
     second = squares.mean(1, dtype=torch.float64)
     return squares.square_().mean(1, dtype=torch.float64) / second.square()

@@ -36,7 +36,7 @@ _NAMES = (
 
 
 def _hidden_keys() -> Any:
-    """Return the dispatch keys a reduction must not pass through, as this torch names them."""
+    """Return the dispatch keys that a reduction must bypass, as named in this torch version."""
     keys = DispatchKeySet(DispatchKey.AutogradFunctionality)
     for name in dir(DispatchKey):
         if name.startswith(_PREFIXES) or name in _NAMES:

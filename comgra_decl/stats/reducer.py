@@ -49,8 +49,8 @@ ARENA_ELEMENTS = 32_000
 it saves, and a row must be shorter than `batch.SERIAL_ELEMENTS`.
 """
 _REMEMBERED = 4
-"""Maximum number of tensors that are recognised when added again. There are only few, because
-writes to `.data` are not counted.
+"""Maximum number of tensors that are recognised when added again. It is small, because writes to
+`.data` are not counted.
 """
 _AS_USUAL = nullcontext()
 MOST_NODES = 20_000

@@ -61,7 +61,7 @@ def as_matrices(x: Tensor) -> Tensor | None:
 
 
 def in_range(a: Tensor, *, host: bool) -> tuple[Tensor, Tensor]:
-    """Return matrices scaled so that none of their products overflows or vanishes, and the scale.
+    """Return matrices, scaled so that no product overflows or underflows, and the scale.
 
     Matrices on the host are copied only if necessary. NaN and infinite values are preserved.
     """

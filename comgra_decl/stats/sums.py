@@ -13,8 +13,8 @@ subtracted before squaring (the pivot), which is therefore part of the row:
 The float32 recipes use only operations that torch vectorises (`var_mean`, `aminmax` and
 `count_nonzero` are 10 to 100 times slower on a CPU than `sum`), and only `sum` for adding, because
 it sums pairwise: `vector_norm` is a little faster than squaring first, but loses digits. Rows that
-float32 cannot hold (NaN, infinities, squares that overflow or vanish) are recognised by their sums
-and recomputed with `exact`; therefore, NaN and infinite values are always counted exactly.
+float32 cannot hold (NaN, infinities, squares that overflow or underflow) are recognised by their
+sums and recomputed with `exact`; therefore, NaN and infinite values are always counted exactly.
 
 All must run inside `quiet()`.
 """
@@ -45,7 +45,7 @@ MOST_BLOCK = 1 << 22
 """Maximum elements per operation, to limit memory."""
 _TINY = 1e-32  # mean squares below this may have lost elements to float32 underflow
 _HUGE = 3e38
-_LEAST_SPREAD = 1e-16  # squares of smaller differences vanish in float32
+_LEAST_SPREAD = 1e-16  # squares of smaller differences underflow in float32
 _MOST_DESKS = 256
 _FEW_ROWS = 16  # up to this, numpy's count_nonzero per row beats a vectorised sign and sum
 _CPU = torch.device("cpu")
@@ -327,7 +327,7 @@ class _Desk:
 
 
 def _held(squares: Rows, absolute: Rows, n: int) -> NDArray[np.bool_]:
-    """Return a mask of the rows in which no float32 sum overflowed, vanished or is NaN."""
+    """Return a mask of the rows in which no float32 sum overflowed, underflowed or is NaN."""
     held: NDArray[np.bool_] = squares > _TINY * n
     held &= squares + absolute < _HUGE
     return held

@@ -8,7 +8,7 @@ For tensors with very many samples, `row_moments` reads the results of each samp
 moments of the statistics (`moments`).
 
 Float32 lanes sum at most 64 numbers each, and the lanes are summed in float64. If squares overflow
-float32, or squares of differences vanish in it, the numbers are read again in float64.
+float32, or squares of differences underflow in it, the numbers are read again in float64.
 
 The kernels run on tensors on the host under Triton's interpreter (`TRITON_INTERPRET=1`).
 """
@@ -30,7 +30,7 @@ columns for the samples follow: first element, stride, count, and position of th
 """
 
 _HUGE = 3e38  # larger float32 sums have overflowed or are about to
-_LEAST_SPREAD = 1e-16  # squares of smaller differences vanish in float32
+_LEAST_SPREAD = 1e-16  # squares of smaller differences underflow in float32
 
 COLUMNS_ = tl.constexpr(COLUMNS)
 STATISTICS_ = tl.constexpr(RAW_STATISTICS)

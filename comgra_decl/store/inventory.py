@@ -111,7 +111,7 @@ def regions(view: View) -> Iterator[Region]:
 def fact_regions(view: View) -> list[Region]:
     """Return the regions that store whether records in complete blocks also have rows.
 
-    These are the facts of records: the first columns of "kpi" and of "records" (missing in older
+    These are the facts of records: the first columns of "kpi" and of "records" (missing from older
     runs).
     """
     form, edge = view.tables.forms.get("kpi/blk"), edge_of(view)

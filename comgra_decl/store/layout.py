@@ -139,7 +139,7 @@ def slot_chunk(slots: int) -> int:
 
 
 def block_steps(record_bytes: int) -> int:
-    """Return the records per block: a power of two, from 32 to 256.
+    """Return the number of records per block: a power of two, from 32 to 256.
 
     Longer blocks reduce the number of reads per series. However, the open block is held in memory,
     and its records are read one by one.

@@ -1,8 +1,8 @@
 """Lock folders while a run is being changed; locks are released when their process ends.
 
 A compaction holds the database's lock throughout. A compaction briefly holds the run's lock while
-it moves the new database into place, as does a program that resumes the run. Neither of them
-therefore sees an intermediate state of the other.
+it moves the new database into place, as does a program that resumes the run. As a result, neither
+sees an intermediate state of the other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def held_alone(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def _held(folder: Location) -> Iterator[int | None]:
-    """Yield a handle of a folder; None where it cannot be locked (a bucket, not POSIX)."""
+    """Yield a handle to a folder; None where it cannot be locked (a bucket, not POSIX)."""
     if not isinstance(folder, Path) or os.name != "posix":
         yield None
         return

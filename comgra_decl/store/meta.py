@@ -132,7 +132,7 @@ def check_version(document: Mapping[str, Any], *, where: str) -> None:
 
 
 class FolderHandle:
-    """An open handle of a run's folder, which shows other processes that the run is being written.
+    """An open handle to a run's folder, which shows other processes that the run is being written.
 
     If a writer stops because its disk fails, it may be unable to store that fact in the run. It
     then closes the handle, so `holds_folder` returns False although the writer's process is still

@@ -98,5 +98,5 @@ class Pace:
             return left
         missing = -(backlog.committed + waiting) % block
         waited = now - self._since
-        rest = missing * waited / waiting  # at the pace since the last commit
+        rest = missing * waited / waiting  # at the pace observed since the last commit
         return rest if waited + rest <= _BLOCK_PATIENCE else 0.0

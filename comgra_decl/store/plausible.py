@@ -1,4 +1,4 @@
-"""Plausibility checks of a run's metadata, which is untrusted.
+"""Plausibility checks for a run's metadata, which is untrusted.
 
 If a number is too large, the reader would allocate too much memory or use an index that is out of
 range. Every function raises ValueError, TypeError or KeyError; callers add the key's name.

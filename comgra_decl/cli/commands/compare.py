@@ -26,7 +26,9 @@ _Names = Annotated[
 ]
 _Tolerance = Annotated[
     float | None,
-    typer.Option(help="Relative difference that counts as rounding. Default: by dtype."),
+    typer.Option(
+        help="Relative difference to treat as rounding error; by default, it depends on the dtype."
+    ),
 ]
 _Type = Annotated[str | None, typer.Option("--type", help="Type of execution; default: training.")]
 _SHOWN = 10
@@ -42,8 +44,8 @@ def command(
 ) -> None:
     """Find the first step and tensor, in the order of execution, at which two runs differ.
 
-    Exits with code 3 if they differ by more than rounding, and with code 4 if training may only
-    have amplified rounding.
+    Exits with code 3 if they differ by more than rounding error, and with code 4 if training may
+    merely have amplified rounding error.
     """
     from comgra_decl.query import open_run, part
 
@@ -89,7 +91,7 @@ def _lines(found: Parting) -> list[str]:
 
 
 def _described(found: Parting) -> dict[str, Any]:
-    """Return the result as JSON; infinite and missing numbers become None."""
+    """Return the result as JSON data; infinite and missing numbers become None."""
     return {
         "first": None if found.first is None else _difference(found.first),
         "same_until": found.same_until,

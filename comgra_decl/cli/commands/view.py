@@ -50,7 +50,9 @@ def command(
     views: Annotated[
         Path | None,
         typer.Option(
-            help="Python file with custom views, which is executed.", exists=True, dir_okay=False
+            help="Python file that defines custom views; it is executed.",
+            exists=True,
+            dir_okay=False,
         ),
     ] = None,
 ) -> None:

@@ -33,7 +33,7 @@ def _untouched(original: Callable[[], AbstractContextManager[None]]) -> Iterator
 
 @contextmanager
 def hooks_aside() -> Iterator[None]:
-    """Temporarily removes our own global module hooks."""
+    """Temporarily remove our own global module hooks."""
     held = [getattr(torch_module, name) for name in GLOBAL_HOOKS]
     found = [dict(hooks) for hooks in held]
     for hooks, before in zip(held, found, strict=True):

@@ -231,7 +231,7 @@ def operator_of(node: torch.fx.Node) -> str:
 
 
 def _define() -> torch.library.Library:
-    """Register the operators; they exist as long as the returned library."""
+    """Register the operators, which last as long as the returned library."""
     library = torch.library.Library("comgra_decl", "DEF")
     shown = "Tensor x, Tensor module, str path, int index, bool entering, bool watched"
     ends = "int result=-1, int[]? reached=None"

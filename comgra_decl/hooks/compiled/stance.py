@@ -71,7 +71,7 @@ class EagerStance:
     @classmethod
     @contextlib.contextmanager
     def lifted(cls) -> Iterator[None]:
-        """Temporarily restores the program's stance for code that torch compiles internally."""
+        """Temporarily restore the program's stance for code that torch compiles internally."""
         if not cls._forcing or cls._lifted:
             yield
             return

@@ -264,7 +264,7 @@ def _eagerly(*, alone: bool = False) -> Any:
 
 @contextmanager
 def _without_global_hooks() -> Iterator[None]:
-    """Temporarily hides our own global module hooks from the compiler.
+    """Temporarily hide our own global module hooks from the compiler.
 
     Raises:
         RuntimeError: the program has global module hooks.

@@ -69,7 +69,7 @@ class Structures:
         self._stored = before._stored
 
     def start(self) -> Provenance | None:
-        """If a capture is due, prepares to follow torch calls, starting with the first model call.
+        """If a capture is due, prepare to follow torch calls, starting with the first model call.
 
         Returns:
             The graph to be filled, or None if this step is not followed.

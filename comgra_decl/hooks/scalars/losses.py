@@ -43,9 +43,10 @@ class LossWatch:
     Under mixed precision, `backward()` is called on the loss times the gradient scale; the loss
     itself is the tensor that the program passed to `GradScaler.scale`.
 
-    each: called with the loss at every `backward`, recorded or not, in the form that
-    `read_number` returns, or in nested lists if the tensor has dimensions. None to skip this.
-    Must not raise.
+    Args:
+        each: called with the loss at every `backward`, recorded or not, in the form that
+            `read_number` returns, or in nested lists if the tensor has dimensions. None to skip
+            this. Must not raise.
         together: a lock held during all callbacks.
         on_fault: called with an error in tracing itself.
 

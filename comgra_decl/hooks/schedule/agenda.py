@@ -101,7 +101,7 @@ class Agenda:
         return bool(self._labelled or self._cadences or self._missed or self.labels)
 
     def alarm(self, step: int) -> tuple[int, int] | None:
-        """After a sudden loss, records the steps from `step` on, regardless of the schedule.
+        """Record the steps from `step` on after a sudden loss, regardless of the schedule.
 
         Returns:
             The first and the last of these steps; None if the spec requests none.

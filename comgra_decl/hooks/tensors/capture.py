@@ -43,7 +43,7 @@ _MAX_LAYOUTS = 256  # step layouts kept for reuse; bounded, since they may keep 
 
 
 class StepCapture:
-    """Collects (slot, tensor) pairs during a step and closes them into a `RawStep`."""
+    """Collects (slot, tensor) pairs during a step and turns them into a `RawStep` at its end."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class StepCapture:
         self._signature = 0
         self.batch_size: int | None = None
         self.open = False
-        self.epoch = 0  # counts steps, so that a hook of an earlier step can detect it is late
+        self.epoch = 0  # counts steps, so that a hook of an earlier step can detect that it is late
         self.calls: defaultdict[object, int] = defaultdict(int)  # per module plan, in this step
         self.root_calls = 0
         self.aside = False  # whether the current call runs without gradients

@@ -32,7 +32,7 @@ class Categories:
     Args:
         by: the source of the categories.
         warn: called once per kind of problem.
-        expected: whether a missing target is a problem. It is not in an evaluation, because its
+        expected: whether a missing target is a problem. In an evaluation, it is not, because
             recording ends before the loss is computed.
     """
 

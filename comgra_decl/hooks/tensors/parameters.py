@@ -171,7 +171,7 @@ class Parameters:
         with without_functions(), torch.no_grad():
             self._raw[plan] = parameter.grad.detach().clone()
 
-    # -- an update by hand ---------------------------------------------------------------------
+    # -- manual updates ------------------------------------------------------------------------
 
     def keep_gradients(self) -> None:
         """Copy the gradients after `backward`, before the program uses and clears them."""

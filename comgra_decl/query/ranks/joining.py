@@ -80,7 +80,7 @@ class Ranks:
     def column(
         self, name: str, read: Read, lost: Callable[[str], Lost] = lambda _: None
     ) -> NDArray[np.float32]:
-        """Return a column "statistic.how", "rows" or "histogram.low" joined over all ranks.
+        """Return a column such as "mean.std", "rows" or "histogram.low", joined over all ranks.
 
         Args:
             name: name of the column.

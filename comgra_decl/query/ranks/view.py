@@ -81,7 +81,7 @@ class JoinedView:
         return list(self._shape_codes)
 
     def shape(self, slot: int, code: float) -> tuple[int, ...] | None:
-        """Return the shape of a slot in a record, given its value in the column "shape"."""
+        """Return the shape of a slot in a record, given its value in the "shape" column."""
         shapes = self.shapes
         if code == 0:
             return self.slots[slot].shape
