@@ -23,7 +23,7 @@ RAW_STATISTICS = 8
 class Raw(IntEnum):
     """Columns of a raw-sum row (one row = one sample of one slot), all float64."""
 
-    PIVOT = 0  # subtracted before summing, so that std survives a large mean
+    PIVOT = 0  # subtracted before summing, so that std stays accurate for a large mean
     SUM = 1  # sum of (x - pivot)
     SQUARES = 2  # sum of (x - pivot)^2
     ABS_SUM = 3  # sum of |x|
@@ -152,7 +152,7 @@ class StepInfo:
     """Facts about one record, stored as JSON (and partly as columns)."""
 
     step: int
-    time: float  # unix seconds
+    time: float  # Unix seconds
     type: str  # type of execution
     mode: str  # "train" | "eval"
     structure: str | None = None  # hash of the dependency graph valid at this step
@@ -180,7 +180,7 @@ class RawStep:
     slot id, an array [samples, *value dims] in the tensor's own dtype (bfloat16 as
     ml_dtypes.bfloat16). `kpi_tensors`: for each KPI, the index of the one-element reduced tensor
     that holds it; read into `kpis` on the writer thread, where waiting does not delay training.
-    `documents`: JSON-serializable documents by name ("modules", "report"), of which only the newest
+    `documents`: JSON-serialisable documents by name ("modules", "report"), of which only the newest
     versions are kept. `extra`: float64 [rows, e], the opt-in statistics of each row, NaN where one
     does not apply. `scheduled`: False for a step that was captured only because it may be kept
     later. `spare_values`: values stored only if such a step is kept. `labels`: called on the writer
@@ -317,8 +317,8 @@ tokens at positions that no query sees.
 """
 
 TELLING = "telling"
-"""Fact stored in the first records: calls whose arguments can reveal a mistake, at most 64, once
-per line.
+"""Fact stored in the first records: calls whose arguments can reveal a mistake, at most 64, one per
+line of code.
 
 Each is a dict with "kind" and "where", the function and line of the program. The kinds are:
 
@@ -374,7 +374,7 @@ resumed step."""
 
 
 class Note(NamedTuple):
-    """Text logged for a step; `time` is in unix seconds."""
+    """Text logged for a step; `time` is in Unix seconds."""
 
     step: int
     type: str

@@ -37,7 +37,7 @@ class Reporter:
         # called with classes of modules that were used without being called
         self.on_uncalled: Callable[[type], None] = lambda _: None
         self.price: Callable[[], dict[str, Any] | None] = lambda: None  # the cost of records
-        self.optimizers: Optimizers | None = None  # tells which parameters are optimized
+        self.optimizers: Optimizers | None = None  # tells which parameters are optimised
 
         self.follow(spec)
 

@@ -172,7 +172,7 @@ class Steps:
     # -- optimizer steps -----------------------------------------------------------------------
 
     def after_optimizer(self, optimizer: Any) -> None:
-        """Handle an optimizer step that must be more than counted."""
+        """Handle an optimizer step that requires more than counting."""
         with self._together:
             self._idle.end()
             if is_nested_step(sys._getframe(1), optimizer):

@@ -29,7 +29,7 @@ class RunRow:
         state: "waiting", "live", "finished" or "stopped".
         steps: number of training steps: the last recorded or logged step plus one; 0 if none.
         records: number of records of all types.
-        started: start in unix seconds.
+        started: start in Unix seconds.
         duration: seconds from the start to the last record, including pauses; None without records.
         last: the last value of every metric; metrics of types other than training are named like
             "eval: loss".
@@ -63,7 +63,7 @@ class RunRow:
 
 
 class Clock(NamedTuple):
-    """When the training steps of a run happened.
+    """The times at which a run's training steps took place.
 
     Attributes:
         steps: recorded training steps, ascending and unique [k].
@@ -151,7 +151,7 @@ def is_loss(metric: str) -> bool:
 
 
 def clock_of(run: Run) -> Clock:
-    """Return when the recorded training steps happened.
+    """Return the times at which the recorded training steps took place.
 
     Steps between two records are assumed to have the batch size of the record before them.
     """
@@ -168,10 +168,10 @@ def at_steps(clock: Clock, steps: NDArray[np.int64], axis: str) -> NDArray[np.fl
     """Return the position of each step on an axis.
 
     Times between two records are interpolated linearly. Beyond the last record, the pace of the
-    last two records continues.
+    last two records is extrapolated.
 
     Args:
-        clock: when the steps of the run happened.
+        clock: the times of the run's training steps.
         steps: any steps [k].
         axis: "step", "time" (seconds since the start of the run) or "samples".
     """

@@ -109,7 +109,7 @@ class Parting:
 
     @property
     def gradual(self) -> bool:
-        """Whether the difference grew out of rounding rather than appearing suddenly.
+        """Whether the difference grew out of rounding errors rather than appearing suddenly.
 
         True if the runs already differed within the tolerance at an earlier step, by at least a
         tenth of it.
@@ -244,7 +244,7 @@ class _Pair:
         return self._ranks[SlotKey(*difference[:4])]
 
     def records(self, type_: str | None) -> pd.DataFrame:
-        """Return the numbers of the records ("here", "there") of common steps, by step."""
+        """Return the record numbers ("here", "there") of the common steps, by step."""
         sides = [_records(run, type_) for run in self._runs]
         found = pd.concat(sides, axis=1, keys=("here", "there"), join="inner").sort_index()
         if not len(found):

@@ -25,9 +25,9 @@ class Preview:
         height 10 (means of 28), width 10 (means of 28)>
 
     Attributes:
-        step: the recorded step that it comes from.
-        values: the entries; a tensor with a batch dim has its samples first. float32, unless
-            they are whole numbers or, if `whole`, of any dtype.
+        step: the recorded step from which it was taken.
+        values: the entries; a tensor with a batch dim has its samples first. The dtype is float32,
+            except for whole numbers; if `whole`, it can be any dtype.
         meanings: for each axis, its name, its size in the tensor, and which entries were kept:
             "all", "first" (the first ones), or "mean" (entry i of m is the mean of the entries from
             floor(i size / m) to ceil((i + 1) size / m) - 1).

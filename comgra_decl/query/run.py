@@ -55,10 +55,10 @@ class Run(RunFacts):
             0         0  train  train  1.763719e+09  9f2c41ab         32  0.004130  None   ()
             1        10  train  train  1.763719e+09  9f2c41ab         32  0.001702  None   ()
 
-        `time` is in unix seconds. `structure` is the hash of the dependency graph. `cost` is the
-        time that the training thread spent on the record, in seconds. `kept` names the triggers of
-        the spec's `keep` that stored the record, or is None. `tags` are the labels other than the
-        type.
+        `time` is in Unix seconds. `structure` is the hash of the dependency graph. `cost` is the
+        time that the training thread spent on the record, in seconds. `kept` names the triggers in
+        the spec's `keep` section that stored the record, or is None. `tags` are the labels other
+        than the type.
         """
         return self._snapshot.records_table.copy()
 
@@ -147,7 +147,7 @@ class Run(RunFacts):
                step   type          time               text
             0    40  train  1.763719e+09  warm-up is over
 
-        `time` is in unix seconds.
+        `time` is in Unix seconds.
         """
         return self._snapshot.notes_table.copy()
 

@@ -64,7 +64,7 @@ class RunFacts:
 
     @property
     def started(self) -> float:
-        """Start of the run in unix seconds."""
+        """Start of the run in Unix seconds."""
         return self._reader.meta.started
 
     @property
@@ -101,7 +101,7 @@ class RunFacts:
             0        1.763719e+09  <NA>             0
             1        1.763805e+09   200            20
 
-        `started` is in unix seconds. `step` is the session's first step. It is <NA> for the session
+        `started` is in Unix seconds. `step` is the session's first step. It is <NA> for the session
         that created the run, and for sessions that never trained. `first_record` is the number of
         the session's first record.
         """

@@ -106,7 +106,7 @@ class OcclusionSpec(_PictureSpec):
     """Distance between neighbouring windows."""
 
     baseline: Number | Literal["mean"] = 0.0
-    """The value that covers the window; `mean`: the mean of each sample and channel."""
+    """The value that fills the window; `mean`: the mean of each sample and channel."""
 
     @model_validator(mode="after")
     def _covers_everything(self) -> OcclusionSpec:

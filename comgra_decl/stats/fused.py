@@ -37,23 +37,24 @@ _WIDTHS = (16, 64, 256, 1024, 4096)
 _TILE = 4096
 """Elements per tile. Rows up to this length count as short."""
 _BLOCK = 1024
-"""Elements of a long row that a program reads at a time."""
+"""Number of elements of a long row that a program reads at a time."""
 _LEAST_PIECE, _MOST_PIECE = 4 * _BLOCK, 64 * _BLOCK
 """Elements per program: each float32 lane sums at most 64 of them."""
 _PROGRAMS = 528
-"""Programs that keep a GPU busy: four per multiprocessor of the largest GPUs."""
+"""Number of programs that keep a GPU busy: four per multiprocessor of the largest GPUs."""
 _MOST_PLANS, _MOST_TABLES = 512, 8 << 20
 """Maximum number of cached plans, and of bytes of their tables on the device."""
 _RESULT_ROWS, _SAMPLES = 1 << 14, 1 << 18
 """Rows and samples per arena block: 1 MiB each."""
 _KEPT = 8
-"""Blocks of that size that an arena keeps between steps; larger ones are freed."""
+"""Number of blocks of that size that an arena keeps between steps; larger ones are freed."""
 _MOST_LIVE = 8 << 20
 """If an arena has more bytes than this on the device, it is copied to the host within the step."""
 _MOMENT_ROWS = 1024
-"""Samples whose moments a program computes."""
+"""Number of samples whose moments a program computes."""
 _LONG_CHUNK = CHUNK_ROWS // 16
-"""Samples of long rows reduced at a time for tensors with very many samples: one program each."""
+"""For tensors with very many samples in long rows: samples reduced at a time, a program for
+each."""
 
 
 class Rows(NamedTuple):

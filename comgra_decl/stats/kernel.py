@@ -1,7 +1,7 @@
 """A compiled single-pass kernel for raw sums on the CPU.
 
 Each torch reduction reads its tensor separately. The eight raw sums would need eight reads, which
-cost five to ten times as much as one. Here, a single vectorized loop computes all of them. It is
+cost five to ten times as much as one. Here, a single vectorised loop computes all of them. It is
 written in LLVM assembly and compiled in memory by llvmlite on first use, in a fraction of a second
 and without a compiler or files. If llvmlite is missing or fails, there is no kernel, and the
 recipes in `sums` compute the same results with torch's operations.

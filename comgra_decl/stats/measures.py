@@ -30,7 +30,7 @@ from comgra_decl.stats.spectral import Finish, measure_effective_rank, measure_t
 from comgra_decl.stats.support import real, work_dtype
 
 SAMPLED = 4096
-"""Maximum values per sample that quantiles use."""
+"""Maximum number of values per sample used for quantiles."""
 
 
 class Measure(Protocol):

@@ -26,7 +26,7 @@ class Memory:
         self._arrays: deque[NDArray[Any]] = deque(maxlen=_MOST)
 
     def take(self, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-        """Return an uninitialized array that nothing else references, not even through a view."""
+        """Return an uninitialised array that nothing else references, not even through a view."""
         for array in self._arrays:
             if array.shape == shape and array.dtype == dtype and getrefcount(array) == _UNUSED:
                 return array

@@ -121,7 +121,7 @@ _Which = tuple[int, Hashable]
 
 
 class _Repeats:
-    """Recognises memory of an accelerator that was already read in this step.
+    """Recognises accelerator memory that was already read in this step.
 
     A tensor is identified by its storage, version, shape and strides. Storages are referenced
     weakly. Their memory can be freed, but as long as the reference exists, no other storage gets
@@ -229,9 +229,9 @@ class Reducer:
         """Read a tensor of the current step; return its number within the step.
 
         If the same tensor is added twice, both calls may return the same number, provided that its
-        version counter shows no change. This happens within a few calls or, on an accelerator, at
-        any distance. Examples are a tensor that both a `Sequential` and its last module return, and
-        a gradient that passes unchanged through a sum.
+        version counter shows no change. This applies to calls that are close together or, on an
+        accelerator, any distance apart. Examples are a tensor that both a `Sequential` and its last
+        module return, and a gradient that passes unchanged through a sum.
 
         Args:
             tensor: real, complex (reduced by magnitude), integer or boolean; on any device.

@@ -18,7 +18,7 @@ from comgra_decl.stats.trie import Form, Group, Node
 STEP_BYTES = 16 << 20
 """Maximum bytes copied per step; later tensors are reduced immediately."""
 RING_BYTES = 8 << 20
-"""Memory for steps reduced together, if it fits more than one."""
+"""Memory for steps that are reduced together, if more than one step fits."""
 MOST_SLOTS = 64
 MOST_BYTES = 64 << 20
 """Size limit of the groups. If it is exceeded, because shapes change in every step, all groups are

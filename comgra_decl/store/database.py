@@ -49,7 +49,7 @@ class TransientStoreError(StoreError):
 
 
 def database_place(run: Where) -> Location:
-    """Return the location of a run's database, normalized: TensorStore rejects `./` and `../`."""
+    """Return the location of a run's database, normalised: TensorStore rejects `./` and `../`."""
     place = location(run)
     return (place if isinstance(place, Remote) else place.resolve()) / DATABASE
 
@@ -113,7 +113,7 @@ class Database:
 
     @property
     def uuid(self) -> str:
-        """Identity by which TensorStore recognizes the database."""
+        """Identity by which TensorStore recognises the database."""
         return str(self.kv.spec().to_json()["config"]["uuid"])
 
     def array(
@@ -289,7 +289,7 @@ def encode(value: Any, name: str | None) -> bytes:
     Appends a line with a checksum, which detects flipped bits and swapped keys.
 
     Args:
-        value: JSON-serializable object.
+        value: JSON-serialisable object.
         name: key, and its revision if any; None for runs of format version 2, whose checksums cover
             only the content.
     """

@@ -50,7 +50,7 @@ def drafted(target: Path, kind: str) -> Iterator[Path]:
 
 
 def _sweep(folder: Path, prefix: str) -> None:
-    """Remove drafts of programs that have ended; they are recognized by their free locks."""
+    """Remove drafts of programs that have ended; they are recognised by their free locks."""
     pattern = re.compile(re.escape(prefix) + _RANDOM)
     for path in [path for path in folder.iterdir() if pattern.fullmatch(path.name)]:
         with suppress(OSError):

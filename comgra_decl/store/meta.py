@@ -26,7 +26,7 @@ class RunMeta:
 
     `statistics` names the statistics of every slot, `sample_count` is the number of samples
     recorded per slot, and `bins` the number of histogram bins (None: no histograms). `spec`,
-    `config` and `facts` are JSON-serializable. `started` is in Unix seconds. `counts_rows`: whether
+    `config` and `facts` are JSON-serialisable. `started` is in Unix seconds. `counts_rows`: whether
     the run stores the number of samples behind each aggregate. `bound`: whether checksums cover
     their key. `tells_shapes`: whether records store the shapes of their tensors.
     """

@@ -180,7 +180,7 @@ class RunWriter:
         head["time"] = time.time()
         head["usage"] = self.usage
         if self._db.bound:
-            # allows a reader to recognize an old head in an old data file
+            # allows a reader to recognise an old head in an old data file
             head["generation"] = self._generation + 1
         encoded = self._db.encode(HEAD_KEY, head)
         commit.put(HEAD_KEY, encoded)

@@ -41,7 +41,7 @@ _DROPOUTS = (
     F.feature_alpha_dropout,
 )
 _TRAINING = 2  # position of this argument in calls to dropout operators
-_SEVERAL = 2  # results; a backward pass always reaches a single result, or nothing at all
+_SEVERAL = 2  # results; if there is only one, a backward pass reaches all results or none
 
 
 class _Waiting(NamedTuple):

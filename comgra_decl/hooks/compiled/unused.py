@@ -26,7 +26,7 @@ from comgra_decl.hooks.call_context import is_backward, torch_variable
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.torch_private import without_functions
 
-_SEVERAL = 2  # outputs; with a single one, a backward reaches everything or nothing
+_SEVERAL = 2  # outputs; if there is only one, a backward reaches all outputs or none
 
 
 class _Output(NamedTuple):

@@ -26,7 +26,7 @@ class IdleSteps:
 
     Args:
         beat: called with `END` at each counted step.
-        otherwise: called with the optimizer at every step that is not only counted.
+        otherwise: called with the optimizer at every step that requires more than counting.
         on_fault: called with an error raised by `otherwise`.
 
     Attributes:
@@ -63,7 +63,7 @@ class IdleSteps:
 def _hook(
     otherwise: Callable[[Any], Any], on_fault: Callable[[BaseException], None]
 ) -> tuple[_Hook, Callable[[int, Iterator[object]], None]]:
-    """Return the hook, and a function that sets an optimizer's `id` and the beats of its steps."""
+    """Return the hook, and a function that sets the optimizer whose steps are counted."""
     owner = 0
     beats: Iterator[object] = iter(())
 

@@ -57,7 +57,7 @@ class TensorRecorder:
         self._leaf_hooks: dict[int, list[RemovableHandle]] = {}
         self._reached: set[int] = set()  # leaves that a gradient has reached
         self.inner: InnerGradients | None = None
-        """Gradients of compiled code; the autograd outside that code sees only part of each
+        """Gradients of compiled code; autograd outside that code sees only part of each
         gradient."""
 
     def release(self) -> None:

@@ -264,7 +264,7 @@ class JoinedView:
     def _joined_of(
         self, family: str, read: Callable[[Member, str], Reading], chosen: slice = slice(None)
     ) -> tuple[NDArray[Any], Lost]:
-        """Join an array [..., slots, ...] of a family, given a function that reads it on a rank.
+        """Join an array [..., slots, ...] of a family, given a function that reads it from a rank.
 
         Args:
             family: family of the array.

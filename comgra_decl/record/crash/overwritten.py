@@ -32,7 +32,7 @@ class Need:
         operation: the name of its autograd function, such as "AddmmBackward0".
         value: the saved value that was overwritten, such as "mat1".
         leaves: the parameters that the operation uses itself.
-        before: the parameters that the operation's other inputs were computed with, nearest first.
+        before: the parameters from which the operation's other inputs were computed, nearest first.
         traceback: where the program called it; "" unless anomaly detection was enabled.
     """
 
