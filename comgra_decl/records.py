@@ -350,7 +350,7 @@ PROBE_PREFIX = "probe:"
 """Beginning of the type of execution of a probe's records; the name of the probe follows."""
 
 PROBE_MODE = "probe"
-"""Mode of a probe's records, which are neither training nor evaluation."""
+"""Mode of a probe's records, which belong to neither training nor evaluation."""
 
 PICTURE_PREFIX = "picture:"
 """Beginning of the pass of a picture; the name of the picture follows."""
@@ -418,4 +418,5 @@ STATISTICS = (
     "zero_fraction",
     "nonfinite",
 )
-"""All statistics over the value dims that a spec may name. `nonfinite` is always stored."""
+"""All statistics that a spec may name, computed over the value dims. `nonfinite` is always
+stored."""

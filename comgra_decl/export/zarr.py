@@ -19,7 +19,7 @@ from .plain import plain_columns
 
 _CHUNK_BYTES = 1 << 20
 _HELD_BYTES = 64 << 20
-"""Maximum bytes of values waiting for a full chunk."""
+"""Maximum size, in bytes, of values waiting for a full chunk."""
 
 # The draft is written without sync and published by one rename. Otherwise, each chunk would wait
 # for the disk.
@@ -70,7 +70,7 @@ class _Kept:
 
     @property
     def held(self) -> int:
-        """Bytes waiting for a full chunk."""
+        """Number of bytes waiting for a full chunk."""
         return sum(value.nbytes for value in self._held)
 
     def add(self, record: int, value: NDArray[Any]) -> None:

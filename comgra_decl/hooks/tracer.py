@@ -72,7 +72,7 @@ class Calls(Protocol):
         """Handle the end of the call."""
 
     def abandoned(self) -> bool:
-        """Return whether the followed thread has ended before anything of its step was recorded."""
+        """Return whether the followed thread ended before any of its step was recorded."""
 
 
 class ModuleTracer:

@@ -1,4 +1,4 @@
-"""How similar two representations of the same samples are."""
+"""The similarity of two representations of the same samples."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ class Run(RunFacts):
         step: int | None = None,
         type: str | None = None,
     ) -> Between:
-        """Return what happens between two tensors: gains, dead values, paths of the gradient.
+        """Return what happens between two tensors: gains, dead values and gradient paths.
 
         `run.between("embed", "head").signal` is the root mean square of a sample's values at
         "head", averaged over the batch, divided by the same quantity at "embed". `gradient` is the

@@ -18,12 +18,12 @@ from pathlib import Path
 from comgra_decl.errors import NoMemoryError
 
 STARTING = 1 << 30
-"""Bytes required to start. Imports, threads and their stacks took 0.9 GB of address space (not
-memory)."""
+"""Number of bytes required to start. Imports, threads and their stacks took 0.9 GB of address space
+(not memory)."""
 LEFT = 1 << 28
-"""Bytes to leave for training. A thread takes 0.14 GB of address space."""
+"""Number of bytes to leave for training. A thread takes 0.14 GB of address space."""
 STEP = 1 << 28
-"""Bytes required to record a step."""
+"""Number of bytes required to record a step."""
 
 
 class Room:

@@ -26,7 +26,7 @@ SERIAL_ELEMENTS = 1 << 15
 because its first parallel operation would start a second thread pool in addition to the program's.
 """
 RESULT_BYTES = 16 << 20
-"""Maximum bytes of one batch's results, unless a single step needs more."""
+"""Maximum size of one batch's results, in bytes, unless a single step needs more."""
 
 
 class Batch:

@@ -79,7 +79,7 @@ _MOST_HELD, _MOST_BYTES_HELD = 64, 16 << 20
 _MOST_COPIED = 16 << 20
 """If a tensor must be copied to be read and has more bytes than this, it is copied in parts."""
 _PART = 1 << 20
-"""Elements of such a part: 4 or 8 MiB. Reading it takes the same amount again."""
+"""Number of elements in such a part: 4 or 8 MiB. Reading it takes the same amount again."""
 
 _ROUNDING = 1e-5  # relative; float32 lanes add up to 64 numbers
 

@@ -35,17 +35,17 @@ _log = logging.getLogger("comgra_decl")
 _WIDTHS = (16, 64, 256, 1024, 4096)
 """Tile widths for short rows: only a few, because each requires a compiled variant."""
 _TILE = 4096
-"""Elements per tile. Rows up to this length count as short."""
+"""Number of elements per tile. Rows up to this length count as short."""
 _BLOCK = 1024
 """Number of elements of a long row that a program reads at a time."""
 _LEAST_PIECE, _MOST_PIECE = 4 * _BLOCK, 64 * _BLOCK
-"""Elements per program: each float32 lane sums at most 64 of them."""
+"""Number of elements per program; each float32 lane sums at most 64 of them."""
 _PROGRAMS = 528
 """Number of programs that keep a GPU busy: four per multiprocessor of the largest GPUs."""
 _MOST_PLANS, _MOST_TABLES = 512, 8 << 20
 """Maximum number of cached plans, and of bytes of their tables on the device."""
 _RESULT_ROWS, _SAMPLES = 1 << 14, 1 << 18
-"""Rows and samples per arena block: 1 MiB each."""
+"""Number of rows and of samples per arena block: 1 MiB each."""
 _KEPT = 8
 """Number of blocks of that size that an arena keeps between steps; larger ones are freed."""
 _MOST_LIVE = 8 << 20

@@ -17,7 +17,7 @@ MOST_ROWS = 1 << 17
 """Maximum number of samples in a tensor for which each sample has a row of raw sums. The rows take
 8 MiB."""
 KEPT = 1 << 12
-"""In tensors with more samples, the number of first samples that have a row each."""
+"""In tensors with more samples, the number of leading samples that have a row each."""
 CHUNK_ROWS = 1 << 18
 """Number of samples that are reduced at a time above `MOST_ROWS`. Their raw sums take 16 MiB."""
 MOMENTS = 4

@@ -201,7 +201,7 @@ class Reducer:
     (`device`). Thread-safe, because autograd uses a thread per device.
 
     Args:
-        histogram_elements: maximum elements per tensor in its histogram; None for no histograms.
+        histogram_elements: maximum number of elements in a tensor's histogram; None: no histograms.
         sample_count: samples per tensor whose values are kept, where requested.
     """
 

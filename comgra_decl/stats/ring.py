@@ -16,7 +16,7 @@ from comgra_decl.stats.memory import Memory
 from comgra_decl.stats.trie import Form, Group, Node
 
 STEP_BYTES = 16 << 20
-"""Maximum bytes copied per step; later tensors are reduced immediately."""
+"""Maximum number of bytes copied per step; later tensors are reduced immediately."""
 RING_BYTES = 8 << 20
 """Memory for steps that are reduced together, if more than one step fits."""
 MOST_SLOTS = 64
@@ -36,7 +36,7 @@ class Ring:
         self._slots = 1
         self.slot = 0
         self.nbytes = 0
-        """Total bytes of all groups."""
+        """Total size of all groups, in bytes."""
         self._memory = Memory()
         self._batch: Batch | None = None
         self._opened = 0.0

@@ -37,12 +37,12 @@ from comgra_decl.stats.support import work_dtype
 Rows = NDArray[np.float64]
 
 BLOCK = 1 << 18
-"""Elements per operation and thread. Smaller blocks need more calls; larger blocks exceed the
-cache.
+"""Number of elements per operation and thread. Smaller blocks need more calls; larger blocks exceed
+the cache.
 """
 PIVOT_ELEMENTS = 4096
 MOST_BLOCK = 1 << 22
-"""Maximum elements per operation, to limit memory."""
+"""Maximum number of elements per operation, to limit memory use."""
 _TINY = 1e-32  # mean squares below this may have lost elements to float32 underflow
 _HUGE = 3e38
 _LEAST_SPREAD = 1e-16  # squares of smaller differences underflow in float32

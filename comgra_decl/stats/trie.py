@@ -134,7 +134,7 @@ class Node:
         self.size: Any = None  # `fused.Rows`, on an accelerator
         self.kind: Hashable = None  # tensors that share a launch have equal kinds
         self.row = self.stride = self.count = 0
-        self.kept = 0  # number of first samples with a row of raw sums each
+        self.kept = 0  # number of leading samples with a row of raw sums each
         self._views: list[Tensor] = []
         self._addresses: list[int] = []
         self._version = -1

@@ -273,7 +273,7 @@ def short_rows(
 
 @triton.jit
 def _store_moments(out, s, within, number):
-    """Store the moments of one statistic of some rows."""
+    """Store the moments of one statistic for some rows."""
     mean = tl.sum(tl.where(within, s, 0.0), 0) / number
     off = tl.where(within, s - mean, 0.0)
     size = tl.where(within, tl.abs(s), 0.0)

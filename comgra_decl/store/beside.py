@@ -19,7 +19,7 @@ DRAFT = ".compacting"
 """Folder in which a compaction prepares the new database."""
 
 _MOST = 4 << 30
-"""Maximum bytes of a file copied from or to a bucket."""
+"""Maximum size, in bytes, of a file copied from or to a bucket."""
 
 
 def copy_files(

@@ -18,7 +18,7 @@ FOLDER = "checks"
 EXPERIMENTS = ("batch_mixing", "overfit_one_batch")
 """Names of the experiments."""
 
-_MOST = 1 << 20  # maximum bytes read from such a file
+_MOST = 1 << 20  # maximum number of bytes read from such a file
 
 
 @dataclass(frozen=True)

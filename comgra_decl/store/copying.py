@@ -44,7 +44,7 @@ _READ = 512
 """Number of keys read concurrently."""
 
 _COMMIT_BYTES = 64 << 20
-"""Bytes per transaction; each transaction creates one file."""
+"""Number of bytes per transaction; each transaction creates one file."""
 
 
 @overload

@@ -37,7 +37,7 @@ _ABSENT = "NOT_FOUND"
 """Prefix of TensorStore errors about missing files and folders."""
 
 _MOST_JSON = 128 << 20
-"""Maximum bytes of a JSON key."""
+"""Maximum size of a JSON key, in bytes."""
 
 _MOST_PARTS = 4 << 20
 """Maximum total number of lists, mappings and items in a key. Each takes up to 200 bytes of
@@ -197,7 +197,7 @@ class Database:
 
         Args:
             keys: the keys.
-            most: maximum bytes of each; None: no limit.
+            most: maximum size of each, in bytes; None: no limit.
         """
         if most is not None:
             self._refuse_large(keys, most)

@@ -30,7 +30,7 @@ def read_file(folder: Path, name: str, *, most: int) -> bytes | None:
     Args:
         folder: folder of the run.
         name: path of the file below the folder.
-        most: maximum bytes.
+        most: maximum size, in bytes.
 
     Raises:
         DamagedRunError: The file is not plain, is too large, or cannot be read.

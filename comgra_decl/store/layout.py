@@ -151,7 +151,7 @@ def block_steps(record_bytes: int) -> int:
 
 
 _OPEN_BLOCK_BYTES = 32 << 20
-"""Maximum bytes of the open block in the writer's memory, unless 32 records need more."""
+"""Maximum size, in bytes, of the open block in the writer's memory, unless 32 records need more."""
 
 _BLOCK_CHUNK_BYTES = 64 << 10
 """Target size of a block's chunks in bytes. Reading a series reads this amount per block."""
@@ -220,8 +220,8 @@ def _pair(
 def raw_form(dtype: str, shape: Sequence[int], itemsize: int) -> ArrayForm:
     """Return the form of the array for raw values of one dtype and [samples, *value dims].
 
-    Dims are [record, lane, *shape]. A chunk holds at most about 1 MB; if lanes are small, it holds
-    several of them.
+    Dims are [record, lane, *shape]. A chunk contains at most about 1 MB; if lanes are small, it
+    contains several of them.
     """
     size = itemsize
     for extent in shape:

@@ -29,7 +29,8 @@ _CREATION = 10.0
 """Seconds for which a run without its first key is assumed to be under construction."""
 
 _MOST_META = 16 << 20
-"""Maximum bytes of the keys that are read first. Usually, they have about ten thousand bytes."""
+"""Maximum size, in bytes, of the keys that are read first. Usually, it is about ten thousand
+bytes."""
 
 _context: ts.Context | None = None
 _limit = CACHE_BYTES
@@ -39,7 +40,7 @@ def limit_cache(nbytes: int) -> None:
     """Limit the cache shared by readers that this process opens from now on.
 
     Args:
-        nbytes: total bytes of decoded chunks and index nodes, for all readers together.
+        nbytes: total size of decoded chunks and index nodes, for all readers together.
     """
     global _context, _limit
     if nbytes != _limit:

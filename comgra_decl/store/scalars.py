@@ -39,7 +39,7 @@ Rows = NDArray[np.void]
 _MANY_BLOCKS = 1000
 
 MOST_BYTES = 1 << 20
-"""Maximum bytes of a key; a block of random numbers takes 24 kB."""
+"""Maximum size of a key, in bytes; a block of random numbers takes 24 kB."""
 
 LOST = int(np.iinfo(np.int64).min)
 """Step of an unreadable scalar. The scalar keeps its position, because scalars are numbered."""

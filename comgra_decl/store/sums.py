@@ -36,9 +36,9 @@ Known = Mapping[str, Mapping[int, int]]
 """The checksums, by array name and by chunk number within the record or block."""
 
 _AT_ONCE = 16 << 20  # bytes of chunks read at once for comparison
-_KEPT = 16 << 20  # maximum total bytes of cached checksums
+_KEPT = 16 << 20  # maximum total size of cached checksums, in bytes
 _MOST_CHECKED = 200_000  # maximum number of chunks remembered as already compared
-_MOST = 64 << 20  # maximum bytes of a key
+_MOST = 64 << 20  # maximum size of a key, in bytes
 
 
 class SumsOfCommit:

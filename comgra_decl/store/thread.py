@@ -59,7 +59,7 @@ class WriterThread:
             writer_factory: creates or returns the run's writer; called on the thread.
             transform: turns raw steps, in order, into batches; called on the thread.
             commit_interval: minimum seconds between commits; 0: commit each record immediately.
-            queue_bytes: maximum bytes waiting or being written.
+            queue_bytes: maximum number of bytes waiting or being written.
             on_error: called once with the error that ends tracing; called on the thread, unless the
                 thread died without reporting the error.
             patience: seconds to wait for space on a full disk.

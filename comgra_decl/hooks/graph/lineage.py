@@ -117,7 +117,7 @@ class Lineage:
     def write(
         self, target: torch.Tensor, inputs: Sources, *, overwrite: bool, recomputed: bool = False
     ) -> None:
-        """Record a write into `target`, which affects all tensors on the same storage.
+        """Record a write to `target`, which affects all tensors on the same storage.
 
         Autograd builds the root's new history from its old history and from the inputs. It does not
         include the history of the view through which the write was made.

@@ -266,8 +266,8 @@ class Telling:
 def padded_share(tokens: torch.Tensor) -> float:
     """Return the share of samples that end with padding; 0 if nothing looks like padding.
 
-    Padding is a token that ends several samples, in runs of different lengths, at least one of
-    which is longer than one, and that occurs nowhere else.
+    A token counts as padding if it ends several samples in runs of different lengths, at least one
+    of them longer than one, and occurs nowhere else.
 
     Args:
         tokens: integers [batch, positions].

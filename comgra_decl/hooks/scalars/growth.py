@@ -23,7 +23,7 @@ SAMPLES = 12
 """Number of consecutive readings over which the memory must grow."""
 
 LEAST = 4 << 20
-"""Bytes of growth within these readings."""
+"""Minimum growth over these readings, in bytes."""
 
 _STEADY = 0.8  # share of the readings that must exceed the previous one
 _STEPS = 20  # minimum number of steps between two counts

@@ -39,7 +39,7 @@ _Step = tuple[int, str, list[_Named]]
 
 @dataclass(eq=False)
 class Saying:
-    """The values logged for the current step in the events processed so far; one per thread.
+    """The values logged for the current step in the events processed so far; one object per thread.
 
     Attributes:
         number: its number, unless other threads end steps before this one.

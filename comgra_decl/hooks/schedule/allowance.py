@@ -1,4 +1,4 @@
-"""The permitted cost of all records, or of all records of one type of execution."""
+"""The permitted cost of all records, or of those with one type of execution."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _MOST_EVENTS = 64
 
 @dataclass(slots=True, eq=False)
 class Lap:
-    """One completed step, or several steps of which only the last end was observed.
+    """One completed step, or several steps for which only the end of the last one was observed.
 
     Attributes:
         steps: the number of steps.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _UNINITIALIZED = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
 _NARROW = (torch.float16, torch.bfloat16)
 _MOST_COPIED = 32 << 20
-"""Maximum number of bytes of updates that are read together, if their dtype differs from that of
+"""Maximum size, in bytes, of updates that are read together if their dtype differs from that of
 their parameters."""
 
 
