@@ -273,7 +273,8 @@ AUTOMATIC = "auto:"
 """Prefix of the stored names of automatic metrics, to keep them apart from the program's own."""
 
 GROWING = "growing/"
-"""Prefix, after `AUTOMATIC`, of the number of tensors that a growing container gains per step."""
+"""Prefix, after `AUTOMATIC`, of metrics that count the tensors a growing container gains per
+step."""
 
 STALLED = "stalled"
 """Automatic metric: how many seconds a stalled step had taken when it was reported."""
@@ -347,13 +348,13 @@ MODES = "modes"
 in any of these calls."""
 
 PROBE_PREFIX = "probe:"
-"""Beginning of the type of execution of a probe's records; the name of the probe follows."""
+"""Prefix of the type of execution in a probe's records; the name of the probe follows."""
 
 PROBE_MODE = "probe"
 """Mode of a probe's records, which belong to neither training nor evaluation."""
 
 PICTURE_PREFIX = "picture:"
-"""Beginning of the pass of a picture; the name of the picture follows."""
+"""Prefix of a picture's pass; the name of the picture follows."""
 
 PICTURES = "pictures"
 """Fact stored in a probe's record: for each picture by name, a dict with "method" and "target" (the
@@ -387,7 +388,7 @@ class ScalarBatch:
     """Values and notes logged for steps, whether recorded or not; `n` values in logging order.
 
     `steps` int64 [n], `values` float64 [n], `names` and `types`: name and type of execution of each
-    value. If a value is still on a device, it is NaN until `settle()` has been called on the writer
+    value. If a value is still on a device, it is NaN until `settle()` is called on the writer
     thread.
     """
 

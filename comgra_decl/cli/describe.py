@@ -1,4 +1,4 @@
-"""Describe runs as plain data for the command line's JSON."""
+"""Describe runs as plain data for the JSON output of the command line."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ Place = Mapping[str, str | Path | None]
 def load_spec(source: str | Path | Mapping[str, Any] | Spec, overrides: Sequence[str] = ()) -> Spec:
     """Return the spec that `source` declares.
 
-    Does not import anything that the spec names; `comgra.trace` and the other entry points do so
-    when they start.
+    Imports nothing that the spec names; `comgra.trace` and the other entry points import it when
+    they start.
 
     Args:
         source: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec. A

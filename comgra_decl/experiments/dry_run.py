@@ -170,7 +170,7 @@ class Rehearsal(Session):
         self.give_up(error)
 
     def give_up(self, error: BaseException) -> None:
-        """End the program because of an internal error, since it was not meant to train."""
+        """End the program after an internal error, because it was not meant to train."""
         _log.error("the dry run failed because of an error in comgra_decl", exc_info=error)
         self._over = True
         shutil.rmtree(self._folder, ignore_errors=True)

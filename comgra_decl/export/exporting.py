@@ -50,9 +50,9 @@ def export_run(
         The path written.
 
     Raises:
-        UnknownNameError: The format does not exist, or no node matches the pattern.
-        MissingPackageError: The format needs a missing package; the message names the extra.
-        StoreError: The target exists, is in a bucket, is inside the run, or cannot be written.
+        UnknownNameError: the format does not exist, or no node matches the pattern.
+        MissingPackageError: the format needs a missing package; the message names the extra.
+        StoreError: the target exists, is in a bucket, is inside the run, or cannot be written.
     """
     if not is_one_of(format_, FORMATS):
         raise UnknownNameError(

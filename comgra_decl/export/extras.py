@@ -12,7 +12,7 @@ def needed(module: str, extra: str) -> Any:
     """Import a module that belongs to an extra.
 
     Raises:
-        MissingPackageError: The module is missing; the message says how to install it.
+        MissingPackageError: the module is missing; the message says how to install it.
     """
     try:
         return import_module(module)

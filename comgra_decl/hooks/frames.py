@@ -29,7 +29,7 @@ T = TypeVar("T")
 _TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 _OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 _REFLECTIVE = frozenset({"locals", "vars", "_getframe", "currentframe"})
-"""Names through which code may get the dict of its variables."""
+"""Names through which code may obtain the dict of its variables."""
 
 _PLUMBING = (
     str(Path("nn", "modules", "module.py")),

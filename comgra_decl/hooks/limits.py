@@ -119,7 +119,8 @@ def why_silent(plans: Iterable[ModulePlan], models: Iterable[nn.Module]) -> list
     """Return sentences that explain why selected modules were not called.
 
     If the parameters of such a module have gradients, the module was used without being called. No
-    hooks run in `linear.forward(x)`, or if the parent uses the module's weights directly.
+    hooks run if the program calls `linear.forward(x)`, or if the parent uses the module's weights
+    directly.
 
     Args:
         plans: the plans of the modules that were not called.

@@ -53,7 +53,7 @@ class Optimizers:
         return {number for optimizer in known for number in _parameters(optimizer)}
 
     def holders(self) -> dict[int, list[int]]:
-        """Return, by the id of each held parameter, the numbers of the optimizers that hold it."""
+        """Return the numbers of the optimizers that hold each parameter, by the parameter's id."""
         found: dict[int, list[int]] = {}
         known = [o for reference in self._known.values() if (o := reference()) is not None]
         for number, optimizer in enumerate(known):

@@ -93,7 +93,7 @@ class Patch:
     def leave(self) -> None:
         """Deactivate the stand-in but leave it in place.
 
-        For functions such as `torch.compile`, to which a program may hold a reference. If the
+        Meant for functions such as `torch.compile`, to which a program may hold a reference. If the
         original were restored, the program would hold two different versions.
         """
         self._on[0] = False

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class RecordHooks:
     """Installs hooks, modes and stand-ins on the program for a record, and removes them again.
 
-    `arm` prepares a training step, and `install` an evaluation only. `disarm` ends both, except for
-    an evaluation that is still being recorded.
+    `arm` prepares for a training step; `install` prepares only for an evaluation. `disarm` ends
+    both, except for an evaluation that is still being recorded.
 
     Args:
         declared: the components that depend on the spec.

@@ -270,7 +270,7 @@ _SETTINGS = (
     "p",
     "track_running_stats",
 )
-"""Attributes of modules that are settings; all others are ignored."""
+"""Module attributes that are settings; all other attributes are ignored."""
 
 
 def _settings(module: torch.nn.Module | None) -> dict[str, Any]:

@@ -166,7 +166,7 @@ class StepState:
             self.stage = Stage.DECLINED if self._watched else Stage.WAITING
 
     def decide(self, *, due: bool) -> bool:
-        """Decide on a model call whether to record the step; return whether to arm it."""
+        """At a model call, decide whether to record the step; return whether to arm it."""
         if self.stage is not Stage.WATCHING:
             return False
         if not due:
@@ -184,7 +184,7 @@ class StepState:
         """Return the kind of a call, given the state so far.
 
         What looks like an evaluation may be a fine-tuning step in evaluation mode. This is possible
-        if gradients are enabled and this step has no other training call, or if there was no
+        if gradients are enabled and this step has no other training call, or if there has been no
         `backward` or optimizer step yet. The call then remains undecided until `backward` is
         called.
 

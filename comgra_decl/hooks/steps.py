@@ -146,7 +146,7 @@ class Steps:
     # -- requests ------------------------------------------------------------------------------
 
     def replace(self, spec: Spec | None, note: str) -> None:
-        """Request another spec from the next step on, or a note only; callable from any thread."""
+        """Request another spec from the next step on, or only a note; callable from any thread."""
         self._incoming.append((spec, note))
         self._idle.end()
 
@@ -293,7 +293,7 @@ class Steps:
         self._hooks.on_backward_done(whole=whole, by_hand=self._turns.hand.pending)
 
     def end_by_hand(self) -> None:
-        """End the step after a manual update of the parameters."""
+        """End the step after a manual update to the parameters."""
         hand = self._turns.hand
         if not hand.active:
             hand.active = True

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 
 _MOST_NAMESAKES = 32
-"""The maximum number of models of one class that have their own nodes. Models created beyond it
-reuse the names of models that no longer exist."""
+"""The maximum number of models of one class that have their own nodes. Further models reuse the
+names of models that no longer exist."""
 
 
 class Calls(Protocol):
@@ -636,7 +636,7 @@ class ModuleTracer:
             self._plain = models[0] if len(models) == 1 else None
 
     def go_on_from(self, before: ModuleTracer) -> None:
-        """Continue with the node names of the previous tracer after a change of the spec."""
+        """Continue with the node names of the previous tracer after a change to the spec."""
         self.prefixed, self._plain = before.prefixed, before._plain
         for label, plans in before._namesakes.items():
             self._namesakes[label] = [self._again(plan.top) for plan in plans]

@@ -195,7 +195,7 @@ class StepView:
         """Return a statistic of one slot; NaN if it was not recorded in this step.
 
         Raises:
-            ValueError: The statistic is not listed in the spec's `stats`.
+            ValueError: the statistic is not listed in the spec's `stats`.
         """
         if statistic not in self._look.statistics:
             raise ValueError(f"{statistic!r} is not one of {', '.join(self._look.statistics)}")

@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 
 
 class Heat(NamedTuple):
-    """One statistic of all slots of a pass.
+    """One statistic for all slots in a pass.
 
     Attributes:
         ids: slot ids, ascending.

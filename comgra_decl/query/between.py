@@ -1,4 +1,4 @@
-"""What happens between two tensors: gains, dead values, and the gradient's paths."""
+"""What happens between two tensors: gains, dead values, and gradient paths."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def offered(snapshot: Snapshot) -> list[str]:
 
 
 def base(snapshot: Snapshot) -> int:
-    """Return the index of the stored statistic that the derived ones are computed from.
+    """Return the index of the stored statistic from which the derived ones are computed.
 
     Raises:
         UnknownNameError: the run lacks a required statistic or capture.

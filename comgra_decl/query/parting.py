@@ -143,7 +143,7 @@ def part(
 
     Runs on different devices or with different numbers of threads sum in different orders. A
     difference therefore counts only if it exceeds a tolerance relative to the largest magnitude of
-    the tensor. Training amplifies rounding; see `Parting.gradual`.
+    the tensor. Training amplifies rounding errors; see `Parting.gradual`.
 
     Args:
         here: a run, such as that of a port.
@@ -205,7 +205,7 @@ def sentences(found: Parting) -> list[str]:
     if found.gradual:
         lines.append(
             f"The difference grew gradually, from {found.drift[0]:.2g} to {first.relative:.2g}: "
-            "training may only have amplified rounding."
+            "training may merely have amplified rounding errors."
         )
     return lines
 

@@ -374,4 +374,4 @@ class Pictures:
         "flow": _flow,
         "loss_cam": _loss_cam,
     }
-    """What can be computed from records alone, by name."""
+    """The pictures that can be computed from records alone, by name."""

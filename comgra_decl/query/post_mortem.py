@@ -179,7 +179,7 @@ def _stack(content: Mapping[str, Any]) -> list[str]:
 
 
 def tensor_lines(facts: list[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each of the first tensors of a list."""
+    """Return a line for each of the first tensors in a list."""
     lines = [tensor_text(fact) for fact in facts[:_MOST_TENSORS]]
     more = len(facts) - _MOST_TENSORS
     return [*lines, f"and {more} more"] if more > 0 else lines

@@ -189,7 +189,7 @@ class Run(RunFacts):
         return ending_of(self)
 
     def document(self, name: str) -> Any:
-        """Return the newest document with a name, as it was stored; None if there is none.
+        """Return the newest document with the given name, as stored; None if there is none.
 
         Documents are "modules", "report", "post_mortem" and "findings", which
         `comgra_decl.rules.stored` reads.

@@ -154,7 +154,7 @@ class RunFacts:
         """The modules and series that each entry of the spec matched and stored, and the warnings.
 
         `keep`, if the spec has that section: how often each trigger fired, and which steps were
-        stored as a result. `writer`: processor time of writing in seconds (`cpu`), duration of the
+        stored as a result. `writer`: CPU time spent on writing in seconds (`cpu`), duration of the
         run (`wall`), their ratio (`share`), and the time that training waited for the writer
         (`waited`). `damage`, if there is any: the data omitted because of damage.
         """

@@ -14,7 +14,7 @@ def distances(snapshot: Snapshot, step: int, statistic: str, type_: str | None) 
     """Return the distance of each sample from the others, [slots, samples].
 
     See `Run.unusual`. NaN for a tensor without a batch dimension, for a sample that was not
-    recorded, and if there is no spread to compare with.
+    recorded, and where the others do not vary.
     """
     view, record = snapshot.view, snapshot.record(step, type_)
     place = snapshot.statistic(statistic)

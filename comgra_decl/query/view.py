@@ -1,4 +1,4 @@
-"""Read interface of a run, whether written by one process or more."""
+"""Read interface of a run, whether written by one process or several."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class RecordView(Protocol):
         """Whether a record's row includes a slot. Rows are padded to whole chunks."""
 
     def document(self, name: str) -> Any:
-        """Return the newest document with a name; None if there is none, or if it is damaged."""
+        """Return the newest document with the given name; None if it is missing or damaged."""
 
     def structure(self, digest: str) -> Structure | None:
         """Return a dependency graph by its hash; None if it is damaged."""

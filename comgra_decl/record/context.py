@@ -30,7 +30,7 @@ class RunContext:
         command: the command line, argument by argument.
         config: the program's own configuration, JSON-serialisable.
         job: the name of the job or script, used as the group if the spec names none.
-        base: the folder that a relative `run.root` refers to.
+        base: the folder to which a relative `run.root` refers.
         script: the file of the training script, if there is one.
     """
 
@@ -83,7 +83,7 @@ def _versions() -> dict[str, str]:
 
 
 _TIMEOUT = 5.0
-"""The timeout of a git command, in seconds."""
+"""The timeout for git commands, in seconds."""
 
 
 class GitFacts(TypedDict):

@@ -3,7 +3,7 @@
 A system may refuse memory because of `ulimit -v`, a batch system or strict overcommit. In that
 case, the C++ libraries that tracing uses do not raise an exception: if a thread cannot be created,
 the whole program ends. Memory is therefore requested before these libraries need it, and tracing
-stops while enough memory is left for training. A limit can also be set (with `prlimit`) while a
+stops while training still has enough memory. A limit can also be set (with `prlimit`) while a
 program is running, after tracing has already allocated its share. For that case, tracing reserves
 address space, which takes no memory.
 """

@@ -60,7 +60,7 @@ class Place:
 
 
 def create_run_folder(run: RunSpec, context: RunContext) -> Path:
-    """Create the local folder of a new run of a single process; see `place_run`."""
+    """Create the local folder of a new single-process run; see `place_run`."""
     place = place_run(run, context, rank=None).path
     assert isinstance(place, Path), f"{place} is in a bucket"
     return place

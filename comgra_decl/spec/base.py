@@ -1,4 +1,4 @@
-"""Base types of all models of the spec."""
+"""Base types of all models in the spec."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class QuantileTrigger(SpecModel):
     """
 
     quantile: Annotated[Number, Field(gt=0, lt=1)]
-    """A quantile: 0.99 fires at about one in a hundred steps."""
+    """A quantile: 0.99 fires at about one step in a hundred."""
 
     of: MeasureSpec = _LOSS
     """The value to check."""
@@ -199,7 +199,7 @@ class KeepSpec(SpecModel):
     """Conditions for keeping a step; empty if `on_finding.keep` alone decides.
 
     `nonfinite`: a recorded tensor, such as the loss, contains NaN or infinity but did not in its
-    previous record. A mask that is always -inf therefore causes it to fire only once. `loss_spike`:
+    previous record. A mask that is always -inf therefore fires the trigger only once. `loss_spike`:
     short for `{spike: 6.0}`.
     """
 
@@ -211,8 +211,8 @@ class KeepSpec(SpecModel):
     """Maximum number of records that triggers may store; null for no limit."""
 
     memory_mb: Annotated[Int, Field(ge=1)] = 256
-    """Maximum memory, in mebibytes, for steps that may still be kept or dropped. If they need more,
-    the ring is shortened, and this is reported."""
+    """Maximum memory, in mebibytes, for steps that have been neither kept nor dropped yet. If they
+    need more, the ring is shortened, and this is reported."""
 
     def unknown_statistics(self, known: Sequence[str]) -> list[str]:
         """Return a sentence for each statistic that a trigger uses but that is not recorded."""

@@ -32,7 +32,7 @@ def presets() -> dict[str, Path]:
 
 
 Further = Callable[[Mapping[str, Any]], list[str]]
-"""Checks what a spec says, beyond its form, and returns the problems. The content may be
+"""Checks the content of a spec rather than its form, and returns the problems. The content may be
 malformed."""
 
 

@@ -205,7 +205,7 @@ class DeviceStep:
         """Order later work on the current stream after this object's work on other streams.
 
         Raises:
-            CannotReduceError: A graph is being captured, which would replay our operations.
+            CannotReduceError: a graph is being captured, which would replay our operations.
         """
         if self._module is None:
             return
@@ -659,7 +659,7 @@ def _judge(node: Node, later: NDArray[np.float64], at_once: NDArray[np.float64])
 
 
 def is_same(one: NDArray[np.float64], other: NDArray[np.float64], elements: int) -> bool:
-    """Whether two sets of raw sums [r, 8] can come from the same elements, read in other pieces.
+    """Whether two sets of raw sums [r, 8] can come from the same elements, split differently.
 
     Counts, minimum and maximum are exact; sums may have been rounded differently.
     """

@@ -51,7 +51,7 @@ class Extras:
         """Measure the tensor with the number `index`. Return whether the measure applies.
 
         Raises:
-            FunctionError: A custom function failed; its statistic is missing.
+            FunctionError: a custom function failed; its statistic is missing.
         """
         if (index, measure) in self._done:  # the same tensor under another name
             return True

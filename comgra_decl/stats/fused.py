@@ -43,7 +43,7 @@ _LEAST_PIECE, _MOST_PIECE = 4 * _BLOCK, 64 * _BLOCK
 _PROGRAMS = 528
 """Number of programs that keep a GPU busy: four per multiprocessor of the largest GPUs."""
 _MOST_PLANS, _MOST_TABLES = 512, 8 << 20
-"""Maximum number of cached plans, and of bytes of their tables on the device."""
+"""Maximum number of cached plans, and maximum size of their tables on the device, in bytes."""
 _RESULT_ROWS, _SAMPLES = 1 << 14, 1 << 18
 """Number of rows and of samples per arena block: 1 MiB each."""
 _KEPT = 8
@@ -53,8 +53,8 @@ _MOST_LIVE = 8 << 20
 _MOMENT_ROWS = 1024
 """Number of samples whose moments a program computes."""
 _LONG_CHUNK = CHUNK_ROWS // 16
-"""For tensors with very many samples in long rows: samples reduced at a time, a program for
-each."""
+"""Number of samples with long rows that are reduced at a time, one program for each, in tensors
+with very many samples."""
 
 
 class Rows(NamedTuple):

@@ -22,7 +22,7 @@ class GradientNorm:
         self._partial = False  # whether other processes hold parts of the parameters
 
     def add(self, slots: Iterable[SlotInfo]) -> None:
-        """Add slots in the run; only the gradients of parameters matter."""
+        """Add slots of the run; only the gradients of parameters matter."""
         for slot in slots:
             if slot.kind == "parameter" and slot.key.pass_ == "grad":
                 self._slots.add(slot.id)

@@ -2,9 +2,9 @@
 
 Each torch reduction reads its tensor separately. The eight raw sums would need eight reads, which
 cost five to ten times as much as one. Here, a single vectorised loop computes all of them. It is
-written in LLVM assembly and compiled in memory by llvmlite on first use, in a fraction of a second
-and without a compiler or files. If llvmlite is missing or fails, there is no kernel, and the
-recipes in `sums` compute the same results with torch's operations.
+written in LLVM assembly and compiled in memory by llvmlite on first use, which takes a fraction of
+a second and needs no compiler or files. If llvmlite is missing or fails, there is no kernel, and
+the recipes in `sums` compute the same results with torch's operations.
 
 The pivot of a row is the mean of its first 4096 elements. Every 512 elements, the sums in a
 vector's lanes are added to float64 lanes, so that rounding errors do not grow with the row. A row
@@ -331,7 +331,7 @@ def address_of(assembly: str, name: str) -> int:
     """Compile LLVM assembly for this machine and return a function's address.
 
     Raises:
-        Exception: Any error raised by llvmlite; `ImportError` if it is missing.
+        Exception: any error raised by llvmlite; `ImportError` if it is missing.
     """
     import llvmlite.binding as llvm  # type: ignore[import-untyped]
 

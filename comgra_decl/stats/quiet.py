@@ -3,7 +3,7 @@
 A reduction may run inside the program's autocast, inference mode, `torch.device` context, function
 or dispatch modes, or inside a functorch transform. None of these may affect the results or observe
 the operations. Two guards ensure this. One switches off `__torch_function__` (modes and
-subclasses). The other removes the dispatch keys behind all the rest, including autograd.
+subclasses). The other removes the dispatch keys behind everything else, including autograd.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class Reducer:
             values: whether to keep the values of the first samples, too.
 
         Raises:
-            CannotReduceError: The tensor cannot be reduced; the step continues without it.
+            CannotReduceError: the tensor cannot be reduced; the step continues without it.
         """
         if type(tensor) not in PLAIN or is_functorch_wrapped(tensor):
             tensor = plain(tensor)

@@ -18,11 +18,11 @@ s1 is computed by the Lanczos method on A A^H (G. H. Golub and C. F. Van Loan, "
 computations", chapter 10), with every vector orthogonalised against all previous ones. It always
 starts from the same vector, so the result depends only on the matrix. It depends neither on a
 random number generator nor, as with a warm start, on earlier records. The method approaches s1^2
-from below. It stops when an eigenvalue is certain to lie within a relative 1e-3 of the estimate,
-which means 5e-4 of s1, and after at most 48 steps. In practice, the error is quadratic in that
-bound, that is, below 1e-5 unless s1 and s2 are nearly equal. On an accelerator, the method always
-takes 24 steps, because a check would wait for the device. On the host, matrices whose smaller side
-is at most 64 are decomposed, which is faster.
+from below. It stops once an eigenvalue is certain to lie within a relative 1e-3 of the estimate,
+which means 5e-4 of s1, or after 48 steps. In practice, the error is quadratic in that bound, that
+is, below 1e-5 unless s1 and s2 are nearly equal. On an accelerator, the method always takes 24
+steps, because a check would wait for the device. On the host, matrices whose smaller side is at
+most 64 are decomposed, which is faster.
 
 The effective rank needs all singular values. They are the square roots of the eigenvalues of the
 smaller Gram matrix in float64. Singular values below 1e-8 s1 are therefore inexact and are ignored.

@@ -1,6 +1,6 @@
 """Four ways to compute raw sums, all with the same results.
 
-All give float64 with the columns of `records.Raw`, one row per sample. They differ in what is
+All give float64 with the columns of `records.Raw`, one row per sample. They differ in the value
 subtracted before squaring (the pivot), which is therefore part of the row:
 
 `compiled` one pass of a kernel compiled for this CPU (`kernel`), if available.

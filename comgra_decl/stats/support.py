@@ -60,7 +60,7 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the precision in which statistics of `dtype` are computed.
 
     This is float64 for float64, complex128 and integers of 32 bits or more; 64-bit integers beyond
-    2**53 are rounded. It is float32 for everything narrower, where the conversion is exact.
+    2**53 are rounded. It is float32 for all narrower types, whose conversion is exact.
     """
     return torch.float64 if dtype in _DOUBLE else torch.float32
 
@@ -73,7 +73,7 @@ def plain(tensor: Tensor) -> Tensor:
     return the numbers they wrap.
 
     Raises:
-        CannotReduceError: Wrappers without their own numbers (vmap, fake tensors, subclasses
+        CannotReduceError: wrappers without their own numbers (vmap, fake tensors, subclasses
             with their own dispatch, uninitialised parameters).
     """
     while functorch.is_gradtrackingtensor(tensor):
@@ -102,7 +102,7 @@ def check(tensor: Tensor, batch_dim: int | None) -> None:
     """Reject tensors without strided numbers in memory, or without the batch dimension.
 
     Raises:
-        CannotReduceError: See the message.
+        CannotReduceError: see the message.
     """
     if tensor.layout is not torch.strided:
         raise CannotReduceError(f"cannot reduce layout {str(tensor.layout).split('.')[-1]}")
@@ -123,7 +123,7 @@ def with_memory(tensor: Tensor) -> Tensor:
     """Return a tensor with allocated memory for one that has no address.
 
     Raises:
-        CannotReduceError: Its storage was freed; reading it would crash the program.
+        CannotReduceError: its storage was freed; reading it would crash the program.
     """
     if tensor._is_zerotensor():  # autograd's zeros that were never written
         return tensor.clone()
@@ -185,7 +185,7 @@ def is_one_block(tensor: Tensor, batch_dim: int | None) -> bool:
 
 
 def parts_of(tensor: Tensor, batch_dim: int | None, most: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield `as_rows` in order, in parts of at most `most` elements, each copied when asked for.
+    """Yield `as_rows` in order, in parts of at most `most` elements, each copied on demand.
 
     Yields:
         The first sample of a part, and its rows [r, n]: whole samples, or a part of one sample.

@@ -2,9 +2,9 @@
 
 The tensors in one step arrive in nearly the same order every time. `Node`s form a tree over these
 sequences: the path from the root is the sequence so far. The position of a tensor's rows depends
-only on the tensors before it. A node therefore knows that position, and keeps the view to copy
-into. The first step builds the path; later ones only follow it. The node at which a step ends has a
-`Form`.
+only on the tensors before it. A node therefore knows that position, and keeps the view into which
+to copy. The first step builds the path; later ones only follow it. The node at which a step ends
+has a `Form`.
 """
 
 from __future__ import annotations

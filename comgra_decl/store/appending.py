@@ -41,9 +41,9 @@ def append_to(path: Where, meta: RunMeta) -> tuple[RunWriter, Past]:
             match.
 
     Raises:
-        StoreError: The run is being written, has different storage settings, or cannot be written.
-        RunNotFoundError: There is no run.
-        DamagedRunError: The run cannot be read.
+        StoreError: the run is being written, has different storage settings, or cannot be written.
+        RunNotFoundError: there is no run.
+        DamagedRunError: the run cannot be read.
     """
     Reader(path)  # raises before anything is locked
     with settled(location(path)):

@@ -44,7 +44,7 @@ def note_check(run: Location, check: NotedCheck) -> None:
     """Store a verdict next to a run, replacing any earlier verdict of the same experiment.
 
     Raises:
-        StoreError: The file cannot be written.
+        StoreError: the file cannot be written.
     """
     assert check.name in EXPERIMENTS, check.name
     content = (json.dumps(asdict(check), indent=1) + "\n").encode()
@@ -86,7 +86,7 @@ def noted_checks(run: Location) -> NotedChecks:
     """Read the verdicts stored next to a run.
 
     Raises:
-        StoreError: The run is in an unreachable bucket.
+        StoreError: the run is in an unreachable bucket.
     """
     found: list[NotedCheck] = []
     damaged: dict[str, str] = {}

@@ -56,10 +56,10 @@ def compact(path: Where, *, progress: Progress | None = None) -> Compacted:
         progress: called with the progress.
 
     Raises:
-        RunNotFoundError: There is no run.
-        DamagedRunError: Part of the run cannot be read; nothing was changed. If the record of a
+        RunNotFoundError: there is no run.
+        DamagedRunError: part of the run cannot be read; nothing was changed. If the record of a
         damaged row is also in a complete block, the row is dropped like any other duplicate.
-        StoreError: The run is being written or compacted, is in a bucket, or its folder is not
+        StoreError: the run is being written or compacted, is in a bucket, or its folder is not
             writable.
     """
     place = location(path)

@@ -96,10 +96,10 @@ def copy_run(
         The folder of the copy; a `Remote` if it is in a bucket.
 
     Raises:
-        RunNotFoundError: There is no run.
-        DamagedRunError: Part of the run cannot be read.
-        StoreError: The target exists, is inside the run, or cannot be written.
-        UnknownNameError: The version does not exist.
+        RunNotFoundError: there is no run.
+        DamagedRunError: part of the run cannot be read.
+        StoreError: the target exists, is inside the run, or cannot be written.
+        UnknownNameError: the version does not exist.
     """
     source = location(path)
     source = source if isinstance(source, Remote) else source.resolve()
@@ -212,7 +212,7 @@ def transfer(
     compact: bool,
     progress: Progress | None = None,
 ) -> None:
-    """Copy all keys in a run into an empty database, those that mark it as a run last.
+    """Copy all keys in a run into an empty database, ending with those that mark it as a run.
 
     Args:
         reader: the run, pinned to a version.

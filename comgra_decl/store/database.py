@@ -315,7 +315,7 @@ def database_exists(run: Where) -> bool:
     """Whether a location contains a run's database, complete or not.
 
     Raises:
-        StoreError: A bucket cannot be reached.
+        StoreError: a bucket cannot be reached.
     """
     place = database_place(run)
     if isinstance(place, Remote):

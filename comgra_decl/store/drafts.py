@@ -29,7 +29,7 @@ def drafted(target: Path, kind: str) -> Iterator[Path]:
         kind: label of the operation: "copying", "exporting".
 
     Raises:
-        StoreError: The folder is not writable, or the block raises an OSError.
+        StoreError: the folder is not writable, or the block raises an OSError.
     """
     prefix = f".{kind}-{target.name}-"
     try:

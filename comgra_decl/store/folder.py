@@ -1,6 +1,6 @@
 """Open files in a run's folder, which is untrusted; all other code must use this module.
 
-A pipe would block, a device could be read forever, and a link could lead to another folder. Only
+A pipe would block, reading a device might never end, and a link could lead to another folder. Only
 plain files up to a size limit are therefore opened. The path to the run's folder may contain links.
 A test ensures that no other code opens files in a run's folder.
 """
@@ -33,7 +33,7 @@ def read_file(folder: Path, name: str, *, most: int) -> bytes | None:
         most: maximum size, in bytes.
 
     Raises:
-        DamagedRunError: The file is not plain, is too large, or cannot be read.
+        DamagedRunError: the file is not plain, is too large, or cannot be read.
     """
     try:
         handle = _opened(folder, name)
@@ -54,8 +54,8 @@ def copy_file(folder: Path, name: str, target: Path) -> None:
     """Copy a plain file from a run's folder; reject files that `plain_files` does not yield.
 
     Raises:
-        DamagedRunError: The file is not plain.
-        OSError: The file cannot be read or written.
+        DamagedRunError: the file is not plain.
+        OSError: the file cannot be read or written.
     """
     handle = _opened(folder, name)
     if handle is None:

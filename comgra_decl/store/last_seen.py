@@ -29,7 +29,7 @@ def write_last_seen(folder: Path, facts: dict[str, Any]) -> None:
     """Replace the file; facts that are not numbers are left out.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError: the file cannot be written.
     """
     content = {name: facts[name] for name in _NUMBERS if facts.get(name) is not None}
     draft = folder / f"{FILE}.{os.getpid()}"

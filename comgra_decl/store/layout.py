@@ -87,7 +87,7 @@ SYSTEM_COLUMNS = 12
 KPI_CHUNK = 16
 RECORDS_ARRAY = "records"
 RECORDS_CHUNK = 8192
-"""Records per chunk of the array with the second copy of all records' numeric facts."""
+"""Number of records per chunk in the array with the second copy of all records' numeric facts."""
 
 MISSING_BITS = 0x7FF8_4D49_5353_4544
 """A NaN with a payload: a KPI that was not recorded, as opposed to a recorded NaN."""

@@ -71,7 +71,7 @@ def location(where: Where) -> Location:
     """Return the location of a path or URL.
 
     Raises:
-        StoreError: The URL does not refer to a bucket, or the text is empty.
+        StoreError: the URL does not refer to a bucket, or the text is empty.
     """
     if isinstance(where, Remote):
         return where
@@ -93,7 +93,7 @@ def require_path(text: str) -> str:
     """Return a path unchanged; reject an empty one, which pathlib would treat as `.`.
 
     Raises:
-        StoreError: The path is empty.
+        StoreError: the path is empty.
     """
     if not text:
         raise StoreError(

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 NUMBERS_PATIENCE = 5.0
-"""Seconds that logged values wait for the commit of a record."""
+"""Number of seconds that logged values wait for a record to be committed."""
 
 _NUMBERS_SHARE, _NUMBERS_LONGEST = 0.01, 20.0  # longer in long runs: a separate commit takes 4 kB
 _BLOCK_PATIENCE = 3.0  # maximum seconds that records wait for a block to be completed
@@ -49,7 +49,7 @@ class Pace:
         self._since: float | None = None  # end of the last commit
 
     def spacing(self, now: float) -> float:
-        """Return the minimum number of seconds between two commits after this elapsed time."""
+        """Return the minimum number of seconds between two commits, given the elapsed time."""
         if not self._interval:
             return 0.0
         return max(self._interval, min(_LONGEST_INTERVAL, _STRETCH * (now - self._started)))

@@ -25,7 +25,7 @@ def cut(part: Part, shape: Sequence[int]) -> tuple[tuple[slice, ...], Index]:
         One slice without a step per dim, and the index to apply to the box.
 
     Raises:
-        UnknownNameError: The index is out of range or has too many dims.
+        UnknownNameError: the index is out of range or has too many dims.
     """
     items = _expanded(part, len(shape))
     dims = enumerate(zip(items, shape, strict=True))

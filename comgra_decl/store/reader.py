@@ -75,10 +75,10 @@ class Reader:
             context: context with separate caches; None: the process's shared one.
 
         Raises:
-            RunNotFoundError: There is no run in this folder.
-            FormatError: The run has a newer format.
-            DamagedRunError: The run cannot be read; the message names key and reason.
-            StoreError: The run is in an unreachable bucket.
+            RunNotFoundError: there is no run in this folder.
+            FormatError: the run has a newer format.
+            DamagedRunError: the run cannot be read; the message names key and reason.
+            StoreError: the run is in an unreachable bucket.
         """
         self.path = location(path)
         self._version = version

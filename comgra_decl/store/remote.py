@@ -1,6 +1,6 @@
 """Send requests to buckets: configure TensorStore, and access objects next to a database.
 
-Endpoint and credentials are read from the environment, as by the cloud vendors' own tools.
+The endpoint and credentials are read from the environment, as the cloud vendors' own tools do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DRIVERS = {"s3": "s3", "gs": "gcs"}
 """TensorStore's drivers by URL scheme."""
 
 TRANSIENT = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED")
-"""Prefixes of errors after which the same call may succeed later."""
+"""Prefixes of error messages after which a retry may succeed."""
 
 RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
 """TensorStore's retries per request. A bucket counts as unreachable after about ten seconds."""
@@ -32,7 +32,7 @@ INTERVAL = 10.0
 object."""
 
 REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED", "INTERNAL: Failed to get credentials")
-"""Prefixes of errors that report denied access."""
+"""Prefixes of error messages that report denied access."""
 
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), AWS_REGION, and "
@@ -62,7 +62,7 @@ def base_spec(place: Location) -> dict[str, Any]:
     across two handles are atomic only if the specs of the handles are identical.
 
     Raises:
-        MissingPackageError: This build of TensorStore lacks the driver.
+        MissingPackageError: this build of TensorStore lacks the driver.
     """
     if not isinstance(place, Remote):
         return {"driver": "file", "path": f"{place}/"}

@@ -1,6 +1,6 @@
 """Read damaged arrays: return the intact data, mark lost parts as missing, and log them.
 
-A failed read is repeatedly halved at chunk edges until the unreadable chunks are known. If a block
+A failed read is halved repeatedly at chunk edges until the unreadable chunks are known. If a block
 is damaged, its records are read from the rows, which exist unless the run was compacted. Data that
 cannot be read from any copy is replaced by the fill value, which is NaN for statistics, and is
 marked as lost.

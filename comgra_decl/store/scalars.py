@@ -87,7 +87,7 @@ class ScalarTable:
         """Restore the scalars of a resumed run.
 
         Raises:
-            DamagedRunError: Scalars of the open block are lost, so the block cannot be completed.
+            DamagedRunError: scalars of the open block are lost, so the block cannot be completed.
         """
         self._edge = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
         self._open = rows[self._edge :].copy()

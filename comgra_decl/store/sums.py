@@ -89,7 +89,7 @@ class SumsReader:
         """Return the part of an array selected by an index; compare its chunks when first read.
 
         Raises:
-            DamagedRunError: A chunk differs from the one that was written at this position.
+            DamagedRunError: a chunk differs from the one that was written at this position.
         """
         box = box_of(form, index)
         places = [place for place, _ in _chunks(form, box)]
@@ -134,7 +134,7 @@ class SumsReader:
             data: data read from the box.
 
         Raises:
-            DamagedRunError: A chunk differs from the one that was written at this position.
+            DamagedRunError: a chunk differs from the one that was written at this position.
         """
         parts = list(_chunks(form, box))
         known = self._sums(sorted({key_of(form, place) for place, _ in parts}))

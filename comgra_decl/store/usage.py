@@ -1,4 +1,4 @@
-"""Measure the cost of writing a run: CPU time, and the time that training waited."""
+"""Measure the cost of writing a run: CPU time, and how long training waited."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Usage:
 
         `cpu`: CPU time of the writer thread and of TensorStore's threads, including any use of
         TensorStore by the program itself. `wall`: time since the start. `share`: cpu / wall, where
-        1 is a whole core. `waited`: time that training waited. On systems without per-thread times
+        1 is a whole core. `waited`: how long training waited. On systems without per-thread times
         (not Linux), `cpu` covers the writer thread only.
         """
         now = _pool_seconds()

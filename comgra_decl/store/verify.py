@@ -3,8 +3,8 @@
 Reads and decodes every chunk and key. The checksums of zstd and zlib detect flipped bits, and
 TensorStore detects truncated files. A deleted file reads as empty bytes, which are not a valid
 chunk. If anything is damaged, verification searches for the newest intact version of the database.
-Data is written only once, so a version from before the damage holds everything that was committed
-until then.
+Data is written only once, so a version from before the damage contains everything that was
+committed until then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Progress = Callable[[str, int, int], None]
 """Called with the current action, the amount done, and the total."""
 
 _ELEMENTS = 4 << 20
-"""Elements per read: 16 MB of float32."""
+"""Number of elements per read: 16 MB of float32."""
 
 _SPEC = re.compile(r" \[(?:tensorstore_spec|source locations)=")
 _PLACE = re.compile(r'Error reading "[^"]*" in version v\d+ of OCDBT database at [^:]*: ')
@@ -116,9 +116,9 @@ def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
         progress: called with the progress.
 
     Raises:
-        RunNotFoundError: There is no run.
-        FormatError: The run has a newer format.
-        StoreError: The run is in an unreachable bucket.
+        RunNotFoundError: there is no run.
+        FormatError: the run has a newer format.
+        StoreError: the run is in an unreachable bucket.
     """
     verdict = Verdict(location(path), version=newest_version(path))
     report = progress or _silent

@@ -318,7 +318,7 @@ class View:
         None if there is no value or the sample does not exist.
 
         Raises:
-            DamagedRunError: The value is damaged; `damage` lists it.
+            DamagedRunError: the value is damaged; `damage` lists it.
         """
         with self._noting(f"values of record {record}"):
             stored = self._fact("values", record) or {}
@@ -336,7 +336,7 @@ class View:
         """Return a record's preview of a slot; None if it has none.
 
         Raises:
-            DamagedRunError: The preview is damaged; `damage` lists it.
+            DamagedRunError: the preview is damaged; `damage` lists it.
         """
         with self._noting(f"values of record {record}"):
             found = find_preview(self._fact("previews", record) or {}, slot)
@@ -392,7 +392,7 @@ class View:
         """Return the newest document with the given name; None if there is none.
 
         Raises:
-            DamagedRunError: The document is damaged.
+            DamagedRunError: the document is damaged.
         """
         if name not in self._documents:
             return None

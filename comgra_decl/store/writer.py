@@ -50,7 +50,7 @@ class RunWriter:
         """Create the run at `path`, which may exist but must not contain a run.
 
         Raises:
-            StoreError: A run exists, or the folder is not writable.
+            StoreError: a run exists, or the folder is not writable.
         """
         place = location(path)
         handle = None
@@ -81,7 +81,7 @@ class RunWriter:
             meta: metadata of the resuming program.
 
         Raises:
-            StoreError: Another writer has resumed the run first, or the folder is not writable.
+            StoreError: another writer has resumed the run first, or the folder is not writable.
         """
         database = Database(reader.path, new_context(cache_bytes=_NODE_CACHE))
         database.bound = reader.meta.bound
@@ -116,9 +116,9 @@ class RunWriter:
         """Store batches and logged values atomically and durably.
 
         Raises:
-            TransientStoreError: The disk is full or the store unreachable; nothing was stored, and
+            TransientStoreError: the disk is full or the store unreachable; nothing was stored, and
                 the call may be retried.
-            StoreError: Permanent failure (another writer, no permission, damage).
+            StoreError: the failure is permanent (another writer, no permission, damage).
         """
         self._check_usable()
         batches = [batch for batch in batches if batch.steps or batch.documents]

@@ -74,8 +74,8 @@ class Border:
     def arrival_at(self, reached: Sequence[int] | None) -> Callable[[], bool]:
         """Return a function that checks whether the current backward reached one of the results.
 
-        Compiled code computes the backward of all results together. Results that the loss does not
-        depend on receive zeros, although autograd would not reach them at all.
+        Compiled code computes the backward of all results together. Results on which the loss does
+        not depend receive zeros, although autograd would not reach them at all.
         """
         self._reached.update(reached or ())
 

@@ -1,4 +1,4 @@
-"""Run a recorded step eagerly in a compiled program, without recompiles."""
+"""Run a recorded step eagerly in a compiled program, without recompilation."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class EagerStance:
         self._forcing[id(self)] = self._on_call
 
     def force_if_needed(self) -> None:
-        """Switch to eager execution if the program has compiled anything; far cheaper if not."""
+        """Switch to eager execution if the program has compiled anything; far cheaper otherwise."""
         self._needed = self._needed or anything_compiled()
         if self._needed:
             self.force()

@@ -55,7 +55,7 @@ class _Running:
 
     @property
     def origins(self) -> list[torch.Tensor]:
-        """The tensors that anything computed inside may depend on."""
+        """The tensors on which anything computed inside may depend."""
         return [*(t for _, t in tensors_in(self.given)), *self.module.parameters(recurse=False)]
 
 

@@ -1,4 +1,4 @@
-"""Facts about attention in the first records of a run: which positions see which others.
+"""Facts about attention in the first records of a run: which positions attend to which others.
 
 The attention weights of a whole model are large, and most implementations do not return them. A few
 values per call are enough to store what a mask allows, or which weights are exactly zero. See
@@ -160,4 +160,4 @@ _READ: Mapping[str, Callable[[tuple[Any, ...], Mapping[str, Any], Any], Facts]] 
     "scaled_dot_product_attention": _of_fused,
     "multi_head_attention_forward": _of_module,
 }
-"""Reader of each function, by the function's name."""
+"""The reader for each function, by the function's name."""

@@ -1,7 +1,7 @@
 """Track tensors kept from earlier steps, such as hidden states and replay buffers.
 
-Calls are not followed between recorded steps. Only tensors that were created in a followed step and
-still exist when a later followed step uses them are therefore tracked. They are recognised by their
+Calls are not followed between recorded steps. A tensor is therefore tracked only if it was created
+in a followed step and still exists when a later followed step uses it. They are recognised by their
 storage, because `h = h.detach()` between two steps creates a new tensor on the same memory.
 """
 
@@ -23,7 +23,7 @@ _MAX_KEPT = 10_000
 
 
 class Memory:
-    """The slots that the surviving tensors from earlier steps belonged to."""
+    """The slots to which the surviving tensors from earlier steps belonged."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[StorageWeakRef, tuple[Slot, ...]]] = {}

@@ -1,10 +1,10 @@
 """Capture the dependency graph of one step: which tensors each tensor was computed from.
 
 A torch function mode receives every torch call of the step, including calls that autograd does not
-track, such as those on detached or integer tensors or without gradients. For each tensor, the
-lineage stores its *nearest* traced ancestors. When a traced tensor appears, its ancestors become
-its incoming edges, and the tensor becomes its own only ancestor. Autograd only determines whether
-an edge carries a gradient.
+track, such as calls on detached or integer tensors and calls with gradients disabled. For each
+tensor, the lineage stores its *nearest* traced ancestors. When a traced tensor appears, its
+ancestors become its incoming edges, and the tensor becomes its own only ancestor. Autograd only
+determines whether an edge carries a gradient.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Provenance(modes.OwnMode):
             self._lineage.clear()
 
     def connect(self, source: Any, sink: Any, *, gradient: bool = False) -> None:
-        """Add a dependency that no torch call shows, without a gradient unless `gradient` is set.
+        """Add a dependency that no torch call reveals, without a gradient unless `gradient` is set.
 
         Args:
             source: a tensor, anything containing tensors, or the name of a node.

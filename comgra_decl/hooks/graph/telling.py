@@ -357,4 +357,4 @@ _READ: dict[str, _Reader] = {
     "select": Telling._select,
     **dict.fromkeys(("gru", "lstm", "rnn_tanh", "rnn_relu"), Telling._recur),
 }
-"""Reader of each function, by the function's name."""
+"""The reader for each function, by the function's name."""

@@ -39,7 +39,7 @@ _is_compiling = torch.compiler.is_dynamo_compiling
 class LossWatch:
     """Reports every tensor on which the program calls `backward()`, before it runs.
 
-    `Tensor.backward` looks `torch.autograd.backward` up at each call, so one wrapper covers both.
+    `Tensor.backward` looks up `torch.autograd.backward` at each call, so one wrapper covers both.
     Under mixed precision, `backward()` is called on the loss times the gradient scale; the loss
     itself is the tensor that the program passed to `GradScaler.scale`.
 
@@ -268,7 +268,7 @@ class LossWatch:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Ignore `backward` calls within the context, which tracing itself makes."""
+        """Ignore `backward` calls within the context, because tracing itself makes them."""
         thread = get_ident()
         self._inside.add(thread)
         try:

@@ -149,7 +149,7 @@ class Scalars:
             self._hand_over()
 
     def measured(self, name: str, number: Number) -> None:
-        """Add a value of the current step that was observed, not logged by the program."""
+        """Add a value of the current step that tracing observed, not one the program logged."""
         self._look()
         self.saying.numbers.append((name, number))
 

@@ -36,9 +36,8 @@ class Agenda:
     """Decides before, within and at the end of each training step whether it is recorded.
 
     If types do not matter, this is decided before a step begins. Otherwise, it is decided when the
-    model is called, based on the labels that the step has at that time. If the label of a type that
-    is due is added later than that, all following steps are captured until one of them has the
-    label.
+    model is called, based on the labels that the step has at that time. If the label of a due type
+    is added only later, all following steps are captured until one of them has the label.
 
     Args:
         spec: the spec of the run.

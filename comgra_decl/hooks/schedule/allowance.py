@@ -15,7 +15,7 @@ _REPORT_AGAIN = 2.0
 """Factor by which a chosen value must change before it is reported again."""
 
 _RECENT = 5
-"""Number of newest records whose median cost is reported."""
+"""Number of most recent records whose median cost is reported."""
 
 _NEVER = 4.0**15
 """Gaps that are stretched by this factor or more are not reported, because the budget is nearly

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec.budget import BudgetSpec
 
 _REMEMBERED = 32
-"""The number of steps, and of records, that medians are computed over."""
+"""The number of steps, and of records, over which medians are computed."""
 
 _ENOUGH = 5
 """The number of plain steps required to report their median."""

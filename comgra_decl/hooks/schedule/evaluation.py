@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec.schedule import EvalSpec
 
 _MAX_CALLS = 2000
-"""Limit on the recorded model calls in a phase with `batches: all`, to bound memory."""
+"""Limit on the recorded model calls in a phase with `batches: all`, to bound memory use."""
 
 
 class EvaluationPhases:

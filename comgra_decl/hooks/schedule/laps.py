@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 _MOST_EVENTS = 64
-"""The maximum number of pending events per device. Steps beyond it are not timed on the device."""
+"""The maximum number of pending events per device. Further steps are not timed on the device."""
 
 
 @dataclass(slots=True, eq=False)

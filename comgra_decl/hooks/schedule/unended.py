@@ -1,7 +1,7 @@
 """Detect steps that never end, in which parameters change but no optimizer hook runs.
 
 No hooks run in a compiled optimizer step or in a manual update. Both change parameters in place,
-and torch counts in-place changes of every tensor, so a thread that reads these counters
+and torch counts in-place changes to every tensor, so a thread that reads these counters
 periodically can detect them at no cost to training.
 """
 

@@ -227,8 +227,7 @@ class StepCapture:
         """Return the declared batch dimension, or for "auto" dim 0 if it has the batch's size.
 
         Once a series has started, its batch dimension is fixed. It does not change even if a later
-        record has different sizes, because the statistics of the series would then change their
-        meaning.
+        record has different sizes, because the statistics of the series would then change meaning.
         """
         if tensor.is_nested:
             return None

@@ -1,6 +1,6 @@
 """Facts about the structure of a loss, read from autograd's graph; see `records.OBJECTIVES`.
 
-A loss is a sum of terms. The terms and their signs reveal mistakes that the magnitude of no tensor
+A loss is a sum of terms. The terms and their signs reveal mistakes that no tensor's magnitude
 reveals: a log-determinant that is added instead of subtracted, a loss that only compares two
 outputs of a network, or a bootstrapped target that carries the gradient.
 """

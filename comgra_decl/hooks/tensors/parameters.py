@@ -186,7 +186,7 @@ class Parameters:
     def after_hand(self, capture: StepCapture) -> None:
         """Read the gradients in a step that ended with a manual update.
 
-        A gradient is read as the update used it, for example after clipping. If a gradient was
+        A gradient is read as used by the update, for example after clipping. If a gradient was
         cleared in place, it is read as it was after backward.
         """
         for plan, (gradient, version, copy) in self._left.items():
@@ -324,7 +324,7 @@ class Parameters:
     # -- the step ends -------------------------------------------------------------------------
 
     def finish(self, capture: StepCapture) -> None:
-        """Read the remaining gradients, and what single backward passes contributed.
+        """Read the remaining gradients, and what individual backward passes contributed.
 
         The data held for the step is dropped by `release`.
         """
@@ -427,7 +427,7 @@ def _look_again(plan: TensorPlan, parameter: torch.Tensor) -> None:
 
 
 _OPTIONS = ("lr", "initial_lr", "weight_decay", "momentum", "betas", "maximize")
-"""Options of parameter groups that are stored as facts in a record."""
+"""Options of parameter groups that are stored as a fact in a record."""
 
 
 def _facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Gradients inside reentrant checkpoints, which run their code twice.
 
-The first run has no graph. The training computes with the tensors of that run, but gradients never
+The first run has no graph. Training computes with the tensors of that run, but gradients never
 reach them. The gradients arrive in the second run, within backward. The calls in the second run are
 not separate iterations, so each is matched with the corresponding call in the first run.
 """

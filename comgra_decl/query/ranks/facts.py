@@ -122,7 +122,7 @@ def join_kpi(members: Sequence[tuple[View, NDArray[np.int64]]], code: int) -> ND
 
 
 def join_notes(notes: Sequence[list[Note]], ranks: Sequence[int]) -> list[Note]:
-    """Return the first rank's notes, and others' additional notes, prefixed by the rank."""
+    """Return the first rank's notes, and further notes from other ranks, prefixed by the rank."""
     joined = list(notes[0])
     known = {(note.step, note.text) for note in joined}
     for rank, written in zip(ranks[1:], notes[1:], strict=True):
@@ -153,7 +153,7 @@ def join_reports(
 def join_findings(
     documents: Sequence[dict[str, Any] | None], ranks: Sequence[int]
 ) -> dict[str, Any] | None:
-    """Return the first rank's findings, and others' additional ones, prefixed by the rank.
+    """Return the first rank's findings, and further ones from other ranks, prefixed by the rank.
 
     During recording, the rules on each rank checked only the rank's own part of the batch.
     """
@@ -184,7 +184,7 @@ def join_samples(
 ) -> NDArray[np.float32]:
     """Concatenate the samples of the ranks: [..., slots, ranks * samples, statistics].
 
-    A tensor that is copied to all ranks or split over them has only sample 0, which is the tensor
+    A tensor that is copied to all ranks or split across them has only sample 0, which is the tensor
     itself.
 
     Args:

@@ -45,7 +45,7 @@ class Need:
 
 
 def needs(message: str, outputs: Any) -> list[Need]:
-    """Return the operations that need the tensor named in an error of the backward pass.
+    """Return the operations that need the tensor named in an error from the backward pass.
 
     Runs none of the program's code: saved tensors are compared by shape and version without
     unpacking them. Empty for other errors, and for torch versions that do not show saved tensors.
