@@ -340,7 +340,7 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 """
 
 OBJECTIVES = "objectives"
-"""Fact stored in the first records: the structure of each loss that `backward` was called on, a
+"""Fact stored in the first records: the structure of each loss on which `backward` was called, a
 dict of counts; see `hooks.tensors.objective`."""
 
 MODES = "modes"

@@ -56,8 +56,9 @@ def declared(
         source: as in `load_spec`.
         overrides: as in `load_spec`.
         place: root, group and name given outside the spec; they take precedence over the spec.
-        functions: whether to import the functions that the spec names now. Pass False before the
-            program has started, because the program may still have to set up its import path.
+        functions: whether to import, at this point, the functions that the spec names. Pass False
+            before the program has started, because the program may still have to set up its import
+            path.
 
     Raises:
         SpecError: the spec is invalid; lists every problem, one per line.

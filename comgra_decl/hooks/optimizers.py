@@ -167,7 +167,7 @@ class Optimizers:
                 yield number
 
     def _search(self, models: list[nn.Module]) -> None:
-        """Find the optimizers of models called for the first time by scanning all objects.
+        """Scan all objects for the optimizers of models that are called for the first time.
 
         Optimizers of frozen models are included, because a generator may not require gradients
         while its critic steps. An optimizer created later is registered when it steps.

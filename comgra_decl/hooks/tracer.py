@@ -539,7 +539,7 @@ class ModuleTracer:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        """Make the probes copy a trained model, and search for the classes of its samples."""
+        """Make the probes copy a trained model and search for the classes of its samples."""
         if capture.categories is not None:
             capture.categories.enter(module, args, kwargs, capture.batch_size)
         if capture.probing is None:
@@ -736,12 +736,12 @@ class ModuleTracer:
             self.parameters.after_hand(capture)
 
     def read_loss(self, capture: StepCapture, loss: torch.Tensor, backwarded: torch.Tensor) -> None:
-        """Read a tensor that `backward()` was called on.
+        """Read a tensor on which `backward()` was called.
 
         Args:
             capture: the record of the step.
             loss: the loss before gradient scaling.
-            backwarded: the tensor that `backward` is called on.
+            backwarded: the tensor on which `backward` is called.
         """
         if self.functions is not None:
             self.functions.ends(sys._getframe(1))

@@ -146,8 +146,8 @@ def part(
     the tensor. Training amplifies rounding errors; see `Parting.gradual`.
 
     Args:
-        here: a run, such as that of a port.
-        there: the run to compare with, such as that of its reference.
+        here: a run, such as one of a port.
+        there: the run to compare with, such as one of the reference implementation.
         names: other names of nodes in `there`, by their names in `here`. Each name also applies to
             the modules inside, so `{"encoder": "model.enc"}` matches `encoder.0` with
             `model.enc.0`.

@@ -508,7 +508,7 @@ class Run(RunFacts):
     def similarity(
         self, node_a: str, node_b: str, step: int | None = None, *, type: str | None = None
     ) -> float:
-        """Return how similarly two nodes represent the recorded samples at a step, at most 1.
+        """Return how similarly two nodes represent the recorded samples at a step; at most 1.
 
         The linear CKA of Kornblith et al. (2019), unbiased; NaN for fewer than four samples.
 

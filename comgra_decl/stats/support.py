@@ -215,7 +215,7 @@ def _split(view: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def _pieces(view: Tensor, most: int) -> Iterator[Tensor]:
-    """Yield views of the numbers of `view`, in order, of at most `most` numbers each."""
+    """Yield views of at most `most` numbers each that together cover `view`, in order."""
     if view.numel() <= most:
         yield view
         return

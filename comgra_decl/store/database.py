@@ -85,7 +85,7 @@ class Database:
         """Open the database of a run.
 
         Args:
-            run: the run's folder, or its place in a bucket.
+            run: the run's folder, or its location in a bucket.
             context: caches and threads.
             version: version to read permanently; None for the newest.
             uuid: identity of a new database; None for a random one.
@@ -97,7 +97,8 @@ class Database:
             _refuse_strange(self.place)
         self._largest = largest_file(self.place) if isinstance(self.place, Path) else None
         self.bound = True
-        """Whether checksums cover a key and its content; in older runs, only the content."""
+        """Whether checksums cover a key and its content; in older runs, they cover only the
+        content."""
         self.context = context
         self.spec: dict[str, Any] = {
             "driver": "ocdbt",

@@ -47,7 +47,7 @@ def held_alone(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def _held(folder: Location) -> Iterator[int | None]:
-    """Yield a handle to a folder; None where it cannot be locked (a bucket, not POSIX)."""
+    """Yield a handle to a folder; None if it cannot be locked (in a bucket, without POSIX)."""
     if not isinstance(folder, Path) or os.name != "posix":
         yield None
         return

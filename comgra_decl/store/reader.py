@@ -70,7 +70,7 @@ class Reader:
         """Open the run at `path`.
 
         Args:
-            path: the run's folder, or its place in a bucket.
+            path: the run's folder, or its location in a bucket.
             version: database version to read permanently; None: the newest.
             context: context with separate caches; None: the process's shared one.
 

@@ -112,7 +112,7 @@ def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
     """Read an entire run as of the call, even while the run is being written.
 
     Args:
-        path: the run's folder, or its place in a bucket.
+        path: the run's folder, or its location in a bucket.
         progress: called with the progress.
 
     Raises:

@@ -92,7 +92,7 @@ class LossWatch:
         """Set the callbacks, before `start`.
 
         Args:
-            on_loss: called with (loss, the tensor `backward` was called on) while a step is
+            on_loss: called with (loss, the tensor on which `backward` was called) while a step is
                 recorded.
             on_done: called after `backward` with True if it computed the gradients of all tensors
             that it reached.

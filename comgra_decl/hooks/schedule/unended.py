@@ -78,5 +78,5 @@ def _versions(parameters: Iterable[torch.Tensor]) -> Iterator[int]:
 
 
 def _is_stepping() -> bool:
-    """Whether an optimizer is running; with a closure, its step may take long."""
+    """Whether an optimizer is running; with a closure, its step may take a long time."""
     return bool(running(lambda code: code.co_filename == _torch_optimizer.__file__))

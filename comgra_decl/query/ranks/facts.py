@@ -190,7 +190,7 @@ def join_samples(
     Args:
         tables: [ranks, ..., slots, samples, statistics].
         joints: how the slots are joined.
-        whole: statistics [..., slots, statistics] of tensors split over the ranks.
+        whole: statistics [..., slots, statistics] of tensors split across the ranks.
     """
     joined: NDArray[np.float32] = np.concatenate(tables.data, axis=-2)
     alike = joints != Joint.SAMPLES

@@ -348,7 +348,7 @@ class JoinedView:
             )
 
     def _whole(self, ranks: joining.Ranks, table: Reading) -> NDArray[np.float32]:
-        """Return the statistics [..., slots, statistics] of tensors split over the ranks."""
+        """Return the statistics [..., slots, statistics] of tensors split across the ranks."""
         read = self._columns(table)
         names = [f"{statistic}.mean" for statistic in self.meta.statistics]
         return np.stack([ranks.column(name, read.data, read.lost) for name in names], -1)
