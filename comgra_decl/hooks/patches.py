@@ -43,8 +43,8 @@ class Patch:
         around: called as `around(original, *args, **kwargs)` instead of the original. For a class
             method, `original` takes the class as its first argument.
         whole: creates the entire stand-in, for cases in which the cost of an additional call
-            matters. It receives the original and a list whose only element is whether the patch is
-            applied.
+            matters. It receives the original and a list whose only element states whether the patch
+            is applied.
     """
 
     def __init__(

@@ -26,9 +26,10 @@ class GradientPath:
     """A path through the graph.
 
     Attributes:
-        nodes: names of the nodes on it, including both ends. slots: their slots. share: share of
-            the gradient that returns from the sink to the source along this path, from 0 to 1; NaN
-            if the gradients were not recorded.
+        nodes: names of the nodes on it, including both ends.
+        slots: their slots.
+        share: share of the gradient that returns from the sink to the source along this path, from
+            0 to 1; NaN if the gradients were not recorded.
     """
 
     nodes: tuple[str, ...]

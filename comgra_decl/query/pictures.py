@@ -43,8 +43,8 @@ class Picture:
         name: its name.
         values: the numbers; NaN where something is missing.
         axes: the name of each axis of `values`.
-        node: the node that it shows; None if it shows several nodes. step: the step that it shows;
-            None if it shows several steps.
+        node: the node that it shows; None if it shows several nodes.
+        step: the step that it shows; None if it shows several steps.
         labels: the names of the entries of an axis, such as nodes or steps, by axis.
         facts: additional facts, such as the "gap" of integrated gradients: see `records.PICTURES`.
         basis: the axes of a cloud.

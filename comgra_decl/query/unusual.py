@@ -49,7 +49,7 @@ def away(single: Floats, mean: Floats, spread: Floats, counts: Floats) -> Floats
     Args:
         single: x, a statistic of each sample, [slots, samples].
         mean: m, its mean over the batch, [slots].
-        spread: s, its standard deviation over the batch, of the population, [slots].
+        spread: s, its standard deviation over the batch (population), [slots].
         counts: n, the number of samples in the batch, [slots].
     """
     n, m, s = (values[:, None] for values in (counts, mean, spread))

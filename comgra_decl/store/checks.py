@@ -70,7 +70,7 @@ class NotedChecks:
 
     Attributes:
         verdicts: newest verdict of each experiment, by name.
-        damaged: the reasons why verdicts cannot be read, including the file names, by experiment.
+        damaged: why verdicts cannot be read, including the file names, by experiment.
     """
 
     verdicts: tuple[NotedCheck, ...] = ()

@@ -42,8 +42,8 @@ class Shown(NamedTuple):
         entering: whether it is an input of the module.
         watched: whether its gradient will also be shown.
         place: its index among the arguments of the compiled code; -1 if it is not an argument.
-        outside: whether its gradient arrives outside and will not be shown. result: its index among
-        the results of the compiled code; -1 if it is not a result.
+        outside: whether its gradient arrives outside and will not be shown.
+        result: its index among the results of the compiled code; -1 if it is not a result.
         reached: the results that depend on it; None if this does not matter.
     """
 

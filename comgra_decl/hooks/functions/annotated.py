@@ -33,7 +33,7 @@ class AnnotatedNodes:
 
     Args:
         spec: selects what to capture.
-        tracer: provides the models and the record that a call belongs to.
+        tracer: provides the models, and the record to which a call belongs.
         recorder: reads the tensors.
         roots: determines whether the program is evaluating.
         training: the record of training steps.

@@ -45,17 +45,17 @@ def recomputed_weights(call: FusedCall, *, samples: int, most: int) -> torch.Ten
     involve autograd, autocast or random number generators.
 
     Args:
-            call: the fused call's arguments, of shape [samples, ..., queries, width]. The
-                dimensions in between are heads; if there are none, one is added.
-            samples: the maximum number of samples.
-            most: the maximum number of weights per sample.
+        call: the fused call's arguments, of shape [samples, ..., queries, width]. The
+            dimensions in between are heads; if there are none, one is added.
+        samples: the maximum number of samples.
+        most: the maximum number of weights per sample.
 
     Returns:
         A float32 tensor of shape [samples, heads, queries, keys].
 
     Raises:
-            ValueError: the tensors are nested or inside a functorch transform, there are too many
-                weights, or no sample is recorded.
+        ValueError: the tensors are nested or inside a functorch transform, there are too many
+            weights, or no sample is recorded.
     """
     tensors = (call.query, call.key, *([] if call.attn_mask is None else [call.attn_mask]))
     if any(is_functorch_wrapped(t) or t.is_nested for t in tensors):

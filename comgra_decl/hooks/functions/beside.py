@@ -24,7 +24,7 @@ class Beside:
 
     Args:
         spec: selects what to capture.
-        tracer: provides the models and the record that a call belongs to.
+        tracer: provides the models, and the record to which a call belongs.
         roots: determines whether the program is evaluating.
         training: the record of training steps.
         evaluation: the evaluation phases and their records.

@@ -82,7 +82,7 @@ class FunctionTracer:
 
     Args:
         spec: selects what to capture.
-        tracer: provides the models and the record that a call belongs to.
+        tracer: provides the models, and the record to which a call belongs.
         recorder: reads the tensors.
         training: the record of training steps, for calls outside any module.
         on_fault: called with an exception in tracing itself, which never reaches the program.

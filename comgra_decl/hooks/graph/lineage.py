@@ -63,8 +63,8 @@ class Lineage:
     """The nearest traced ancestors of every tensor of a step.
 
     Args:
-            origin: returns the ancestors of a tensor that no call created, such as a parameter or
-                buffer.
+        origin: returns the ancestors of a tensor that no call created, such as a parameter or
+            buffer.
     """
 
     def __init__(self, origin: Callable[[torch.Tensor], Sources]) -> None:

@@ -68,7 +68,7 @@ class OpaqueCalls:
 
         Args:
             lineage: receives the sources of each result.
-            follower: notified when code that the backward pass will run again is running.
+            follower: notified while code runs that the backward pass will run again.
         """
         self._step = lineage, follower
         self._thread = get_ident()

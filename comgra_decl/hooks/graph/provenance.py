@@ -43,10 +43,10 @@ class Provenance(modes.OwnMode):
     """Collects the dependency graph of one step while it is active.
 
     Args:
-            leaf_slot: returns the slot of a traced parameter or buffer, None for any other tensor.
-            opaque: follows the calls that do not reach any function mode.
-            on_fault: called with an error in tracing itself.
-            memory: the tensors kept from earlier steps.
+        leaf_slot: returns the slot of a traced parameter or buffer, None for any other tensor.
+        opaque: follows the calls that do not reach any function mode.
+        on_fault: called with an error in tracing itself.
+        memory: the tensors kept from earlier steps.
     """
 
     def __init__(
