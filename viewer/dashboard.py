@@ -19,7 +19,6 @@ from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.compare import DIFFERENCE
 from comgra_decl.viewer.model.comparison_target import Other, other_of
 from comgra_decl.viewer.model.findings import opening, painted_rule
-from comgra_decl.viewer.model.library import library_of
 from comgra_decl.viewer.model.partings import ended
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
@@ -56,7 +55,7 @@ class Dashboard:
     ) -> None:
         self.catalogue = catalogue
         self._views = views
-        self._library = library_of(catalogue)
+        self._library = catalogue.library
         self._other: Other | None = None
         self._view: RunView | None = None
         self._roles: dict[str, str] = {}

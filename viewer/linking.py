@@ -56,7 +56,8 @@ class Links:
         self._act = act
         self.stream = Selected()
         self._linker: Any = None
-        self._elements: list[Any] = []
+        self._elements: dict[object, list[Any]] = {}  # by the view that contains them
+        self._owner: object = None
 
     def follow(self, now: Mapping[str, Any]) -> None:
         """Tells the stream what the page shows."""
@@ -71,10 +72,15 @@ class Links:
         if self._linker is None:
             self._linker = hv.selection.link_selections.instance()
             self._linker.param.watch(self._brushed, "selection_expr")
-        self._elements += element.traverse(
-            lambda part: part, [lambda part: isinstance(part, hv.Element)]
+        self._elements.setdefault(self._owner, []).extend(
+            element.traverse(lambda part: part, [lambda part: isinstance(part, hv.Element)])
         )
         return self._linker(element)
+
+    def begin(self, owner: object) -> None:
+        """Removes the elements of a view that is about to be built anew; later ones are its own."""
+        self._owner = owner
+        self._elements.pop(owner, None)
 
     def forget(self) -> None:
         """Removes all elements, because their views are rebuilt."""
@@ -83,7 +89,8 @@ class Links:
     def _brushed(self, *_: Any) -> None:
         chosen: dict[str, set[Any]] = {name: set() for name in BRUSHED}
         expression = self._linker.selection_expr
-        for element in self._elements if expression is not None else ():
+        shown = [element for elements in self._elements.values() for element in elements]
+        for element in shown if expression is not None else ():
             there = [str(dimension) for dimension in element.dimensions()]
             if not set(map(str, _dimensions(expression))) <= set(there):
                 continue

@@ -21,7 +21,6 @@ from comgra_decl.records import AGGREGATES
 from comgra_decl.viewer.components.base import Component
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue, RunEntry
-from comgra_decl.viewer.model.library import library_of
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.panel_private import PreparedColumn, extension_is_loaded
 from comgra_decl.viewer.panes.base import Pane
@@ -156,7 +155,7 @@ def look(
     dashboard.change(**_wanted(run, of, at), follow=False)
     if section == "runs":  # nothing asks again in a notebook: first for the table, then for lines
         for _ in range(2):
-            library_of(dashboard.catalogue).wait()
+            dashboard.catalogue.library.wait()
             dashboard.change()
     what = screen.whole() if pane is None else _part(screen, pane, of)
     page = Look(

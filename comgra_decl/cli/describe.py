@@ -55,10 +55,10 @@ def describe_run(run: Run) -> dict[str, Any]:
         "findings": _rows(run.findings()),
         "experiments": [vars(check) for check in run.experiments()],
         "damage": run.damage,
-        "report": _plain(run.report),
+        "report": plain(run.report),
         "spec": run.spec.model_dump(mode="json"),
-        "config": _plain(run.config),
-        "facts": _plain(run.facts),
+        "config": plain(run.config),
+        "facts": plain(run.facts),
     }
 
 
@@ -70,7 +70,7 @@ def describe_ending(run: Run) -> dict[str, Any] | None:
     return {
         "headline": ending.headline,
         "parts": [{"title": title, "lines": lines} for title, lines in ending.parts],
-        "post_mortem": _plain(ending.content) or None,
+        "post_mortem": plain(ending.content) or None,
     }
 
 
@@ -82,17 +82,17 @@ def _latest_kpis(kpis: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    return [_plain(row) for row in table.to_dict(orient="records")]
+    return [plain(row) for row in table.to_dict(orient="records")]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return `value` as plain JSON data; non-finite numbers become None."""
     if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     if hasattr(value, "tolist"):  # NumPy arrays and scalars
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)

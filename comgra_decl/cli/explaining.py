@@ -157,7 +157,7 @@ def _metrics(run: Run) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else _plain(str(value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 _MARKS = re.compile(r"([\\*<>|]|(?<!\w)_|_(?!\w)|^[#+-]|\](?=[(\[:]))")

@@ -28,6 +28,7 @@ from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.hook_lists import ModuleHook
 from comgra_decl.hooks.module_tree import Owners, Top, has_parameters, unwrapped_class
 from comgra_decl.hooks.plans import ModulePlan, TopPlan
+from comgra_decl.hooks.probing.seclusion import SECLUDED
 from comgra_decl.hooks.pytree import first_batch_size, gradient_function, tensors_in
 from comgra_decl.hooks.tensors.boundaries import Ends, input_role
 from comgra_decl.hooks.tensors.fast_paths import NativeCalls
@@ -238,7 +239,7 @@ class ModuleTracer:
         self._release()
 
     def _release(self) -> None:
-        self._ends.targets.stop()
+        self._ends.release()
         self._recomputed.clear()
         self.recorder.release()
         self.parameters.release()
@@ -263,7 +264,7 @@ class ModuleTracer:
             if self.observers is not None and self._is_compiled(module):
                 return
             # inlined `is_no_step`, because this runs at each call to each module
-            if graph_task() != -1 or tracing_state() is not None:
+            if graph_task() != -1 or tracing_state() is not None or own in SECLUDED:
                 return
             # No call lies between these comparisons and the addition, so no other thread runs.
             if own == self._caller and self.thread == self._followed and self._depth:
@@ -454,8 +455,9 @@ class ModuleTracer:
 
     def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         # inlined `is_no_step`, as in `_before`
-        no_step = graph_task() != -1 or tracing_state() is not None
-        inside = get_ident() == self._caller and self.thread == self._followed
+        own = get_ident()
+        no_step = graph_task() != -1 or tracing_state() is not None or own in SECLUDED
+        inside = own == self._caller and self.thread == self._followed
         if no_step or not (inside or self.thread in (0, here())):
             if self._recomputed.capture is not None and is_backward():
                 self._recomputed.read(module, self._plans.get(id(module)), output)

@@ -27,15 +27,22 @@ def cka_matrix(
     """Return the CKA of each representation in `first` and each in `second`, or in `first`."""
     rows = [_gram(each) for each in first]
     columns = rows if second is None else [_gram(each) for each in second]
-    of_rows = [_hsic(k, k) for k in rows]
-    of_columns = of_rows if second is None else [_hsic(k, k) for k in columns]
     found = np.full((len(rows), len(columns)), np.nan)
-    for i, k in enumerate(rows):
-        for j, other in enumerate(columns):
-            scale = of_rows[i] * of_columns[j]
-            if of_rows[i] > 0 and of_columns[j] > 0 and k.shape == other.shape:
-                found[i, j] = _hsic(k, other) / np.sqrt(scale)
+    for n in {len(k) for k in rows} & {len(k) for k in columns}:
+        if n >= FEWEST:
+            at = [i for i, k in enumerate(rows) if len(k) == n]
+            across = [j for j, k in enumerate(columns) if len(k) == n]
+            found[np.ix_(at, across)] = _alignments(
+                np.stack([rows[i] for i in at]), np.stack([columns[j] for j in across])
+            )
     return found
+
+
+def _alignments(k: Floats, other: Floats) -> Floats:
+    """Return the CKA of Gram matrices [a, n, n] and [b, n, n]; NaN where one does not vary."""
+    own = [np.array([_hsic(g[None], g[None])[0, 0] for g in grams]) for grams in (k, other)]
+    scale = np.outer(*[np.where(each > 0, each, np.nan) for each in own])
+    return np.asarray(_hsic(k, other) / np.sqrt(scale))
 
 
 def _gram(values: NDArray[np.floating]) -> Floats:
@@ -47,11 +54,10 @@ def _gram(values: NDArray[np.floating]) -> Floats:
     return gram
 
 
-def _hsic(k: Floats, other: Floats) -> float:
-    n = len(k)
-    if n < FEWEST or k.shape != other.shape:
-        return float("nan")
-    product = (k * other).sum()
-    sums = k.sum() * other.sum() / ((n - 1) * (n - 2))
-    cross = 2 / (n - 2) * (k.sum(0) @ other.sum(0))
-    return float((product + sums - cross) / (n * (n - 3)))
+def _hsic(k: Floats, other: Floats) -> Floats:
+    """Return the unbiased estimates [a, b] for Gram matrices [a, n, n] and [b, n, n]."""
+    n = k.shape[-1]
+    products = k.reshape(len(k), -1) @ other.reshape(len(other), -1).T
+    sums = np.outer(k.sum((1, 2)), other.sum((1, 2))) / ((n - 1) * (n - 2))
+    cross = 2 / (n - 2) * (k.sum(1) @ other.sum(1).T)
+    return np.asarray((products + sums - cross) / (n * (n - 3)))

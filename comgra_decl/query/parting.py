@@ -43,7 +43,7 @@ class Difference(NamedTuple):
     Attributes:
         node, role, iteration, pass_: the tensor, as named in the first run.
         step: the step.
-        what: what differs most: the name of a statistic, "values", "shape" or "nonfinite".
+        what: what differs most: the name of a statistic, "values" or "shape".
         here, there: the two numbers (of the element that differs most, for values); shapes as text.
         relative: the difference divided by the larger of the two tensors' maximum magnitudes.
         tolerance: relative differences up to this count as rounding error.
@@ -135,8 +135,8 @@ def part(
 ) -> Parting:
     """Return the first step and tensor, in the order of execution, at which two runs differ.
 
-    Tensors are matched by name, and records by step. All statistics that both runs have are
-    compared, and at the first differing step also the values that both runs kept, because
+    Tensors are matched by name, and records by step. All statistics in `SIZES` that both runs have
+    are compared, and at the first differing step also the values that both runs kept, because
     a transposed or reordered tensor has the same statistics. A parameter comes before the first
     tensor that is computed from it; gradients come after the forward pass, in the order in which
     they were computed, and updates last.
@@ -229,6 +229,10 @@ class _Pair:
         ]
         shared = set(here.statistics) & set(there.statistics)
         self._statistics = [name for name in SIZES if name in shared]
+        if not self._statistics:
+            raise UnknownNameError(
+                f"the runs have none of the compared statistics in common: {', '.join(SIZES)}."
+            )
         self._ranks = _execution(here.arrays.slots, here.structure())
         self._tolerances = np.array([self._tolerance_of(*match) for match in self.matches])
 
@@ -252,11 +256,15 @@ class _Pair:
         return found
 
     def rows(self, records: pd.DataFrame) -> Iterator[tuple[int, _Numbers, _Numbers]]:
-        """Yield each step with the statistics of all common tensors [tensors, names, 3]."""
+        """Yield each step with the statistics of all common tensors [tensors, names + 1, 3].
+
+        The last one is "nonfinite", which is missing only where the tensor was not recorded.
+        """
+        names = [*self._statistics, "nonfinite"]
         for start in range(0, len(records), _AT_ONCE):
             now = records.iloc[start : start + _AT_ONCE]
             sides = [
-                run.arrays.aggregates(now[side].to_numpy(np.int64), ids, self._statistics)
+                run.arrays.aggregates(now[side].to_numpy(np.int64), ids, names)
                 for run, ids, side in zip(self._runs, self._ids, ("here", "there"), strict=True)
             ]
             yield from zip(map(int, now.index), *sides, strict=True)
@@ -265,7 +273,10 @@ class _Pair:
         self, step: int, here: _Numbers, there: _Numbers
     ) -> tuple[list[Difference], float]:
         """Return the tensors whose statistics differ, and the largest relative difference."""
+        absent = np.isnan(here[:, -1, 0]) | np.isnan(there[:, -1, 0])
+        here, there = here[:, :-1], there[:, :-1]
         relative = self._relative(here, there).reshape(len(here), -1)
+        relative[absent] = 0
         largest = relative.max(axis=1)
         found = []
         for tensor in np.flatnonzero(largest > self._tolerances).tolist():
@@ -295,8 +306,6 @@ class _Pair:
             relative = np.abs(here - there) / size
         relative[(here == there) | (np.isnan(here) & np.isnan(there))] = 0
         relative[np.isnan(relative)] = math.inf
-        absent = np.isnan(here).all(axis=(1, 2)) | np.isnan(there).all(axis=(1, 2))
-        relative[absent] = 0  # not recorded in one of the runs
         return relative
 
     def by_values(
@@ -345,7 +354,8 @@ class _Pair:
 
     def _sizes(self, rows: _Numbers) -> NDArray[np.float64]:
         """Return the largest magnitude of each tensor [tensors]."""
-        name = next(n for n in ("abs_max", "max", "l2", "std", "mean") if n in self._statistics)
+        best = ("abs_max", "max", "l2", "rms", "std", "abs_mean", "mean", "min")
+        name = next(n for n in best if n in self._statistics)
         return np.abs(rows[:, self._statistics.index(name), AGGREGATES.index("abs_max")])
 
 

@@ -287,7 +287,7 @@ class Session:
             self._spec,
             meter=self._meter,
             writer=self._writer.thread,
-            change=self._hooks.replace,
+            change=self._replace,
             look=self._hooks.look,
             run=self._place.run,
             seen=partial(_seen, self._hooks),
@@ -438,17 +438,36 @@ class Session:
             step.kpis.update({name: step.only(i) for name, i in step.kpi_tensors.items()})
             if self._spec.samples.by is not None:
                 choose_samples(step, self._spec.samples.count)
-            if self._gradient is not None:
-                self._tell_norm(step, self._gradient.of(step))
+        self._tell_norms(steps)
         batches = self._reduce(steps) if self._keeper is None else self._keeper(steps)
         return self._with_findings(batches)
 
-    def _tell_norm(self, step: RawStep, norm: float | None) -> None:
-        """Store the gradient norm of a training step; runs on the writer thread."""
-        if norm is None or step.info.mode != "train":
+    def _replace(self, spec: Spec | None, note: str) -> None:
+        """Use an edited spec from the next step on; see `HookManager.replace`."""
+        assert self._hooks is not None
+        if spec is not None and not _reads_all_gradients(spec):
+            self._gradient = None  # the norm of some gradients would pass as that of all
+        self._hooks.replace(spec, note)
+
+    def _tell_norms(self, steps: list[RawStep]) -> None:
+        """Store the gradient norms of training steps; runs on the writer thread."""
+        gradient = self._gradient  # a live edit may remove it on another thread
+        if gradient is None:
             return
-        name, type_ = f"{AUTOMATIC}grad_norm", step.info.type
-        told = ScalarBatch(np.array([step.info.step]), np.array([norm]), [name], [type_])
+        infos, norms = [], []
+        for step in steps:
+            norm = gradient.of(step)
+            if norm is not None and step.info.mode == "train":
+                infos.append(step.info)
+                norms.append(norm)
+        if not norms:
+            return
+        told = ScalarBatch(
+            np.array([info.step for info in infos]),
+            np.array(norms),
+            [f"{AUTOMATIC}grad_norm"] * len(norms),
+            [info.type for info in infos],
+        )
         if self._rules is not None:
             self._rules.look_at_numbers(told)
         self._say(told)

@@ -53,11 +53,13 @@ from comgra_decl.rules.calls import (
 from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity, began, since
 from comgra_decl.rules.graph import (
+    calls_missing,
     classes_of,
     combined,
     computed_from_targets,
     has_other_terms,
     judging_models,
+    loss_missing,
     place_of,
     prediction_of,
     predictions,
@@ -183,6 +185,7 @@ __all__ = [
     "Validations",
     "Window",
     "began",
+    "calls_missing",
     "classes_of",
     "combined",
     "computed_from_targets",
@@ -194,6 +197,7 @@ __all__ = [
     "is_gradient",
     "is_validation",
     "judging_models",
+    "loss_missing",
     "lower_decay",
     "lower_rate",
     "normalises",

@@ -298,3 +298,13 @@ def _of_one_size(scene: Scene) -> set[tuple[int, int]]:
                 if elements_of(source) == elements_of(sink):
                     found.add((source.id, sink.id))
     return found
+
+
+def calls_missing(scene: Scene) -> str | None:
+    """Returns why calls of functions were not followed, or None."""
+    return None if scene.structure is not None else "calls are not followed; it needs `graph: true`"
+
+
+def loss_missing(scene: Scene) -> str | None:
+    """Returns why the structure of the loss is unknown, or None."""
+    return None if scene.objectives else "the structure of the loss is not known"

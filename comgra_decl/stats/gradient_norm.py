@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from comgra_decl.records import Raw, RawStep, SlotInfo
+from comgra_decl.records import Layout, Raw, RawStep, SlotInfo
 
 
 class GradientNorm:
@@ -20,6 +21,9 @@ class GradientNorm:
     def __init__(self) -> None:
         self._slots: set[int] = set()
         self._partial = False  # whether other processes hold parts of the parameters
+        self._layout: Layout | None = None  # the layout of `_rows` and `_elements`
+        self._rows: NDArray[np.int64] = np.empty(0, np.int64)
+        self._elements: NDArray[np.float64] = np.empty(0)
 
     def add(self, slots: Iterable[SlotInfo]) -> None:
         """Add slots of the run; only the gradients of parameters matter."""
@@ -27,25 +31,34 @@ class GradientNorm:
             if slot.kind == "parameter" and slot.key.pass_ == "grad":
                 self._slots.add(slot.id)
                 self._partial = self._partial or slot.piece is not None
+                self._layout = None
 
     def of(self, step: RawStep) -> float | None:
         """Return the norm of the gradients that the optimizer used; None if the record has none.
 
         It is NaN if any gradient is not finite.
         """
-        self.add(step.new_slots)
-        layout = step.layout
+        if step.new_slots:
+            self.add(step.new_slots)
+        if step.layout is not self._layout:  # rare, because steps share their layouts
+            self._find(step.layout)
+        if not len(self._rows) or self._partial:
+            return None
+        raw = step.raw[self._rows]
+        if raw[:, Raw.NONFINITE].any():
+            return math.nan
+        pivot = raw[:, Raw.PIVOT]
+        total = raw[:, Raw.SQUARES].sum() + pivot @ (2 * raw[:, Raw.SUM] + self._elements * pivot)
+        return math.sqrt(max(float(total), 0.0))
+
+    def _find(self, layout: Layout) -> None:
+        """Find the rows of the gradients in a layout, and the number of elements of each row."""
         chosen = np.isin(layout.slots, np.fromiter(self._slots, np.int64, len(self._slots)))
         tensors = np.unique(layout.tensors[chosen])  # a parameter with several names counts once
-        if not len(tensors) or self._partial:
-            return None
-        total = 0.0
-        for tensor in tensors:
-            start, rows = int(layout.starts[tensor]), int(layout.rows[tensor])
-            raw = step.raw[start : start + rows]
-            if raw[:, Raw.NONFINITE].any():
-                return math.nan
-            pivot, count = raw[:, Raw.PIVOT], float(layout.elements[tensor])
-            sums = raw[:, Raw.SQUARES] + 2 * pivot * raw[:, Raw.SUM] + count * pivot**2
-            total += float(sums.sum())
-        return math.sqrt(max(total, 0.0))
+        rows = [
+            np.arange(layout.starts[tensor], layout.starts[tensor] + layout.rows[tensor])
+            for tensor in tensors
+        ]
+        self._layout = layout
+        self._rows = np.concatenate([np.empty(0, np.int64), *rows])
+        self._elements = np.repeat(layout.elements[tensors], layout.rows[tensors]).astype(float)

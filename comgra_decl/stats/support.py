@@ -98,6 +98,18 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def is_readable(tensor: Tensor) -> bool:
+    """Return whether plain torch operations can read the numbers of a tensor."""
+    return (
+        type(tensor) in PLAIN
+        and not is_functorch_wrapped(tensor)
+        and not tensor.is_nested
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+        and tensor.dtype in _NUMBERS
+    )
+
+
 def check(tensor: Tensor, batch_dim: int | None) -> None:
     """Reject tensors without strided numbers in memory, or without the batch dimension.
 

@@ -21,7 +21,7 @@ from .location import Location
 FILE = "last_seen.json"
 
 _MOST = 1 << 16  # bytes
-_NUMBERS = ("time", "step", "host", "limit", "used", "device", "device_total", "device_free")
+_NUMBERS = ("time", "step", "host", "limit", "used", "device")
 _LARGEST = 1 << 53
 
 

@@ -93,9 +93,8 @@ def test_likeness_is_cka_of_the_recorded_values(run: Run) -> None:
         for j, other in enumerate(names):
             wanted = likeness.cka(run.value(one, 2, type=EYES), run.value(other, 2, type=EYES))
             assert picture.values[i, j] == pytest.approx(wanted, rel=1e-12)
-    assert (
-        run.similarity("conv", "act", 2) == picture.values[names.index("conv"), names.index("act")]
-    )
+    between = picture.values[names.index("conv"), names.index("act")]
+    assert run.similarity("conv", "act", 2) == pytest.approx(between, rel=1e-12)
     over = run.picture("likeness_over_steps", node="act")
     assert over.values.shape == (3, 3)
     np.testing.assert_allclose(np.diag(over.values), 1)

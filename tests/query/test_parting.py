@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,13 @@ class Halves(nn.Linear):
         half = x.shape[1] // 2
         low = x[:, :half] @ self.weight[:, :half].T
         return x[:, half:] @ self.weight[:, half:].T + self.bias + low
+
+
+class Broken(nn.Linear):
+    """A layer that returns only NaN."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * math.nan
 
 
 def net(kind: Callable[[nn.Linear], nn.Module] = lambda linear: linear, seed: int = 0) -> nn.Module:
@@ -166,6 +174,22 @@ def test_runs_part_where_plain_torch_says(
     assert found.first.relative > found.first.tolerance
     assert found.differences[0] == found.first
     assert found.table["step"].eq(step).all()
+
+
+def test_a_tensor_that_is_nan_in_one_run_differs(tmp_path: Path) -> None:
+    runs = {}
+    for name, model in (("finite", net()), ("nan", net(as_(Broken)))):
+        spec = {**SPEC, "schedule": {"first": 1}, "stats": ["mean", "std"]}
+        with comgra.trace(spec, root=tmp_path, name=name) as session:
+            training(model)
+        assert session.path is not None
+        runs[name] = comgra.open_run(session.path)
+    for one, other in (("finite", "nan"), ("nan", "finite")):
+        found = part(runs[one], runs[other])
+        assert found.first is not None
+        assert (found.first.node, found.first.step) == ("2", 0)
+        assert found.first.relative == math.inf
+    assert part(runs["nan"], runs["nan"]).first is None
 
 
 def test_other_data_is_found_at_the_input(pairs: Mapping[str, tuple[Run, Plain]]) -> None:

@@ -420,6 +420,26 @@ def test_growth_needs_a_container_of_tensors_that_grows_with_the_steps() -> None
     assert not any(steady.look(step, 1 << 30) for step in range(50))
 
 
+def test_an_object_that_fails_when_looked_at_ends_neither_tracing_nor_other_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> dict[str, float]:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    monkeypatch.setattr(growth.Growth, "look", fail)
+    monkeypatch.setattr(automatic, "MEMORY_INTERVAL", 0.0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with comgra.trace("light", root=tmp_path) as session:
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    assert run.state == "finished"
+    assert "memory/host" in set(run.kpis(automatic=True)["name"])
+
+
 # -- a process that is killed ------------------------------------------------------------------
 
 TRAINING = """

@@ -192,7 +192,7 @@ export function render({ model }) {
 
   function take() {
     table = JSON.parse(model.content);
-    ticked = new Set(model.ticked);
+    if (outbox.idle) ticked = new Set(model.ticked);
     const now = JSON.stringify(table.columns.map((column) => column.label));
     if (sort && now !== labels) {
       const label = JSON.parse(labels)[sort.column];

@@ -169,7 +169,7 @@ def _placed(
     linked = fed | feeding
     rank = [inputs[i] + 2 * constants[i] + 4 * (i not in linked) for i in range(len(visible))]
     drawn = lines(grid, sizes, rank, graph.after)
-    rows = wrapped(drawn, links, room, min(_HEADS, bool(opened)))
+    rows = wrapped(drawn, links, room, int(bool(opened)))
     row_of = {i: n for n, row in enumerate(rows) for column in row for i in grid[column]}
     rects = spread(drawn, rows)
     boxes = tuple(

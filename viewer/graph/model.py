@@ -15,8 +15,7 @@ KINDS = ("input", "parameter", "buffer", "computed", "target", "loss")
 #: Kinds that come from outside the graph, for which a missing dependency is normal.
 SOURCE_KINDS = frozenset({"input", "parameter", "buffer", "target"})
 
-# : Kinds independent of the step's input. Values derived only from these kinds are drawn next to
-# them.
+#: Kinds independent of the step's input. Values derived only from these are drawn next to them.
 CONSTANT_KINDS = frozenset({"parameter", "buffer", "target"})
 
 
@@ -109,7 +108,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Room:
-    """The size of the drawing area, and the part of it that the drawing cannot use.
+    """The size of the drawing area.
 
     Attributes:
         width: Width in CSS pixels.

@@ -58,6 +58,10 @@ class Cache:
             self.size -= gone
 
 
+_SHARED = 1000
+"""Longest string that counts as shared between results, such as a name; images are longer."""
+
+
 def size_of(value: object) -> int:
     """Returns the estimated size of a result in bytes; exact for arrays."""
     if isinstance(value, pd.DataFrame):
@@ -72,5 +76,5 @@ def size_of(value: object) -> int:
     if is_dataclass(value):
         return sys.getsizeof(value) + sum(size_of(getattr(value, f.name)) for f in fields(value))
     if isinstance(value, str):
-        return 0  # strings are shared between results
+        return sys.getsizeof(value) if len(value) > _SHARED else 0
     return sys.getsizeof(value)

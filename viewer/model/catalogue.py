@@ -10,6 +10,7 @@ from pathlib import Path
 
 from comgra_decl.errors import ComgraError, RunNotFoundError, did_you_mean
 from comgra_decl.query import Location, RunSummary, list_runs, location, open_run
+from comgra_decl.viewer.model.library import Library
 from comgra_decl.viewer.model.ranks import rank_in, without_rank
 from comgra_decl.viewer.model.runview import RunView
 
@@ -54,6 +55,7 @@ class Catalogue:
     Attributes:
         entries: The listed runs, newest first; the same object until its contents change.
         summaries: The listed runs with their current numbers of records, newest first, by name.
+        library: Facts, metrics and series of all runs.
     """
 
     def __init__(self, root: Location) -> None:
@@ -68,6 +70,7 @@ class Catalogue:
         self._listing: Future[list[RunSummary]] | None = None
         self._began = 0.0
         self._due: float | None = None  # None: never listed
+        self.library = Library(self)
 
     def poll(self, *, wait: bool = False) -> None:
         """Refreshes the list of runs if it is due. Runs in the background unless `wait` is set."""

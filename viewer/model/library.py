@@ -7,8 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import Literal
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,9 @@ from comgra_decl.query import (
     row_of,
 )
 from comgra_decl.viewer.model.cache import size_of
-from comgra_decl.viewer.model.catalogue import Catalogue
+
+if TYPE_CHECKING:
+    from comgra_decl.viewer.model.catalogue import Catalogue
 
 HELD = 256 << 20
 """Maximum size in bytes of the metrics and series in memory."""
@@ -218,14 +219,6 @@ class Library:
         old = self._held.pop(wanted, None)
         self._used.pop(wanted, None)
         self._size -= 0 if old is None else old.size
-
-
-_libraries: WeakKeyDictionary[Catalogue, Library] = WeakKeyDictionary()
-
-
-def library_of(catalogue: Catalogue) -> Library:
-    """Returns the only library of a catalogue."""
-    return _libraries.setdefault(catalogue, Library(catalogue))
 
 
 def _row(summary: RunSummary) -> RunRow | str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from comgra_decl.query import Parting, part
 from comgra_decl.viewer.model.runview import RunView
@@ -15,14 +15,12 @@ class Search:
     """The search for the first difference between two runs; `found` and `problem` are its result.
 
     Attributes:
-        there: The other run.
-        revisions: Revisions of the two runs at the start of the search.
+        there: The other run; weak, because a run keeps its search.
         found: The result; None while searching, or after an error.
         problem: Why there is no result; "" without an error.
     """
 
-    there: RunView
-    revisions: tuple[int, int]
+    there: ref[RunView]
     found: Parting | None = None
     problem: str = ""
 
@@ -37,21 +35,18 @@ _ended: WeakKeyDictionary[RunView, int] = WeakKeyDictionary()
 _turn = threading.Lock()  # one search at a time per process
 
 
-def search(here: RunView, there: RunView) -> threading.Thread:
+def search(here: RunView, there: RunView) -> None:
     """Starts a search; sessions notice its end through `ended`."""
-    new = Search(there, (here.revision, there.revision))
-    _searches[here] = new
-    thread = threading.Thread(
-        target=_work, args=(new, here), name="comgra_decl parting", daemon=True
-    )
-    thread.start()
-    return thread
+    new = _searches[here] = Search(ref(there))
+    threading.Thread(
+        target=_work, args=(new, here, there), name="comgra_decl parting", daemon=True
+    ).start()
 
 
 def search_of(here: RunView, there: RunView | None) -> Search | None:
     """Returns the last search that compared these runs, or None."""
     known = _searches.get(here)
-    return known if known is not None and known.there is there else None
+    return known if known is not None and known.there() is there else None
 
 
 def ended(here: RunView) -> int:
@@ -59,10 +54,10 @@ def ended(here: RunView) -> int:
     return _ended.get(here, 0)
 
 
-def _work(search: Search, here: RunView) -> None:
+def _work(search: Search, here: RunView, there: RunView) -> None:
     try:
         with _turn:
-            search.found = part(here.run, search.there.run)
+            search.found = part(here.run, there.run)
     except Exception as error:  # noqa: BLE001 - the page that asked shows it
         search.problem = str(error) or type(error).__name__
     finally:

@@ -105,6 +105,8 @@ class _Card:
         if self._content is not None and self._view.update is not None:
             self._view.update(self._content, look)
             return
+        if look.links is not None:
+            look.links.begin(self)
         self._content = self._view.build(look)
         self._place.objects = [pn.panel(self._content, sizing_mode="stretch_width")]
 

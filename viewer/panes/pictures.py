@@ -115,7 +115,7 @@ def _tile(tile: Tile, chosen: bool) -> str:
 
 def _card(card: Card) -> str:
     if card.missing:
-        return f'<div class="card"><h3>{_e(card.title)}</h3><p>{_e(card.missing)}</p></div>'
+        return _missing(card.title, card.missing)
     ramp = f'{number(card.low, digits=3)}<span class="ramp"></span>{number(card.high, digits=3)}'
     note = f"<p>{_e(card.note)}</p>" if card.note else ""
     return (

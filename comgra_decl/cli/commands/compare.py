@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,30 +91,32 @@ def _lines(found: Parting) -> list[str]:
 
 def _described(found: Parting) -> dict[str, Any]:
     """Return the result as JSON data; infinite and missing numbers become None."""
+    import pandas as pd
+
+    from comgra_decl.cli.describe import plain
+
+    settings = found.settings.astype(object)
+    settings = settings.mask(settings.map(lambda value: value is pd.NA), None)
     return {
         "first": None if found.first is None else _difference(found.first),
         "same_until": found.same_until,
         "gradual": found.gradual,
         "differences": [_difference(each) for each in found.differences],
         "steps": found.steps.tolist(),
-        "drift": [_plain(value) for value in found.drift.tolist()],
+        "drift": [plain(value) for value in found.drift.tolist()],
         "compared": found.compared,
         "only_here": list(found.only_here),
         "only_there": list(found.only_there),
         "settings": {
-            str(key): {"here": _plain(here), "there": _plain(there)}
-            for key, here, there in found.settings.itertuples()
+            str(key): {"here": plain(here), "there": plain(there)}
+            for key, here, there in settings.itertuples()
         },
     }
 
 
 def _difference(each: Difference) -> dict[str, Any]:
-    plain = {name: _plain(value) for name, value in each._asdict().items()}
-    plain["pass"] = plain.pop("pass_")
-    return plain
+    from comgra_decl.cli.describe import plain
 
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, int | str | bool | list | dict) else None
+    found = {name: plain(value) for name, value in each._asdict().items()}
+    found["pass"] = found.pop("pass_")
+    return found

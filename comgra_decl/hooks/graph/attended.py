@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from comgra_decl.stats.quiet import quiet
-from comgra_decl.torch_private import is_functorch_wrapped
+from comgra_decl.stats.support import is_readable
 
 _SAMPLES = 8
 _MOST_CALLS = 16
@@ -152,7 +152,7 @@ def _expanded(allowed: torch.Tensor, shape: list[int]) -> torch.Tensor:
 
 
 def _is_odd(tensor: torch.Tensor) -> bool:
-    return tensor.is_nested or is_functorch_wrapped(tensor) or tensor.device.type == "meta"
+    return not is_readable(tensor)
 
 
 _READ: Mapping[str, Callable[[tuple[Any, ...], Mapping[str, Any], Any], Facts]] = {

@@ -7,6 +7,7 @@ The calls do. See `records.TELLING`.
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -21,12 +22,14 @@ import torch
 
 from comgra_decl.hooks.graph.calls import tensors_of
 from comgra_decl.stats.quiet import quiet
-from comgra_decl.torch_private import is_functorch_wrapped
+from comgra_decl.stats.support import is_readable
 
 _MOST_FACTS = 64
 _MOST_ELEMENTS = 1 << 22  # of what is read per call
 _DEPTH = 30  # frames between a call and the program's line
-_NOT_THE_PROGRAM = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+_NOT_THE_PROGRAM = tuple(
+    f"{path}{os.sep}" for path in (Path(torch.__file__).parent, Path(__file__).parents[2])
+)
 
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
@@ -63,10 +66,15 @@ class Telling:
     def take(self) -> list[dict[str, Any]]:
         """Return the facts so far, and clear them."""
         found = [*self._found.values()]
-        self._found, self._weights, self._masked = {}, {}, {}
+        self._found = {}
+        self.release()
+        return found
+
+    def release(self) -> None:
+        """Release all tensors."""
+        self._weights, self._masked = {}, {}
         self._states, self._joined = {}, {}
         self.tokens = None
-        return found
 
     def see(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
         """Store the facts about a call. Torch function modes must be disabled."""
@@ -148,11 +156,13 @@ class Telling:
         if keep.dtype != torch.bool or _is_odd(a) or _is_odd(b):
             return
         if isinstance(a, torch.Tensor) and a.requires_grad:
-            self._hide(a, ~keep, _constant(b), result)
+            self._hide(a, keep, _constant(b), result, inverted=True)
         elif isinstance(b, torch.Tensor) and b.requires_grad:
             self._hide(b, keep, _constant(a), result)
 
-    def _hide(self, scores: Any, mask: Any, value: Any, result: Any) -> None:
+    def _hide(
+        self, scores: Any, mask: Any, value: Any, result: Any, *, inverted: bool = False
+    ) -> None:
         value = _constant(value)
         if isinstance(scores, torch.Tensor) and id(scores) in self._weights:
             self._mask_again(scores)  # what is hidden after the softmax
@@ -161,10 +171,12 @@ class Telling:
             or not isfinite(value)
             or not isinstance(mask, torch.Tensor)
             or mask.dtype != torch.bool
+            or mask.numel() > _MOST_ELEMENTS
         ):
             return
         if isinstance(result, torch.Tensor) and result.requires_grad and not mask.requires_grad:
-            self._masked[id(result)] = weakref.ref(result), mask, value
+            hidden = ~mask if inverted else mask
+            self._masked[id(result)] = weakref.ref(result), hidden, value
 
     def _multiply(self, name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
         """Read products of scores, or of weights, with a mask of zeros and ones."""
@@ -236,7 +248,7 @@ class Telling:
 
     def _index(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
         given, index = args[0], args[1] if len(args) > 1 else None
-        if isinstance(index, tuple) and len(index) > 1 and index[0] == slice(None):
+        if isinstance(index, tuple) and len(index) > 1 and _is_all(index[0]):
             self._last(given, index[1], result)
 
     def _select(self, _name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
@@ -261,6 +273,11 @@ class Telling:
         state = result[1]
         if isinstance(state, torch.Tensor) and state.requires_grad:
             self._states[id(state)] = weakref.ref(state)
+
+
+def _is_all(index: Any) -> bool:
+    """Whether an index is `:`. An array in its place would be compared element by element."""
+    return isinstance(index, slice) and index == slice(None)
 
 
 def padded_share(tokens: torch.Tensor) -> float:
@@ -306,7 +323,7 @@ def _constant(value: Any) -> float | None:
         return float(value)
     if not isinstance(value, torch.Tensor) or value.requires_grad or not value.numel():
         return None
-    if value.numel() > _MOST_ELEMENTS:
+    if value.numel() > _MOST_ELEMENTS or value.is_complex() or not is_readable(value):
         return None
     low, high = value.aminmax()
     return float(low) if bool(low == high) else None
@@ -318,9 +335,7 @@ def _is(where: Mapping[int, weakref.ref[torch.Tensor]], tensor: torch.Tensor) ->
 
 
 def _is_odd(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (
-        value.is_nested or is_functorch_wrapped(value) or value.device.type == "meta"
-    )
+    return isinstance(value, torch.Tensor) and not is_readable(value)
 
 
 def _where() -> str:

@@ -84,6 +84,11 @@ class CleanCopy:
         self.paths = {id(m): originals.get(id(m), name) for name, m in named_modules(self.module)}
         copied = [value for value in memo.values() if isinstance(value, nn.Module)]
         self._modules = list({id(m): m for m in [*self.module.modules(), *copied]}.values())
+        if {id(m) for m in self._modules} & {id(m) for m in inner.modules()}:
+            raise ProbeError(
+                f"{type(inner).__name__} cannot be copied, because a copy shares modules with it. "
+                "A `__deepcopy__` of a module must return a new module"
+            )
         self.device = next((t.device for t in _tensors_of(self.module)), torch.device("cpu"))
         for module in self._modules:
             self._take_over(module)

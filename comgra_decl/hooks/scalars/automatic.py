@@ -123,7 +123,7 @@ class AutomaticMetrics:
         self._calls = EveryCall(self._on_call)
         self._optimizer_hook: Placed | None = None
         self._watch: Stopwatch | None = None
-        self._growth = Growth()
+        self._growth: Growth | None = Growth()
         self._due = clock() + INTERVAL
         self._memory_due = clock()
 
@@ -188,8 +188,13 @@ class AutomaticMetrics:
             if size is not None:
                 self._tell(f"memory/{name}", float(size))
         size = device or host
-        if size is not None:
-            for holder, number in self._growth.look(self._scalars.saying.step, size).items():
+        if size is not None and self._growth is not None:
+            try:
+                grown = self._growth.look(self._scalars.saying.step, size)
+            except Exception:  # it meets every object of the program
+                self._growth = None  # only these metrics end, not tracing
+                return
+            for holder, number in grown.items():
                 self._tell(GROWING + holder, number)
 
     def _tell_times(self, times: dict[str, float], watch: Stopwatch, plain: float | None) -> None:

@@ -97,12 +97,8 @@ def _lengths() -> dict[int, Any]:
 
 def _holds_tensors(thing: Any) -> bool:
     """Return whether the newest entries of a container are or contain tensors."""
-    if isinstance(thing, dict):
-        newest = list(thing.values())[-2:]
-    elif isinstance(thing, set):
-        newest = list(thing)[:2]
-    else:
-        newest = [thing[-1], thing[-2]]
+    values = thing.values() if isinstance(thing, dict) else thing
+    newest = [*values][-2:]  # a copy, because another thread may change it
     return all(isinstance(each, Tensor) or tensors_in(each) for each in newest)
 
 
@@ -119,7 +115,7 @@ def _name_of(thing: Any) -> str:
             return f"{name} in {code.co_qualname} ({Path(code.co_filename).name})"
         frame = frame.f_back
     main = sys.modules.get("__main__")
-    name = _name_in(vars(main), thing) if isinstance(main, ModuleType) else None
+    name = _name_in(dict(vars(main)), thing) if isinstance(main, ModuleType) else None
     return f"{name} in __main__" if name is not None else f"a {type(thing).__name__}"
 
 
@@ -131,9 +127,12 @@ def _name_in(known: dict[str, Any], thing: Any) -> str | None:
     for name, value in known.items():
         if isinstance(value, (ModuleType, type)):
             continue
-        own = getattr(value, "__dict__", None) if hasattr(type(value), "__dict__") else None
+        try:  # without code of the program, such as a `__getattribute__`
+            own = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            continue
         if type(own) is dict:
-            for attribute, held in own.items():
+            for attribute, held in [*own.items()]:
                 if held is thing:
                     return f"{name}.{attribute}"
     return None

@@ -10,6 +10,7 @@ import torch
 
 from comgra_decl.hooks.graph.attended import Attended
 from comgra_decl.hooks.graph.telling import Telling
+from comgra_decl.hooks.limits import is_capturing
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.hooks.tensors.gradients import loss_node
 from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
@@ -109,19 +110,11 @@ class Ends:
         iteration = capture.iteration(pass_, node)
         if capture.categories is not None:
             capture.categories.loss(backwarded)
-        if number == 0:
-            self._looks -= 1
-        if self._looks >= 0 and len(capture.objectives) < _MOST_LOSSES:
-            capture.objectives.append(objective_of(backwarded))
-            self._stale = with_gradients(backwarded) if self._stepped else []
-            self._stepped = False
+        self._describe(capture, backwarded, number)
         if capture.probing is not None:
             capture.probing.loss(backwarded)
-        if self._scans and capture.batch_size and number == 0:
-            self._scans -= 1
-            capture.batch_softmaxes = batch_softmaxes(backwarded, capture.batch_size)
-            capture.attentions = self._attended.take()
-            capture.telling += self._telling.take()
+        if self._scans and number == 0:
+            self._scan(capture, backwarded, graph)
         if iteration is None:
             return
         slot = self._loss(node, iteration)
@@ -130,6 +123,32 @@ class Ends:
             capture.kpi_tensors["loss" if number == 0 else f"loss[{number}]"] = index
         if graph is not None:
             graph.trace(slot, backwarded)
+
+    def _describe(self, capture: StepCapture, loss: torch.Tensor, number: int) -> None:
+        """Read the structure of a loss and the gradients left over from before it."""
+        if number == 0:
+            self._looks -= 1
+        # reading numbers would break the capture of a CUDA graph
+        if self._looks >= 0 and len(capture.objectives) < _MOST_LOSSES and not is_capturing():
+            capture.objectives.append(objective_of(loss))
+            self._stale = with_gradients(loss) if self._stepped else []
+            self._stepped = False
+
+    def _scan(self, capture: StepCapture, loss: torch.Tensor, graph: Provenance | None) -> None:
+        """Store what was collected about the calls before the first loss of a step."""
+        self._scans -= 1
+        if capture.batch_size:
+            capture.batch_softmaxes = batch_softmaxes(loss, capture.batch_size)
+        capture.attentions = self._attended.take()
+        capture.telling += self._telling.take()
+        if graph is not None and not self._scans:
+            graph.attended = graph.telling = None
+
+    def release(self) -> None:
+        """Stop looking for targets, and release all tensors."""
+        self.targets.stop()
+        self._telling.release()
+        self._stale = []
 
     def before_optimizer(self, capture: StepCapture, optimizer: Any, *, closure: bool) -> None:
         """Check whether an optimizer uses gradients from before its previous step."""

@@ -15,6 +15,7 @@ import torch
 from comgra_decl.hooks.pytree import gradient_function
 from comgra_decl.hooks.tensors.loss_calls import RESHAPING, function_name, nodes_behind
 from comgra_decl.stats.quiet import quiet
+from comgra_decl.stats.support import is_readable
 
 _MOST_PAIRS = 4_000  # of the sum of terms
 _MOST_ELEMENTS = 1 << 20  # of a factor whose sign is read
@@ -63,11 +64,8 @@ def with_gradients(loss: torch.Tensor) -> list[torch.Tensor]:
     leaves = [n.variable for n in nodes_behind(loss) if function_name(n) == _LEAF]
     chosen = leaves[:: max(1, len(leaves) // _MOST_LEAVES)]
     with quiet():
-        return [p for p in chosen if _is_plain(p.grad) and bool(p.grad.any())]
-
-
-def _is_plain(gradient: torch.Tensor | None) -> bool:
-    return type(gradient) is torch.Tensor and gradient.layout == torch.strided
+        gradients = [(p, p.grad) for p in chosen]
+        return [p for p, g in gradients if g is not None and is_readable(g) and bool(g.any())]
 
 
 def is_bootstrapped(tensor: torch.Tensor) -> bool:
@@ -138,7 +136,9 @@ def _saved(node: Any, at: int) -> torch.Tensor | None:
 
 def _sign(factor: torch.Tensor | None) -> int:
     """Return the sign that all elements of a factor have, or 0."""
-    if factor is None or not 0 < factor.numel() <= _MOST_ELEMENTS or factor.is_complex():
+    if factor is None or not 0 < factor.numel() <= _MOST_ELEMENTS:
+        return 0
+    if factor.is_complex() or not is_readable(factor):
         return 0
     low, high = (float(x) for x in factor.detach().aminmax())
     return 1 if low >= 0 else -1 if high <= 0 else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from comgra_decl.rules.api import Finding, Place, Rule, Scene
+from comgra_decl.rules.api import Finding, Place, Rule, Scene, calls_missing
 
 _EFFECT = 0.2  # share of the weight that hidden positions would have without a mask
 _FEWEST = 0.02  # share of positions that are hidden
@@ -52,7 +52,7 @@ class SoftmaxAxis(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        return _missing(scene)
+        return calls_missing(scene)
 
 
 def _is_wrong(fact: dict[str, Any]) -> bool:
@@ -105,7 +105,7 @@ class IneffectiveMask(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        return _missing(scene)
+        return calls_missing(scene)
 
 
 class SingleWeight(Rule):
@@ -143,8 +143,4 @@ class SingleWeight(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        return _missing(scene)
-
-
-def _missing(scene: Scene) -> str | None:
-    return None if scene.objectives else "calls are not followed; it needs `graph: true`"
+        return calls_missing(scene)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from comgra_decl.rules.api import Field, Finding, Fraction, Place, Rule, RuleParameters, Scene
+from comgra_decl.rules.api import (
+    Field,
+    Finding,
+    Fraction,
+    Place,
+    Rule,
+    RuleParameters,
+    Scene,
+    calls_missing,
+)
 
 
 class LastStepParameters(RuleParameters):
@@ -70,4 +79,4 @@ class PaddedLastStep(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        return None if scene.objectives else "calls are not followed; it needs `graph: true`"
+        return calls_missing(scene)

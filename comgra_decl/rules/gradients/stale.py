@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from comgra_decl.rules.api import Finding, Rule, Scene
+from comgra_decl.rules.api import Finding, Rule, Scene, loss_missing
 
 
 class StaleGradient(Rule):
@@ -48,4 +48,4 @@ class StaleGradient(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        return None if scene.objectives else "the structure of the loss is not known"
+        return loss_missing(scene)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from comgra_decl.rules.api import ELEMENTWISE, Finding, Rule, Scene, place_of
+from comgra_decl.rules.api import ELEMENTWISE, Finding, Rule, Scene, loss_missing, place_of
 
 _LARGEST = frozenset({"Max", "Amax", "Aminmax"})
 
@@ -55,7 +55,7 @@ class GradientOfTarget(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        return None if scene.objectives else "the structure of the loss is not known"
+        return loss_missing(scene)
 
 
 class LargestAsPrediction(Rule):

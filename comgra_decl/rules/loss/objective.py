@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from comgra_decl.rules.api import Finding, Rule, Scene
+from comgra_decl.rules.api import Finding, Rule, Scene, loss_missing
 
 
 def _first(scene: Scene) -> Iterator[dict[str, int]]:
     """Yields the structure of each loss in the first record."""
     yield from scene.objectives[0] if scene.objectives else ()
-
-
-def _missing(scene: Scene) -> str | None:
-    return None if scene.objectives else "the structure of the loss is not known"
 
 
 class WrongLogScale(Rule):
@@ -52,8 +48,8 @@ class WrongLogScale(Rule):
                         scene,
                         first_step=0,
                         message=f"{along} of {along + against} logarithms of scales enter the "
-                        "with the wrong sign: the loss falls when the scaled values shrink and "
-                        "when their log-scale is reduced, so nothing keeps the scale from "
+                        "loss with the wrong sign: it falls when the scaled values shrink and when "
+                        "their log-scale is reduced, so nothing keeps the scale from "
                         "vanishing.",
                         evidence={"wrong": along, "right": against},
                     )
@@ -62,7 +58,7 @@ class WrongLogScale(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        return _missing(scene)
+        return loss_missing(scene)
 
 
 class NoStopGradient(Rule):
@@ -110,4 +106,4 @@ class NoStopGradient(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        return _missing(scene)
+        return loss_missing(scene)

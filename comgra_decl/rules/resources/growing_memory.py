@@ -52,9 +52,9 @@ class GrowingMemory(Rule):
     certainty = 0.8
     definition = (
         "The first quarter of all readings of `memory/host` or `memory/device` is left out, and "
-        "the others are divided into {_PARTS} parts. From each part to the next, the mean grows by "
-        "at least `steadiness` times the median growth. In total, it grows by more than `growth` "
-        "times the memory after the first quarter, and by more than `least_mb`."
+        f"the others are divided into {_PARTS} parts. From each part to the next, the mean grows "
+        "by at least `steadiness` times the median growth. In total, it grows by more than "
+        "`growth` times the memory after the first quarter, and by more than `least_mb`."
     )
     source = (
         "PyTorch's FAQ on memory names losses that are accumulated with their graphs as the usual "
@@ -83,6 +83,7 @@ class GrowingMemory(Rule):
         """Returns a finding about the memory that grows the most."""
         found = [self._judge(scene, name, curve) for name, curve in self._curves.items()]
         kept = [finding for finding in found if finding is not None]
+        kept.sort(key=lambda finding: -float(finding.evidence["mib_per_step"]))
         return kept[:1]
 
     def _judge(self, scene: Scene, name: str, curve: Curve) -> Finding | None:

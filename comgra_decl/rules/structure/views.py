@@ -8,7 +8,7 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-from comgra_decl.rules.api import Finding, Place, Rule, Scene
+from comgra_decl.rules.api import Finding, Place, Rule, Scene, calls_missing
 
 
 class ViewForPermute(Rule):
@@ -65,7 +65,7 @@ class ViewForPermute(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        return None if scene.objectives else "calls are not followed; it needs `graph: true`"
+        return calls_missing(scene)
 
 
 def moved(

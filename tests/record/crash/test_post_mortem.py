@@ -225,6 +225,21 @@ def test_a_dict_of_variables_that_the_program_holds_is_unchanged(tmp_path: Path)
     assert run.document("post_mortem")["module"] == "blocks.1.narrow"
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="each `exec` has a dict of its own")
+def test_a_variable_made_by_exec_stays() -> None:
+    """Before Python 3.13, only the dict of the frame's variables contains it."""
+
+    def look() -> None:
+        variables(sys._getframe(1), sorted)
+
+    def function() -> object:
+        exec("made = 3")
+        look()
+        return eval("made")
+
+    assert function() == 3
+
+
 def test_reading_variables_leaves_no_copies_in_a_frame() -> None:
     references: list[weakref.ref[Tensor]] = []
 

@@ -17,7 +17,7 @@ from comgra_decl.query import RunRow, open_run
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model import runs as model
 from comgra_decl.viewer.model.catalogue import Catalogue
-from comgra_decl.viewer.model.library import Library, Wanted, XAxis, library_of
+from comgra_decl.viewer.model.library import Library, Wanted, XAxis
 from comgra_decl.viewer.model.series import smoothed
 from comgra_decl.viewer.url import format_query, parse
 from tests.support.fake_run import FakeRun
@@ -51,10 +51,9 @@ def library(sweep: Path) -> Library:
     """All runs, read."""
     catalogue = Catalogue(sweep)
     catalogue.refresh()
-    library = library_of(catalogue)
+    library = catalogue.library
     library.refresh()
     library.wait()
-    library.kept = catalogue  # type: ignore[attr-defined]  # a library lives as long as this does
     return library
 
 
@@ -252,7 +251,7 @@ def test_the_pane_draws_ticked_runs_and_saves_them(sweep: Path) -> None:
     pane: Any = board.screen.sections["runs"].panes[0]
     assert not pane._problem.visible  # nothing has been read yet
     for _ in range(2):  # tables first, then the lines that they make visible
-        library_of(board.catalogue).wait()
+        board.catalogue.library.wait()
         board.poll()
     assert pane.table.names[:4] == [f"sweep/run-{i}" for i in (3, 2, 1, 0)]
     assert pane.table.ticked == ["sweep/run-1"]
@@ -261,7 +260,7 @@ def test_the_pane_draws_ticked_runs_and_saves_them(sweep: Path) -> None:
     board.change(against="config.optimizer.lr")
     assert len(pane.trials._points.data["x"]) == 4
     pane._on_table({"ticked": ["sweep/run-0", "sweep/run-1"]})
-    library_of(board.catalogue).wait()
+    board.catalogue.library.wait()
     board.poll()
     assert pane.metric._lines.data["run"] == ["sweep/run-0", "sweep/run-1"]
     assert pane.tensor._lines.data["run"] == ["sweep/run-0", "sweep/run-1"]
