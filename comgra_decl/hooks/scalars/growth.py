@@ -127,7 +127,7 @@ def _name_in(known: dict[str, Any], thing: Any) -> str | None:
     for name, value in known.items():
         if isinstance(value, (ModuleType, type)):
             continue
-        try:  # without code of the program, such as a `__getattribute__`
+        try:  # without running the program's code, such as a `__getattribute__`
             own = object.__getattribute__(value, "__dict__")
         except AttributeError:
             continue
