@@ -161,7 +161,7 @@ _UNUSED = (
 _USED = (
     "selected but not called in this step, although their parameters have gradients: {} ({} in "
     "all). If the parent uses their weights directly, or they run inside torch.cond, scan or map, "
-    "name the tensors with comgra.node(tensor, name). If the program calls .forward() of a torch "
+    "name the tensors with comgra.node(tensor, name). If the program calls .forward() on a torch "
     "layer, which runs no hooks, the layer is recorded from the next record on; call module(x) to "
     "record it from the first"
 )

@@ -98,7 +98,7 @@ def _named(content: Any) -> Any:
 
 
 def _read(source: object, refused: dict[str, str]) -> DictConfig:
-    """Return the content of a spec; adds values that YAML cannot represent to `refused`."""
+    """Return the content of a spec; add values that YAML cannot represent to `refused`."""
     if isinstance(source, Spec):
         return OmegaConf.create(source.model_dump(mode="json"))
     if isinstance(source, DictConfig):

@@ -25,7 +25,7 @@ WIDTHS = {
     "smp": RecordColumn.WIDTH,
     "hist": RecordColumn.WIDTH,
 }
-"""The record fact that holds the number of columns, for each array family."""
+"""The record fact that states the number of columns, for each array family."""
 
 _RECORDS = "records"
 

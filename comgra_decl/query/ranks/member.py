@@ -65,7 +65,7 @@ class Member:
         return Reading(data, None if lost is None else lost[self.records])
 
     def heat(self, column: int) -> Reading:
-        """Return one column of the statistics of all slots over all joint records, [n, slots]."""
+        """Return one column of statistics for all slots over all joint records, [n, slots]."""
         data = self.view.heat("agg", column)[self.records]
         everything = slice(0, self.view.n), slice(0, len(self.view.slots))
         lost = self.view.lost_in("agg", *everything, column)

@@ -229,7 +229,7 @@ class JoinedView:
         return table[(slice(None), 0, *inner)]
 
     def heat(self, family: str, *inner: int | slice) -> NDArray[Any]:
-        """Return one column of all slots over all common records, [n, slots]."""
+        """Return one column for all slots over all common records, [n, slots]."""
         if family != "agg" or len(inner) != 1 or not isinstance(inner[0], (int, np.integer)):
             table = self.rows(family, 0, self.n)
             return table[(slice(None), slice(None), *inner)]
