@@ -73,7 +73,7 @@ do.
 
 
 def _exports(seconds: dict[str, float]) -> str:
-    """Returns a paragraph; nothing if exports were not measured."""
+    """Return a paragraph; nothing if exports were not measured."""
     if not seconds:
         return ""
     times = ", ".join(f"{name} {spent:.1f} s" for name, spent in seconds.items())

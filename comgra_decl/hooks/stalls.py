@@ -23,7 +23,7 @@ _OURS = "comgra-"
 
 
 class StallWatch:
-    """Detects a stalled step from the numbers of steps seen about once a second.
+    """Detects a stalled step from the step numbers observed about once a second.
 
     Args:
         report: called once per run with (seconds since the last step ended, the stacks).

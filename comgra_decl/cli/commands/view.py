@@ -50,7 +50,9 @@ def command(
     views: Annotated[
         Path | None,
         typer.Option(
-            help="Python file with custom views, which is executed.", exists=True, dir_okay=False
+            help="Python file that defines custom views; it is executed.",
+            exists=True,
+            dir_okay=False,
         ),
     ] = None,
 ) -> None:
@@ -87,4 +89,6 @@ def _check(root: Path) -> None:
     except RunNotFoundError as error:
         if root.exists() or any(parent.is_file() for parent in root.parents):
             raise
-        sys.stderr.write(f"comgra-decl: {error} The page will show runs when they appear there.\n")
+        sys.stderr.write(
+            f"comgra-decl: {error} The page will show runs as soon as the folder contains any.\n"
+        )
