@@ -30,7 +30,7 @@ Event = dict[str, Any]
 
 
 def write(content: Content, to: Path) -> None:
-    """Writes the file `to`, one event per line."""
+    """Write the file `to`, one event per line."""
     with to.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms", "otherData": ')
         facts = {"run": f"{content.run.group}/{content.run.name}", "started": content.run.started}
@@ -45,7 +45,7 @@ def write(content: Content, to: Path) -> None:
 
 
 def events(content: Content) -> Iterator[Event]:
-    """Yields all events: the tracks, records, metrics, notes and profiled steps."""
+    """Yield all events: the tracks, records, metrics, notes and profiled steps."""
     yield from _tracks(content.run)
     yield from _records(content)
     yield from _metrics(content)
@@ -82,7 +82,7 @@ def _span(
 
 
 def _records(content: Content) -> Iterator[Event]:
-    """Yields the records; each one ends at its time, and its duration is its cost.
+    """Yield the records; each one ends at its time, and its duration is its cost.
 
     The cost also contains work that was done earlier in the step, so a record may seem to begin
     before the previous one ended. Tracks cannot show that, so it then begins where that one ended.
@@ -102,7 +102,7 @@ def _records(content: Content) -> Iterator[Event]:
 
 
 def _times(content: Content) -> dict[int, float]:
-    """Returns the time of each step that has a training record, or else any record."""
+    """Return the time of each step that has a training record, or else any record."""
     run, found = content.run, {}
     for row in content.records.sort_values("mode", key=lambda mode: mode == "train").itertuples():
         found[int(str(row.step))] = _US * (float(str(row.time)) - run.started)
@@ -110,7 +110,7 @@ def _times(content: Content) -> dict[int, float]:
 
 
 def _metrics(content: Content) -> Iterator[Event]:
-    """Yields the metrics of recorded steps as counters; the times of other steps are unknown."""
+    """Yield the metrics of recorded steps as counters; the times of other steps are unknown."""
     times = _times(content)
     table = content.run.kpis(automatic=True)
     for step, name, value in zip(table["step"], table["name"], table["value"], strict=True):
@@ -126,7 +126,7 @@ def _metrics(content: Content) -> Iterator[Event]:
 
 
 def _notes(content: Content) -> Iterator[Event]:
-    """Yields notes at their time, and findings at their first step or the next recorded one."""
+    """Yield notes at their time, and findings at their first step or the next recorded one."""
     run, times = content.run, _times(content)
     notes = run.notes()
     for text, step, at in zip(notes["text"], notes["step"], notes["time"], strict=True):
@@ -165,7 +165,7 @@ def _steps(content: Content) -> Iterator[Event]:
 
 
 def _profiled(content: Content) -> Iterator[Event]:
-    """Yields the profiler's events; those of a module also have its last recorded statistics."""
+    """Yield the profiler's events; those of a module also have its last recorded statistics."""
     line = content.run.document(TIMELINE)
     if line is None:
         return
@@ -191,7 +191,7 @@ def _profiled(content: Content) -> Iterator[Event]:
 
 
 def _statistics(run: Run) -> Mapping[str, dict[str, Any]]:
-    """Returns the statistics of each node's output in the last record before the profiled steps."""
+    """Return the statistics of each node's output in the last record before the profiled steps."""
     document = run.document(PROFILE)
     first = document["steps"][0]["step"] if document is not None and document["steps"] else 0
     before = [int(step) for step in run.steps if step <= first]

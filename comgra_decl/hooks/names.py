@@ -1,4 +1,4 @@
-"""Names modules and parameters as the run does, including those that are not recorded."""
+"""Name modules and parameters as the run does, including those that are not recorded."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _PHASES = ("data", "forward", "backward", "optimizer", "other", "total", "busy")
 
 
 def profile_table(content: Mapping[str, Any] | None) -> pd.DataFrame:
-    """Returns the profile by node and pass; see `Run.profile`.
+    """Return the profile by node and pass; see `Run.profile`.
 
     Raises:
         UnknownNameError: there is none.
@@ -41,7 +41,7 @@ def profile_table(content: Mapping[str, Any] | None) -> pd.DataFrame:
 
 
 def profile_steps(content: Mapping[str, Any] | None) -> pd.DataFrame:
-    """Returns the phases of each profiled step, in milliseconds; see `Run.profile`.
+    """Return the phases of each profiled step, in milliseconds; see `Run.profile`.
 
     Raises:
         UnknownNameError: there is no profile.
@@ -63,7 +63,7 @@ _NO_MEMORY = (
 
 
 def memory_table(content: Mapping[str, Any] | None) -> pd.DataFrame:
-    """Returns what each node holds, in bytes; see `Run.memory`.
+    """Return what each node holds, in bytes; see `Run.memory`.
 
     Raises:
         UnknownNameError: it was not measured.

@@ -132,7 +132,7 @@ class LiveRules:
             self._unpublished.update(self._conclude())
 
     def publish(self, batches: list[StepBatch]) -> list[StepBatch]:
-        """Adds the findings of `watch` to the records' documents."""
+        """Add the findings of `watch` to the records' documents."""
         if batches and self._unpublished:
             batches[-1].documents.update(self._unpublished)
             self._unpublished = {}
@@ -157,7 +157,7 @@ class LiveRules:
         self._safely(lambda: self._take_numbers(said))
 
     def close(self, late: Mapping[str, Any]) -> list[StepBatch]:
-        """Returns a batch that contains only the last findings, if they are new.
+        """Return a batch that contains only the last findings, if they are new.
 
         Args:
             late: the documents that changed after the last record.
@@ -279,7 +279,7 @@ class LiveRules:
 
 
 def _key(finding: Finding) -> tuple[str, object]:
-    """Returns the key of a finding: its rule and its severity. The severity may rise later."""
+    """Return the key of a finding: its rule and its severity. The severity may rise later."""
     return finding.rule, finding.weight
 
 
@@ -308,7 +308,7 @@ class _Details:
 
 
 def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
-    """Returns the records of a batch as a window."""
+    """Return the records of a batch as a window."""
     table = engine.scene.table
     slots, count = batch.slots, len(table)
     aggregates = batch.aggregates
@@ -337,7 +337,7 @@ def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
 def _shapes(
     batch: StepBatch, table: SlotTable
 ) -> tuple[list[tuple[int, ...]], NDArray[np.float32] | None]:
-    """Returns the shapes that differ from the slot table, and `Window.shape_codes`."""
+    """Return the shapes that differ from the slot table, and `Window.shape_codes`."""
     known: dict[tuple[int, ...], int] = {}
     line: NDArray[np.float32] | None = None
     for slot, shape in zip(batch.slots.tolist(), batch.shapes, strict=False):

@@ -94,11 +94,11 @@ def test_profiled_events_carry_their_node_and_its_last_statistics(
 ) -> None:
     calls = of(content, cat="module", name="block.twice")
     assert len(calls) == 2 * 3  # two calls in each of three steps
-    last = run.row(FIRST - 1).loc[("block.twice", "output", 0, "forward")]
+    expected = run.series("block.twice", "std")[FIRST - 1]
     for call in calls:
         assert call["args"]["node"] == "block.twice"
         assert call["args"]["recorded_step"] == FIRST - 1
-        assert call["args"]["output"]["std"] == pytest.approx(float(last["std"]))
+        assert call["args"]["output"]["std"] == pytest.approx(expected)
     inside = [
         e
         for e in of(content, name="aten::addmm")

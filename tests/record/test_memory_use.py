@@ -129,10 +129,14 @@ def test_functions_that_do_not_allow_hooks_still_run(tmp_path: Path) -> None:
 def test_hooks_of_the_program_remain_in_place(tmp_path: Path) -> None:
     saved: list[int] = []
 
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
     def train() -> None:
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
             for _ in range(8):
                 (model(torch.ones(2, 4)) ** 2).sum().backward()
                 optimizer.step()

@@ -26,7 +26,7 @@ _NO_DEVICE = "the profiled steps used no device"
 
 
 def _profile(scene: Scene) -> Mapping[str, Any] | None:
-    """Returns the profile if its steps used a device."""
+    """Return the profile if its steps used a device."""
     content: Mapping[str, Any] | None = scene.documents.get(PROFILE)
     return content if content and content["steps"] and content["kernels"]["count"] else None
 
@@ -42,7 +42,7 @@ def _first_step(content: Mapping[str, Any]) -> int:
 
 
 def _per_step(content: Mapping[str, Any], counts: list[Mapping[str, Any]]) -> Counter[str]:
-    """Returns the counts per step, by node."""
+    """Return the counts per step, by node."""
     found: Counter[str] = Counter()
     for entry in counts:
         found[entry["node"]] += entry["count"] / len(content["steps"])
@@ -80,7 +80,7 @@ class HostDeviceCopies(Rule):
     Parameters = HostDeviceCopiesParameters
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the node with the most copies."""
+        """Return a finding about the node with the most copies."""
         content = _profile(scene)
         if content is None:
             return []
@@ -103,7 +103,7 @@ class HostDeviceCopies(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the copies could not be counted, or None."""
+        """Return the reason why the copies could not be counted, or None."""
         return _why_no_profile(scene)
 
 
@@ -134,7 +134,7 @@ class SynchronisingCall(Rule):
     Parameters = SynchronisingCallParameters
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the line, or the node, that waits most often."""
+        """Return a finding about the line, or the node, that waits most often."""
         counts: dict[str, tuple[int, str]] = {}
         for fact in scene.telling:
             if fact.get("kind") == "waits":
@@ -178,7 +178,7 @@ class SynchronisingCall(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns None, because the first records contain the calls if the graph is recorded."""
+        """Return None, because the first records contain the calls if the graph is recorded."""
         return None if scene.structures else _why_no_profile(scene)
 
 
@@ -217,7 +217,7 @@ class SmallKernels(Rule):
     Parameters = SmallKernelsParameters
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the profiled steps."""
+        """Return a finding about the profiled steps."""
         content, limits = _profile(scene), self.parameters
         if content is None:
             return []
@@ -237,7 +237,7 @@ class SmallKernels(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the kernels could not be checked, or None."""
+        """Return the reason why the kernels could not be checked, or None."""
         return _why_no_profile(scene)
 
 
@@ -268,7 +268,7 @@ class IdleDevice(Rule):
     Parameters = IdleDeviceParameters
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the profiled steps."""
+        """Return a finding about the profiled steps."""
         content = _profile(scene)
         if content is None or _busy(content) >= self.parameters.busy:
             return []
@@ -287,7 +287,7 @@ class IdleDevice(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the device could not be checked, or None."""
+        """Return the reason why the device could not be checked, or None."""
         return _why_no_profile(scene)
 
 

@@ -27,10 +27,10 @@ class InputBoundParameters(RuleParameters):
     """Options of `input_bound`."""
 
     share: Share = 0.4
-    """Largest allowed share of a step's time before the model is called."""
+    """Largest allowed share of a step's time that passes before the model is called."""
 
     least_ms: Positive = 2.0
-    """Largest allowed time before the model is called, in milliseconds."""
+    """Largest allowed time that passes before the model is called, in milliseconds."""
 
     least: Annotated[Int, Field(ge=3)] = 5
     """Number of timed steps required."""
@@ -58,7 +58,7 @@ class InputBound(Rule):
     _first: int = -1
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Adds the times of steps."""
+        """Add the times of steps."""
         if numbers.name in (_DATA, _STEP):
             count, total = self._sums.get(numbers.name, (0, 0.0))
             self._sums[numbers.name] = (
@@ -69,7 +69,7 @@ class InputBound(Rule):
                 self._first = int(numbers.steps[0])
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the whole run."""
+        """Return a finding about the whole run."""
         if self.missing(scene) is not None:
             return []
         data, step = (total / count for count, total in (self._sums[_DATA], self._sums[_STEP]))
@@ -87,7 +87,7 @@ class InputBound(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the times could not be checked, or None."""
+        """Return the reason why the times could not be checked, or None."""
         count = min(self._sums.get(name, (0, 0.0))[0] for name in (_DATA, _STEP))
         least = self.parameters.least
         return None if count >= least else f"it needs {least} timed steps; the run has {count}"
@@ -104,7 +104,7 @@ class StalledStep(Rule):
         "least five seconds. A note in the run then contains the stacks of all threads. At most "
         "eight such steps are reported."
     )
-    source = "The watchdogs of distributed training libraries report hanging steps in the same way."
+    source = "The watchdogs in distributed training libraries report hanging steps in the same way."
     advice = (
         "The note at this step shows where each thread was. Usual causes are a DataLoader worker "
         "that hangs or is starved, a slow file system, a checkpoint being written, and a rank that "
@@ -114,12 +114,12 @@ class StalledStep(Rule):
     _found: dict[int, float] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Stores the stalled steps."""
+        """Store the stalled steps."""
         if numbers.name == _STALLED:
             self._found.update(zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about each stalled step."""
+        """Return a finding about each stalled step."""
         return [
             self.finding(
                 scene,
@@ -133,5 +133,5 @@ class StalledStep(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns None, because every run is checked while it is recorded."""
+        """Return None, because every run is checked while it is recorded."""
         return None

@@ -70,13 +70,13 @@ class StepTimeJump(Rule):
     _curves: dict[str, Curve] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Adds the times of steps and of their phases."""
+        """Add the times of steps and of their phases."""
         if numbers.name.startswith(_TIME):
             curve = self._curves.setdefault(numbers.name.removeprefix(_TIME), Curve())
             curve.add(numbers.steps, numbers.values)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first jump."""
+        """Return a finding about the first jump."""
         curve = self._curves.get(_STEP)
         if curve is None or self.missing(scene) is not None:
             return []
@@ -97,7 +97,7 @@ class StepTimeJump(Rule):
         ]
 
     def _jump(self, means: NDArray[np.float64]) -> int | None:
-        """Returns the place of the first jump: of neighbouring candidates, the clearest."""
+        """Return the place of the first jump: of neighbouring candidates, the clearest."""
         limits, best = self.parameters, None
         contrast = 0.0
         for at in range(limits.least, len(means) - limits.least + 1):
@@ -112,7 +112,7 @@ class StepTimeJump(Rule):
         return best
 
     def _phase(self, step: int) -> str | None:
-        """Returns the phase whose time increases the most at a step."""
+        """Return the phase whose time increases the most at a step."""
         gains = {}
         for phase in _ONES:
             curve = self._curves.get(phase)
@@ -123,7 +123,7 @@ class StepTimeJump(Rule):
         return max(gains, key=lambda phase: gains[phase], default=None)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the times could not be checked, or None."""
+        """Return the reason why the times could not be checked, or None."""
         curve = self._curves.get(_STEP)
         count, least = 0 if curve is None else len(curve.means), 2 * self.parameters.least
         return None if count >= least else f"it needs {least} timed steps; the run has {count}"
