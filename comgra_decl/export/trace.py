@@ -103,10 +103,10 @@ def _records(content: Content) -> Iterator[Event]:
 
 def _times(content: Content) -> dict[int, float]:
     """Return the time of each step that has a training record, or else any record."""
-    run, found = content.run, {}
-    for row in content.records.sort_values("mode", key=lambda mode: mode == "train").itertuples():
-        found[int(str(row.step))] = _US * (float(str(row.time)) - run.started)
-    return found
+    rows = content.records.to_dict("records")
+    rows.sort(key=lambda row: row["mode"] == "train")  # stable; the last one counts
+    started = content.run.started
+    return {int(row["step"]): _US * (float(row["time"]) - started) for row in rows}
 
 
 def _metrics(content: Content) -> Iterator[Event]:
