@@ -29,13 +29,14 @@ def test_boxes_show_the_time_of_their_module(folder: Path) -> None:
     view = dashboard.screen.graph.view
     table = open_run(folder).profile().groupby(level="node")["host_ms"].sum()
     assert dashboard.state.colour == "time"
-    assert {"first", "head"} <= {*view.heat}
+    heat, legend = view.heat or {}, view.legend or {}
+    assert {"first", "head"} <= {*heat}
     for node in ("first", "head"):
-        assert view.heat[node]["text"] == f"{number(float(table[node]))} ms"
-    assert view.legend["title"] == "time per step on the host"
-    assert view.legend["high"] == f"{number(float(table['Net']), digits=3)} ms"
+        assert heat[node]["text"] == f"{number(float(table[node]))} ms"
+    assert legend["title"] == "time per step on the host"
+    assert legend["high"] == f"{number(float(table['Net']), digits=3)} ms"
     longest = max(("first", "head"), key=lambda node: table[node])
-    assert view.heat[longest]["fill"] == colour_at(float(table[longest] / table["Net"]))
+    assert heat[longest]["fill"] == colour_at(float(table[longest] / table["Net"]))
 
 
 def test_without_a_profile_the_graph_keeps_its_kinds(tmp_path: Path) -> None:
