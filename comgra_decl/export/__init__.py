@@ -1,4 +1,4 @@
-"""Exports a run for other programs: Parquet, CSV, zarr, npz.
+"""Export a run for other programs: Parquet, CSV, zarr, npz.
 
 ```python
 from comgra_decl.export import export_run

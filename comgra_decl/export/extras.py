@@ -9,10 +9,10 @@ from comgra_decl.errors import MissingPackageError
 
 
 def needed(module: str, extra: str) -> Any:
-    """Imports a module that belongs to an extra.
+    """Import a module that belongs to an extra.
 
     Raises:
-        MissingPackageError: The module is missing; the message says how to install it.
+        MissingPackageError: the module is missing; the message says how to install it.
     """
     try:
         return import_module(module)
