@@ -219,7 +219,8 @@ class Proxy:
 @pytest.mark.parametrize(
     ("more", "headers"),
     [
-        ([], None),  # a tunnel: the address bar names another port of this machine
+        # a tunnel: the address bar names another port of this machine
+        pytest.param([], None, marks=pytest.mark.slow),
         (
             ["--prefix", "/team", "--allow-websocket-origin", "{here}", "--use-xheaders"],
             b"Host: upstream.internal:5006\r\nX-Forwarded-For: 203.0.113.7",
