@@ -105,7 +105,7 @@ def _same_server() -> None:
 
     Python starts another one, which imports everything again.
     """
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     if server._forkserver_pid is None and server._forkserver_address is not None:
         server.ensure_running = lambda: None
 
@@ -156,6 +156,7 @@ def _code_of(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> None:
     first, *rest = arguments
+    sys.orig_argv = [sys.executable, *arguments]
     if first == "-m":
         sys.argv, sys.path[0] = rest, str(Path.cwd())
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)

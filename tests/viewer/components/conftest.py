@@ -78,7 +78,8 @@ class Stage:
 
     def __init__(self, host: Any, context: Any) -> None:
         pn = pytest.importorskip("panel")
-        self._host, self._pn, self._column = host, pn, None
+        self._host, self._pn = host, pn
+        self._column: Any = None
         self.dirt: list[str] = []
         options = {"port": 0, "address": "127.0.0.1", "show": False, "start": False}
         self._server = host.call(lambda: pn.serve(self._begin, verbose=False, **options))
@@ -111,7 +112,6 @@ class Stage:
         self._host.call(begin)
 
     def _put(self, *objects: Any) -> None:
-        assert self._column is not None
         self._column.objects = [*objects]
 
     def close(self) -> None:
