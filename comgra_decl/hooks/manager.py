@@ -468,6 +468,17 @@ class HookManager:
         """The documents that changed after the last record; read after `detach`."""
         return self._reporter.late_documents
 
+    def trials(self) -> list[dict[str, Any]]:
+        """Experiment with the copies of the models, if there are any; call it after `detach`."""
+        probing = self._train.probing
+        return [] if probing is None or probing.trials is None else probing.trials.results()
+
+    def release_copies(self) -> None:
+        """Release the copies of the models without experiments."""
+        probing = self._train.probing
+        if probing is not None and probing.trials is not None:
+            probing.trials.release()
+
     def _rest(self) -> None:
         """Stop recording and drop the records in progress."""
         self._idle.end()
