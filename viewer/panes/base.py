@@ -1,4 +1,4 @@
-"""Base class of all panes. A pane is built once, updated in place, and isolates its errors."""
+"""Base class of all panes. A pane is built once, then updated in place; its errors stay in it."""
 
 from __future__ import annotations
 
