@@ -17,7 +17,7 @@ import numpy as np
 
 from comgra_decl.errors import NoMemoryError, RunGoneError
 from comgra_decl.record.memory_guard import LEFT, Room, demand
-from comgra_decl.records import AUTOMATIC, TRIALS, Note, RawStep, ScalarBatch, StepBatch
+from comgra_decl.records import AUTOMATIC, PERTURBATIONS, Note, RawStep, ScalarBatch, StepBatch
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
@@ -184,10 +184,10 @@ class Session:
         if failed or self._rules is None or (self._place is not None and not self._place.leads):
             hooks.release_copies()
             return
-        found = hooks.trials()
+        found = hooks.perturbations()
         if found:
-            self._late_documents |= {TRIALS: found}
-            self._rules.tell(TRIALS, found)
+            self._late_documents |= {PERTURBATIONS: found}
+            self._rules.tell(PERTURBATIONS, found)
 
     def _forget_last_seen(self) -> None:
         """Remove the file that a killed process would leave behind."""

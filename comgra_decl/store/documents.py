@@ -122,7 +122,7 @@ _FORMS: Mapping[str, Form] = {
         "price?": {"records": int, "plain": _TIMES, "added": _TIMES, "once?": float},
     },
     "post_mortem": _POST_MORTEM,
-    "trials": [
+    "perturbations": [
         {
             "model": str,
             "step": int,

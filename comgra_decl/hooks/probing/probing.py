@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from comgra_decl.hooks.probing.perturbations import Perturbations
 from comgra_decl.hooks.probing.probe import InputSlot, Probe
-from comgra_decl.hooks.probing.trials import Trials
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ class Probing:
         say: called with (probe, sentence) when a budget has chosen the gap between records.
 
     Attributes:
-        trials: copies models for experiments after the training, if the spec asks for them.
+        perturbations: copies models for experiments after the training, if the spec asks for them.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Probing:
         say: Callable[[str, str, str], None],
     ) -> None:
         self._scheduled = scheduled
-        self.trials = Trials() if spec.trials else None
+        self.perturbations = Perturbations() if spec.perturbations else None
         self._probes = [
             Probe(
                 name,
@@ -65,8 +65,8 @@ class Probing:
         iteration: int,
     ) -> None:
         """Handle a call to a model that is trained, before any of the model has run."""
-        if self.trials is not None and self.trials.due:
-            self.trials.enter(module, plan, args, kwargs)
+        if self.perturbations is not None and self.perturbations.due:
+            self.perturbations.enter(module, plan, args, kwargs)
         due = [probe for probe in self._probes if probe.due]
         for probe in due if due and self._scheduled() else ():
             probe.enter(module, plan, args, kwargs, iteration=iteration)
@@ -95,8 +95,8 @@ class Probing:
 
     def ended(self, info: StepInfo, table: SlotTable, sink: Callable[[RawStep], None]) -> None:
         """Run the probes that are due after a step that is recorded, and emit their records."""
-        if self.trials is not None:
-            self.trials.ended(info.step)
+        if self.perturbations is not None:
+            self.perturbations.ended(info.step)
         for probe in self._probes:
             raw = probe.ended(info, table)
             if raw is not None:
@@ -111,7 +111,7 @@ def probing(
     warn: Callable[[str], None],
     say: Callable[[str, str, str], None],
 ) -> Probing | None:
-    """Return the probes and trials of a spec; None if it declares none."""
-    if not (spec.probes or spec.trials):
+    """Return the probes and perturbations of a spec; None if it declares none."""
+    if not (spec.probes or spec.perturbations):
         return None
     return Probing(spec, input_slot=input_slot, scheduled=scheduled, warn=warn, say=say)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from comgra_decl.rules.api import (
-    TRIALS,
+    PERTURBATIONS,
     Count,
     Finding,
     Place,
@@ -104,13 +104,13 @@ class FutureVisible(Rule):
                         evidence={"future": future, "positions": length},
                     )
                 ]
-        for trial in scene.documents.get(TRIALS) or []:
-            seen = trial.get("ahead") or {}
+        for found in scene.documents.get(PERTURBATIONS) or []:
+            seen = found.get("ahead") or {}
             if seen.get("positions") == length and seen["ahead"] > _CHANGED:
                 return [
                     self.finding(
                         scene,
-                        place=Place(str(trial["model"])),
+                        place=Place(str(found["model"])),
                         first_step=0,
                         message="The model predicts the next token, but can already see it: after "
                         "the training, its outputs at earlier positions changed when the input at "

@@ -252,8 +252,10 @@ def test_the_models_are_released(tmp_path: Path) -> None:
     assert known[0]() is None
 
 
-def test_without_trials_there_are_no_copies(tmp_path: Path) -> None:
-    found = diagnosed(tmp_path, lambda: trained(Noised(level=False), denoised), trials="false")
-    assert found == set()
+def test_without_perturbations_there_are_no_copies(tmp_path: Path) -> None:
+    def train() -> None:
+        trained(Noised(level=False), denoised)
+
+    assert diagnosed(tmp_path, train, perturbations="false") == set()
     unchecked = {e.rule: e.reason for e in diagnose(comgra.open_run(tmp_path)).unchecked}
-    assert "set `trials: true`" in unchecked["ignored_input"]
+    assert "set `perturbations: true`" in unchecked["ignored_input"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from comgra_decl.rules.api import (
-    TRIALS,
+    PERTURBATIONS,
     Field,
     Finding,
     Place,
@@ -31,17 +31,17 @@ class ChangeParameters(RuleParameters):
 class ExperimentRule(Rule):
     """A rule that reads the experiments with the trained models."""
 
-    def trials(self, scene: Scene) -> list[dict[str, Any]]:
+    def perturbations(self, scene: Scene) -> list[dict[str, Any]]:
         """Returns what was found about each model, if it could be called."""
-        return [t for t in scene.documents.get(TRIALS) or [] if "refused" not in t]
+        return [t for t in scene.documents.get(PERTURBATIONS) or [] if "refused" not in t]
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        known = scene.documents.get(TRIALS) or []
+        known = scene.documents.get(PERTURBATIONS) or []
         if not known:
             return (
                 "it needs experiments with a copy of the model after the last step; set "
-                "`trials: true` (models and batches up to 16 MiB)"
+                "`perturbations: true` (models and batches up to 16 MiB)"
             )
         refused = [f"{t['model']}: {t['refused']}" for t in known if "refused" in t]
         return "; ".join(refused) if len(refused) == len(known) else None
@@ -72,17 +72,17 @@ class SamplesMixed(ExperimentRule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first model that mixes samples."""
-        for trial in self.trials(scene):
-            change, batch = float(trial.get("mixes", 0.0)), int(trial["batch"])
+        for found in self.perturbations(scene):
+            change, batch = float(found.get("mixes", 0.0)), int(found["batch"])
             rows = {call.target.shape[0] for call in scene.calls if call.target.shape}
             if change <= self.parameters.change or not any(n % batch == 0 for n in rows):
                 continue
             return [
                 self.finding(
                     scene,
-                    place=Place(str(trial["model"])),
+                    place=Place(str(found["model"])),
                     first_step=0,
-                    message=f"The outputs of {trial['model']} for one sample change by "
+                    message=f"The outputs of {found['model']} for one sample change by "
                     f"{change:.2g} standard deviations when the other samples in the batch are "
                     "replaced, although the model is in evaluation mode.",
                     evidence={"change": change, "batch": batch},
@@ -110,19 +110,19 @@ class IgnoredInput(ExperimentRule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first model with such arguments."""
-        for trial in self.trials(scene):
-            names = [str(name) for name in trial.get("ignored") or ()]
-            if not names or int(trial["step"]) < _TRAINED:
+        for found in self.perturbations(scene):
+            names = [str(name) for name in found.get("ignored") or ()]
+            if not names or int(found["step"]) < _TRAINED:
                 continue
             shown = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
             return [
                 self.finding(
                     scene,
-                    place=Place(str(trial["model"])),
+                    place=Place(str(found["model"])),
                     first_step=0,
-                    message=f"Exchanging {shown} of {trial['model']} between samples changes no "
+                    message=f"Exchanging {shown} of {found['model']} between samples changes no "
                     "output, so the model does not use it.",
-                    evidence={"ignored": len(names), "step": int(trial["step"])},
+                    evidence={"ignored": len(names), "step": int(found["step"])},
                 )
             ]
         return []
@@ -150,18 +150,18 @@ class OrderIgnored(ExperimentRule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first model that ignores the order."""
-        for trial in self.trials(scene):
-            change = trial.get("order")
+        for found in self.perturbations(scene):
+            change = found.get("order")
             if change is None or float(change) > 1e-4 or not scene.attentions:
                 continue
             return [
                 self.finding(
                     scene,
-                    place=Place(str(trial["model"])),
+                    place=Place(str(found["model"])),
                     first_step=0,
                     message=f"Permuting the tokens changes nothing about the outputs of "
-                    f"{trial['model']} but their order: its attention knows no positions.",
-                    evidence={"change": float(change), "step": int(trial["step"])},
+                    f"{found['model']} but their order: its attention knows no positions.",
+                    evidence={"change": float(change), "step": int(found["step"])},
                 )
             ]
         return []
@@ -194,18 +194,18 @@ class PaddingMatters(ExperimentRule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first such model."""
-        for trial in self.trials(scene):
-            change = float(trial.get("padding", 0.0))
+        for found in self.perturbations(scene):
+            change = float(found.get("padding", 0.0))
             if change <= self.parameters.change:
                 continue
             return [
                 self.finding(
                     scene,
-                    place=Place(str(trial["model"])),
+                    place=Place(str(found["model"])),
                     first_step=0,
-                    message=f"Appending padding changes the outputs of {trial['model']} for padded "
+                    message=f"Appending padding changes the outputs of {found['model']} for padded "
                     f"samples by {change:.2g} standard deviations.",
-                    evidence={"change": change, "step": int(trial["step"])},
+                    evidence={"change": change, "step": int(found["step"])},
                 )
             ]
         return []

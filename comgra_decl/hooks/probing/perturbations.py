@@ -59,7 +59,7 @@ class _Kept:
 
 
 @dataclass
-class Trials:
+class Perturbations:
     """Copies models while a program trains, and experiments with the copies afterwards.
 
     Attributes:
@@ -126,7 +126,7 @@ class Trials:
 
         Returns:
             For each model, its label under "model", the step of the copy under "step", and what was
-            found; see `_Trial.facts`. An experiment that failed, or that does not apply, is absent.
+            found; see `_Perturbed.facts`. Experiments that fail or do not apply are left out.
         """
         end = clock() + _SECONDS
         found = []
@@ -135,7 +135,7 @@ class Trials:
             try:
                 with secluded(kept.copy.device), torch.no_grad(), kept.autocast.again():
                     kept.copy.set_mode(False)
-                    facts |= _Trial(kept, lambda: clock() > end).facts()
+                    facts |= _Perturbed(kept, lambda: clock() > end).facts()
             except Exception as error:  # the program's forward does not accept such inputs
                 facts["refused"] = f"{type(error).__name__}: {error}"[:200]
             found.append(facts)
@@ -143,7 +143,7 @@ class Trials:
         return found
 
 
-class _Trial:
+class _Perturbed:
     """The experiments with one model."""
 
     def __init__(self, kept: _Kept, late: Callable[[], bool]) -> None:
