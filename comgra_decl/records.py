@@ -185,9 +185,9 @@ class RawStep:
     does not apply. `scheduled`: False for a step that was captured only because it may be kept
     later. `spare_values`: values stored only if such a step is kept. `labels`: called on the writer
     thread; returns the category of each sample in the batch. If it is set, values contain all
-    samples until some are `chosen`, int64 [c] indices in the batch. `logged`: values that the
-    program logged for the step, for triggers (they are stored as scalars). The arrays are valid
-    only after `wait()`, which is called on the writer thread.
+    samples until a subset is selected: `chosen`, int64 [c] indices into the batch. `logged`: values
+    that the program logged for the step, for triggers (they are stored as scalars). The arrays are
+    valid only after `wait()`, which is called on the writer thread.
     """
 
     info: StepInfo
@@ -232,9 +232,9 @@ class StepBatch:
 
     `aggregates` float32 [k, n, len(statistics), 3]: each statistic's mean, std, abs-max over the
     batch (AGGREGATES). `samples` float32 [k, n, c, len(statistics)]: the same statistics of the
-    recorded samples, NaN where a slot has fewer. `counts` uint32 [k, n, bins] and `ranges` float32
-    [k, n, 2] (lowest and highest edge), or None. `rows` [n] or [k, n]: the number of samples
-    aggregated, used as the weight when the aggregates of multiple ranks are joined; None if
+    recorded samples, NaN where a slot has fewer than c. `counts` uint32 [k, n, bins] and `ranges`
+    float32 [k, n, 2] (lowest and highest edge), or None. `rows` [n] or [k, n]: the number of
+    samples aggregated, used as the weight when the aggregates of multiple ranks are joined; None if
     unknown. `shapes`: shape of each slot in these records; empty, or None for a slot, if the shapes
     are those in the slot table.
     """

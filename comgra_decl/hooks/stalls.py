@@ -1,4 +1,4 @@
-"""Report a step that does not end, with the stacks of all threads; checked from another thread."""
+"""Report a step that does not end, with the stack traces of all threads, from another thread."""
 
 from __future__ import annotations
 

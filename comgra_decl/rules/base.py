@@ -531,7 +531,7 @@ class SampledRule(SlotRule):
 
     Parameters = SampledParameters
     what: ClassVar[str]
-    """Required content of the recorded values, named in the message if it is missing."""
+    """What the recorded values must contain; the message names it if it is missing."""
 
     _seen = False
 

@@ -14,8 +14,8 @@ import numpy as np
 from comgra_decl.stats.statistics import FORMULAS, Floats, row_statistics
 
 MOST_ROWS = 1 << 17
-"""Maximum number of samples in a tensor for which each sample has a row of raw sums. The rows take
-8 MiB."""
+"""Maximum number of samples a tensor may have for each to get its own row of raw sums. The rows
+take 8 MiB."""
 KEPT = 1 << 12
 """In tensors with more samples, the number of leading samples that have a row each."""
 CHUNK_ROWS = 1 << 18

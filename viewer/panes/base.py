@@ -128,7 +128,7 @@ class Pane(ABC):
 
 
 _FAULT = (
-    "This is a bug in the viewer. The rest of the page still works. This pane will be drawn again "
+    "This is a bug in the viewer. The rest of the page still works. This pane will be redrawn "
     "after your next change. Please include the details in a bug report."
 )
 

@@ -31,7 +31,7 @@ def command(
     ] = "",
     allow_websocket_origin: Annotated[
         list[str] | None,
-        typer.Option(help="Another host:port under which browsers open the page; can be repeated."),
+        typer.Option(help="Another host:port at which browsers open the page; can be repeated."),
     ] = None,
     basic_auth: Annotated[
         str | None,

@@ -63,7 +63,7 @@ class LossDiverges(CurveRule):
         f"smallest of the first {_STARTS} losses (or times {_LEAST_START:g}, if that is larger). "
         "The latter finding is only a warning if the last loss is no higher than the first one, "
         "and only a hint if the targets grow (as values do in reinforcement learning) to more than "
-        f"{_GROWN:g} times their first magnitude. A loss that keeps rising is only a hint in the "
+        f"{_GROWN:g} times their initial magnitude. A loss that keeps rising is only a hint in the "
         "same case. It is also only a hint if inputs or targets change after the lowest tenth (as "
         "in a curriculum), if a step has several losses (as in adversarial training), if no known "
         "loss function compares a prediction with a target, or if the loss also depends on tensors "

@@ -64,7 +64,7 @@ class LaggingCopy(Rule):
         "usual for a target network."
     )
     source = (
-        "Mnih et al., Human-level control (2015): in millions of steps, the trained network is "
+        "Mnih et al., Human-level control (2015): over millions of steps, the trained network is "
         "copied to the target network every few thousand steps. Our own definition."
     )
     advice = (
