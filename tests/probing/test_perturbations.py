@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -259,3 +260,14 @@ def test_without_perturbations_there_are_no_copies(tmp_path: Path) -> None:
     assert diagnosed(tmp_path, train, perturbations="false") == set()
     unchecked = {e.rule: e.reason for e in diagnose(comgra.open_run(tmp_path)).unchecked}
     assert "set `perturbations: true`" in unchecked["ignored_input"]
+
+
+def test_a_model_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
+    class Locked(Noised):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    assert diagnosed(tmp_path, lambda: trained(Locked(), denoised, steps=5)) == set()
+    unchecked = {e.rule: e.reason for e in diagnose(comgra.open_run(tmp_path)).unchecked}
+    assert unchecked["samples_mixed"].startswith("Locked: Locked cannot be copied (TypeError: ")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.graph.telling import padded_share
 from comgra_decl.hooks.probing.copying import CleanCopy
 from comgra_decl.hooks.probing.samples import FirstBatch, Samples
@@ -40,6 +41,7 @@ SAMPLES = 16
 
 _MOST_BYTES = 16 << 20  # of a model, and of its input
 _MOST_MODELS = 4
+_MOST_TEXT = 200
 _SECONDS = 3.0  # for all experiments together
 _EXACT = 1e-6  # relative change below which an output is unchanged
 _SHARE = 1e-3  # relative change above which an output has changed
@@ -70,7 +72,7 @@ class Perturbations:
     _due: int = DUE[0]
     _step: int = 0  # the last recorded one
     _taken: bool = False  # whether a copy was made in this step
-    _refused: set[str] = field(default_factory=set)
+    _refused: dict[str, str] = field(default_factory=dict)  # reasons, by label
 
     @property
     def due(self) -> bool:
@@ -90,8 +92,10 @@ class Perturbations:
         self._taken = True
         try:
             kept = self._copied(module, args, kwargs)
-        except Exception:  # whatever the program's classes raise; the model is not examined
-            self._refused.add(label)
+        except Exception as error:  # whatever the program's classes raise
+            known_error = isinstance(error, ProbeError)
+            reason = str(error) if known_error else f"{type(error).__name__}: {error}"
+            self._refused[label] = reason[:_MOST_TEXT]
             return
         if known is not None:
             known.copy.close()
@@ -101,7 +105,7 @@ class Perturbations:
         given = [t for _, t in (*tensors_in(args), *tensors_in(dict(kwargs)))]
         held = [*module.parameters(), *module.buffers()]
         if max(_bytes(given), _bytes(held)) > _MOST_BYTES:
-            raise ValueError("too large")
+            raise ProbeError(f"the model or its input is larger than {_MOST_BYTES >> 20} MiB")
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
         autocast = Autocast.now(device.type)
         with secluded(device):
@@ -137,8 +141,11 @@ class Perturbations:
                     kept.copy.set_mode(False)
                     facts |= _Perturbed(kept, lambda: clock() > end).facts()
             except Exception as error:  # the program's forward does not accept such inputs
-                facts["refused"] = f"{type(error).__name__}: {error}"[:200]
+                facts["refused"] = f"{type(error).__name__}: {error}"[:_MOST_TEXT]
             found.append(facts)
+        for label, reason in self._refused.items():
+            if label not in self.kept:
+                found.append({"model": label, "step": self._step, "refused": reason})
         self.release()
         return found
 
