@@ -122,6 +122,20 @@ _FORMS: Mapping[str, Form] = {
         "price?": {"records": int, "plain": _TIMES, "added": _TIMES, "once?": float},
     },
     "post_mortem": _POST_MORTEM,
+    "perturbations": [
+        {
+            "model": str,
+            "step": int,
+            "batch?": int,
+            "refused?": str,
+            "output?": [int],
+            "mixes?": _NUMBER,
+            "ignored?": [str],
+            "ahead?": {"ahead": _NUMBER, "own": _NUMBER, "argument": str, "positions": int},
+            "order?": _NUMBER,
+            "padding?": _NUMBER,
+        }
+    ],
     "ranks": {"rank": int, "world_size?": int, "recorded": [int], "run?": str},
     "keep": {"steps?": [list], "unseen?": [list]},
 }
