@@ -352,6 +352,11 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
   module, is read. "padded" is the share of samples that end with padding.
 """
 
+PERTURBATIONS = "perturbations"
+"""Document stored after the last record: for each small trained model, what experiments with a copy
+of it showed. Each is a dict with "model", "step" (of the copy) and "batch" (the number of samples
+in the program's batch), and what `hooks.probing.perturbations` describes."""
+
 OBJECTIVES = "objectives"
 """Fact stored in the first records: the structure of each loss on which `backward` was called, a
 dict of counts; see `hooks.tensors.objective`."""

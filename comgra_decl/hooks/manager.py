@@ -53,6 +53,7 @@ from comgra_decl.records import AUTOMATIC, STALLED, RawStep, ScalarBatch, SlotIn
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from comgra_decl.hooks.probing.perturbations import Perturbations
     from comgra_decl.hooks.schedule.resuming import Resumption
     from comgra_decl.spec import Spec
 
@@ -503,6 +504,21 @@ class HookManager:
     def late_documents(self) -> dict[str, Any]:
         """The documents that changed after the last record; read after `detach`."""
         return self._reporter.late_documents
+
+    def perturbations(self) -> list[dict[str, Any]]:
+        """Experiment with the copies of the models, if there are any; call it after `detach`."""
+        copies = self._copies
+        return [] if copies is None else copies.results()
+
+    def release_copies(self) -> None:
+        """Release the copies of the models without experiments."""
+        if self._copies is not None:
+            self._copies.release()
+
+    @property
+    def _copies(self) -> Perturbations | None:
+        probing = self._train.probing
+        return None if probing is None else probing.perturbations
 
     def _rest(self) -> None:
         """Stop recording and drop the records in progress."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from comgra_decl.errors import NoMemoryError, RunGoneError
 from comgra_decl.record.memory_guard import LEFT, Room, demand
-from comgra_decl.records import AUTOMATIC, Note, RawStep, ScalarBatch, StepBatch
+from comgra_decl.records import AUTOMATIC, PERTURBATIONS, Note, RawStep, ScalarBatch, StepBatch
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
@@ -172,6 +172,7 @@ class Session:
             self._late_documents = hooks.late_documents
             if self._post_mortem is not None:
                 self._late_documents |= {"post_mortem": self._post_mortem}
+            self._examine(hooks)
         writer, self._writer = self._writer, None
         if self._ending is not None:
             self._ending.remove()
@@ -183,6 +184,17 @@ class Session:
         if self._room is not None:
             self._room.give_back()
         atexit.unregister(self._finish_at_exit)
+
+    def _examine(self, hooks: HookManager) -> None:
+        """Experiment with the models after the training, unless it failed; store what was found."""
+        failed = self._post_mortem is not None or self._fault is not None
+        if failed or self._rules is None or (self._place is not None and not self._place.leads):
+            hooks.release_copies()
+            return
+        found = hooks.perturbations()
+        if found:
+            self._late_documents |= {PERTURBATIONS: found}
+            self._rules.tell(PERTURBATIONS, found)
 
     def _forget_last_seen(self) -> None:
         """Remove the file that a killed process would leave behind."""

@@ -85,6 +85,11 @@ class Spec(SpecModel):
     """Pictures of the probes' samples, such as {method: grad_cam, of: eyes, select: {class:
     Conv2d}}, under names of your choice. See `docs/pictures.md`."""
 
+    perturbations: Bool = False
+    """Whether to experiment with copies of small trained models after the last step, for rules that
+    need it: changing one part of the input shows whether a model sees the tokens that it predicts,
+    mixes samples, or ignores an argument. See `docs/findings.md`."""
+
     rules: Rules = "default"
     """Rules that watch the run: `default` for all rules with their defaults, `off` for no rules, or
     a mapping. A mapping changes individual rules, as in {dead_units: {share: 0.3}, loss_spike:

@@ -189,6 +189,20 @@ _FORMS: Mapping[str, Form] = {
     "profile": _PROFILE,
     "timeline": _TIMELINE,
     "memory": _MEMORY,
+    "perturbations": [
+        {
+            "model": str,
+            "step": int,
+            "batch?": int,
+            "refused?": str,
+            "output?": [int],
+            "mixes?": _NUMBER,
+            "ignored?": [str],
+            "ahead?": {"ahead": _NUMBER, "own": _NUMBER, "argument": str, "positions": int},
+            "order?": _NUMBER,
+            "padding?": _NUMBER,
+        }
+    ],
     "ranks": {"rank": int, "world_size?": int, "recorded": [int], "run?": str},
     "keep": {"steps?": [list], "unseen?": [list]},
 }
