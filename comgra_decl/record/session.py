@@ -187,14 +187,13 @@ class Session:
 
     def _examine(self, hooks: HookManager) -> None:
         """Experiment with the models after the training, unless it failed; store what was found."""
-        failed = self._post_mortem is not None or self._fault is not None
+        failed = self._post_mortem is not None or self._fault is not None or self._interrupted
         if failed or self._rules is None or (self._place is not None and not self._place.leads):
             hooks.release_copies()
             return
         found = hooks.perturbations()
         if found:
             self._late_documents |= {PERTURBATIONS: found}
-            self._rules.tell(PERTURBATIONS, found)
 
     def _forget_last_seen(self) -> None:
         """Remove the file that a killed process would leave behind."""

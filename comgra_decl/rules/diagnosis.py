@@ -153,9 +153,9 @@ def examined(
     engine = Engine(built, statistics)
     engine.add_document("modules", run.modules)
     engine.add_document("report", run.report)
-    engine.add_document(PERTURBATIONS, run.document(PERTURBATIONS) or [])
-    if (profile := run.document(PROFILE)) is not None:
-        engine.add_document(PROFILE, profile)
+    for name in (PERTURBATIONS, PROFILE):
+        if (content := run.document(name)) is not None:
+            engine.add_document(name, content)
     feed(engine, run)
     if run.state in ("finished", "stopped"):
         engine.end()

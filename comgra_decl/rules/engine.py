@@ -15,6 +15,7 @@ from comgra_decl.records import (
     BATCH_SOFTMAXES,
     OBJECTIVES,
     OPTIMIZERS,
+    PERTURBATIONS,
     PROFILE,
     TELLING,
     SlotInfo,
@@ -41,7 +42,7 @@ class Unchecked:
     reason: str
 
 
-DOCUMENTS = ("modules", "report", PROFILE)
+DOCUMENTS = ("modules", "report", PERTURBATIONS, PROFILE)
 """The documents that rules read."""
 
 

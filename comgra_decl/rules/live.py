@@ -156,10 +156,6 @@ class LiveRules:
         """Passes final metrics to the rules, on the writer thread."""
         self._safely(lambda: self._take_numbers(said))
 
-    def tell(self, name: str, content: Any) -> None:
-        """Pass a document that is known only after the last record; call it before `close`."""
-        self._engine.add_document(name, content)
-
     def close(self, late: Mapping[str, Any]) -> list[StepBatch]:
         """Return a batch that contains only the last findings, if they are new.
 
