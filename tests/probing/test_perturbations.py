@@ -137,6 +137,43 @@ def time_first(model: nn.Module) -> Tensor:
     return F.mse_loss(model(x), x.cumsum(0).mean(-1, keepdim=True))
 
 
+class Views(nn.Module):
+    """Two views of the same samples; each output depends on one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Sequential(nn.Linear(5, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4))
+
+    def forward(self, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return self.encode(one), self.encode(other)
+
+
+def agreement(model: nn.Module) -> Tensor:
+    x = torch.randn(8, 5)
+    one, other = model(x + 0.1 * torch.randn(8, 5), x + 0.1 * torch.randn(8, 5))
+    return F.cross_entropy(one @ other.T, torch.arange(8))
+
+
+class Gathered(nn.Module):
+    """Attention over the positions that integers choose, as in a masked autoencoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place, self.mix = nn.Embedding(LENGTH, WIDTH), Attention(causal=False)
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+        placed = x + self.place(torch.arange(LENGTH))
+        kept = placed.gather(1, chosen[..., None].expand(-1, -1, WIDTH))
+        return self.head(self.mix(kept)).mean(1)
+
+
+def masked_mean(model: nn.Module) -> Tensor:
+    x = torch.randn(8, LENGTH, WIDTH)
+    chosen = torch.stack([torch.randperm(LENGTH)[:5] for _ in range(8)])
+    return F.mse_loss(model(x, chosen), x.mean((1, 2))[:, None])
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -207,6 +244,8 @@ CASES: dict[str, Case] = {
     "a denoiser": (Noised, denoised, set()),
     "a denoiser without the level": (lambda: Noised(level=False), denoised, {"ignored_input"}),
     "a denoiser without columns": (lambda: Noised(columns=4), denoised, {"ignored_input"}),
+    "two views": (Views, agreement, set()),
+    "chosen positions": (Gathered, masked_mean, set()),
     "time first": (Recurrent, time_first, set()),
     "a graph": (OnGraph, nodes, set()),
 }

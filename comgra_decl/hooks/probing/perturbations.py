@@ -171,9 +171,11 @@ class _Perturbed:
         - "order": the change when the positions of the tokens are permuted.
         - "padding": the change when more padding is appended.
         """
-        before, again = self._output({}), self._output({})
-        if before is None or again is None or not torch.equal(before, again):
+        everything, again = self._outputs({}), self._outputs({})
+        before = max(everything, key=torch.Tensor.numel, default=None)
+        if before is None or not all(map(torch.equal, everything, again)):
             return {"refused": "the outputs are not reproducible"}
+        self._everything = everything
         if not bool(before.isfinite().all()) or self._size < 2 or not float(before.std()) > 0:
             return {"refused": "the outputs are not finite, or do not vary"}
         self._before, self._scale = before, float(before.std())
@@ -260,12 +262,11 @@ class _Perturbed:
         return found
 
     def _unchanged(self, changed: Mapping[str, torch.Tensor]) -> bool:
-        output = self._output(changed)
-        return (
-            output is not None
-            and output.shape == self._before.shape
-            and self._change(output, self._before) <= _EXACT
-        )
+        outputs = self._outputs(changed)
+        pairs = [*zip(outputs, self._everything, strict=True)]
+        if not all(new.shape == old.shape for new, old in pairs):
+            return False
+        return all(self._change(new, old) <= _EXACT for new, old in pairs)
 
     def _sequence(self) -> tuple[str, torch.Tensor] | None:
         """Return the only argument [samples, positions, ...] with as many positions as outputs."""
@@ -318,9 +319,9 @@ class _Perturbed:
             return None
         path, tokens = found
         length = tokens.shape[1]
-        others = [t for p, t in self._given.items() if p != path and t.shape[1:2] == (length,)]
-        if others or padded_share(tokens) or (tokens[:, -1:] == tokens[:, :1]).all():
-            return None  # a mask or padding would have to move along
+        # Other arguments may have to move along, and integers beside them may be indices.
+        if len(self._given) > 1 or padded_share(tokens) or (tokens[:, -1:] == tokens[:, :1]).all():
+            return None
         index = torch.arange(length).roll(length // 2).to(tokens.device)
         output = self._output({path: tokens[:, index]})
         if output is None or output.shape != self._before.shape:
@@ -366,6 +367,10 @@ class _Perturbed:
 
     def _output(self, changed: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Call the copy with some arguments replaced; return its largest output of floats."""
+        return max(self._outputs(changed), key=torch.Tensor.numel, default=None)
+
+    def _outputs(self, changed: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Call the copy with some arguments replaced; return all outputs of floats."""
         args, kwargs = self._kept.samples.to(self._kept.copy.device)
         by_id = {
             id(tensor): changed[path].clone()  # a model may change its input
@@ -377,9 +382,8 @@ class _Perturbed:
         )
         with secluded(self._kept.copy.device):  # seeds the generators again
             result = self._kept.copy.run(args, kwargs)
-        outputs = [t for _, t in tensors_in(result) if t.is_floating_point() and t.dim()]
-        largest = max(outputs, key=torch.Tensor.numel, default=None)
-        return None if largest is None else largest.detach().to(torch.float64)
+        floats = [t for _, t in tensors_in(result) if t.is_floating_point() and t.dim()]
+        return [t.detach().to(torch.float64) for t in floats]
 
     def _change(self, new: torch.Tensor, old: torch.Tensor) -> float:
         """Return the largest absolute change, relative to the outputs' standard deviation."""
