@@ -1,4 +1,4 @@
-"""Exports a run for other programs: Parquet, CSV, zarr, npz.
+"""Exports a run for other programs: Parquet, CSV, zarr, npz, TensorBoard.
 
 ```python
 from comgra_decl.export import export_run

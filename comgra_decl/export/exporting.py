@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from comgra_decl.errors import StoreError, UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.query import Remote, location
+from comgra_decl.sinks import Selection
 from comgra_decl.store.beside import refuse_within
 from comgra_decl.store.drafts import drafted
 
@@ -23,6 +24,7 @@ FORMATS: Mapping[str, str] = {
     "csv": "a folder of CSV tables",
     "zarr": "a zarr v3 group: statistics, samples, histograms and values as arrays",
     "npz": "one file of numpy arrays: like zarr, but without values",
+    "tensorboard": "a log folder of TensorBoard (needs the 'tensorboard' extra)",
 }
 """The formats and their descriptions."""
 
@@ -35,6 +37,7 @@ def export_run(
     format_: str = "parquet",
     *,
     nodes: str | None = None,
+    selection: Selection | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Exports a run to a format that other programs read.
@@ -44,6 +47,8 @@ def export_run(
         to: target file or folder; never overwritten.
         format_: one of `FORMATS`.
         nodes: the pattern of nodes to export, as in a spec: `blocks.*`, `**.attention`.
+        selection: the series to export to TensorBoard, instead of `nodes`; other formats use only
+            its `nodes`.
         progress: called with the current action, the amount done, and the total.
 
     Returns:
@@ -51,6 +56,7 @@ def export_run(
 
     Raises:
         UnknownNameError: The format does not exist, or no node matches the pattern.
+        SelectionError: The format is for a limited number of series, and more are selected.
         MissingPackageError: The format needs a missing package; the message names the extra.
         StoreError: The target exists, is in a bucket, is inside the run, or cannot be written.
     """
@@ -60,7 +66,8 @@ def export_run(
             f"Choose one of {', '.join(FORMATS)}."
         )
     write = import_module(f".{format_}", __package__).write
-    content = Content(run, nodes=nodes, progress=progress)
+    selection = selection or Selection(nodes)
+    content = Content(run, selection=selection, progress=progress)
     place = location(to)
     if isinstance(place, Remote):
         raise StoreError(f"an export is a file or a folder; it cannot be written to {str(place)!r}")

@@ -16,21 +16,35 @@ def command(
     run: RunPath,
     target: Annotated[Path, typer.Argument(help="File or folder to create.")],
     format_: Annotated[
-        str, typer.Option("--format", "-f", help="Format: parquet, csv, zarr or npz.")
+        str, typer.Option("--format", "-f", help="Format: parquet, csv, zarr, npz, tensorboard.")
     ] = "parquet",
     nodes: Annotated[
-        str | None, typer.Option(help="Nodes to export, as a pattern: 'blocks.*'.")
+        str | None,
+        typer.Option(help="Nodes to export, as a pattern: 'blocks.*'. Empty: metrics only."),
     ] = None,
+    passes: Annotated[
+        list[str] | None,
+        typer.Option("--pass", help="Pass to export, such as grad. Can be repeated. TensorBoard."),
+    ] = None,
+    statistic: Annotated[
+        list[str] | None,
+        typer.Option(help="Statistic to export, such as std. Can be repeated. TensorBoard."),
+    ] = None,
+    series: Annotated[
+        int, typer.Option(min=1, help="Largest number of series to export. TensorBoard.")
+    ] = 200,
     as_json: AsJson = False,
 ) -> None:
-    """Export a run for other programs: tables (Parquet, CSV) or arrays (zarr v3, npz)."""
+    """Export a run for other programs: tables, arrays or TensorBoard logs."""
     from comgra_decl.cli.printing import bar
     from comgra_decl.export import export_run
     from comgra_decl.query import open_run
+    from comgra_decl.sinks import Selection
 
     opened = open_run(run)
+    selection = Selection(nodes, tuple(passes or ()), tuple(statistic or ()), series)
     with bar() as on_progress:
-        written = export_run(opened, target, format_, nodes=nodes, progress=on_progress)
+        written = export_run(opened, target, format_, selection=selection, progress=on_progress)
     if as_json:
         print_json({"path": str(written), "source": str(opened.path), "format": format_})
     else:
