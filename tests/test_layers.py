@@ -44,7 +44,7 @@ APART = {
     "hooks": {"store", "keep"},
     "keep": {"store", "stats", "annotations"},
     "pictures": {"spec", "annotations", "stats", "store", "keep", "hooks", "torch_private"},
-    "sinks": {"annotations", "stats", "store", "keep", "hooks", "torch_private"},
+    "sinks": {"annotations", "stats", "keep", "hooks", "torch_private"},
     "query": {"hooks", "stats", "keep", "annotations"},
     "export": {"hooks", "stats", "keep", "annotations"},
     "rules": {"hooks", "stats", "annotations"},

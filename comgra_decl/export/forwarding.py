@@ -15,6 +15,7 @@ from comgra_decl.query import Run, Slot
 from comgra_decl.query.chunks import Chunk
 from comgra_decl.records import PICTURE_PREFIX, Note, SlotInfo, SlotKey
 from comgra_decl.sinks import About, Feed, Graph, Metrics, Moment, Records, Sink, graph_of, naming
+from comgra_decl.sinks.making import about_of
 
 from .content import Content
 
@@ -60,8 +61,7 @@ def forward(content: Content, sink: Sink) -> list[SlotKey]:
 
 def about(run: Run, statistics: list[str]) -> About:
     """Returns the facts about a run that sinks show."""
-    path = str(run.path.absolute())
-    return About(run.name, run.group, path, run.started, run.config or {}, tuple(statistics))
+    return about_of(run.path, run.config, run.started, statistics)
 
 
 class Clock:

@@ -54,6 +54,10 @@ class Sink(Protocol):
     def begin(self, about: About) -> None:
         """Creates or joins the tool's run."""
 
+    @property
+    def link(self) -> dict[str, str]:
+        """Where the tool's run is found; known after `begin`."""
+
     def scalars(self, at: Moment, values: Mapping[str, float]) -> None:
         """Writes numbers by name; they may be NaN or infinite."""
 

@@ -44,6 +44,11 @@ class TensorBoardSink:
         self._hparams(at, "session_start_info", start)
         self.text(at, "run", f"{about.group}/{about.name}, recorded in `{about.path}`")
 
+    @property
+    def link(self) -> dict[str, str]:
+        """The log folder."""
+        return {"where": self._folder}
+
     def scalars(self, at: Moment, values: Mapping[str, float]) -> None:
         """Writes numbers, which TensorBoard stores as float32."""
         with np.errstate(over="ignore"):

@@ -124,6 +124,7 @@ _FORMS: Mapping[str, Form] = {
     "post_mortem": _POST_MORTEM,
     "ranks": {"rank": int, "world_size?": int, "recorded": [int], "run?": str},
     "keep": {"steps?": [list], "unseen?": [list]},
+    "links": {str: {str: str}},
 }
 
 _SEVERITIES = ("error", "warning", "hint")

@@ -162,3 +162,30 @@ def test_a_run_without_a_record_and_a_missing_package(
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'comgra-decl\[tensorboard\]'"):
         export_run(run, tmp_path / "missing", "tensorboard")
+
+
+def test_a_program_sends_the_same_numbers_while_it_trains(tmp_path: Path) -> None:
+    import torch
+
+    from tests.support.traced import traced, train
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+    nodes = {"all": {"select": "**", "capture": ["output", "output_grad", "parameter"]}}
+    run = traced(
+        tmp_path,
+        nodes,
+        lambda: train(model, torch.randn(4, 3), steps=3),
+        sinks=["tensorboard"],
+        preview=False,
+    )
+    folder = Path(run.document("links")["tensorboard"]["where"])
+    assert folder == Path(str(run.path)) / "tensorboard"
+    live, stored = read(folder), read(export_run(run, tmp_path / "out", "tensorboard"))
+    assert live.Tags()["histograms"] == stored.Tags()["histograms"] != []
+    assert {*live.Tags()["scalars"]} == {*stored.Tags()["scalars"]}
+    for tag in stored.Tags()["scalars"]:
+        same = [[(e.step, e.value) for e in each.Scalars(tag)] for each in (live, stored)]
+        assert same[0] == same[1]
+    for tag in stored.Tags()["histograms"]:
+        assert live.Histograms(tag) == stored.Histograms(tag)
+    assert live.Graph() == stored.Graph()
