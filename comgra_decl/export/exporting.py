@@ -25,6 +25,11 @@ FORMATS: Mapping[str, str] = {
     "zarr": "a zarr v3 group: statistics, samples, histograms and values as arrays",
     "npz": "one file of numpy arrays: like zarr, but without values",
     "tensorboard": "a log folder of TensorBoard (needs the 'tensorboard' extra)",
+    "onnx": "the graph as an ONNX file for viewers such as Netron (needs the 'onnx' extra)",
+    "graphml": "the graph as GraphML",
+    "json": "the graph as node-link JSON",
+    "dot": "the graph in the language of Graphviz",
+    "mermaid": "the graph as a Mermaid flowchart",
 }
 """The formats and their descriptions."""
 
@@ -65,7 +70,7 @@ def export_run(
             f"there is no format {shown(format_)}{did_you_mean(format_, FORMATS) or '.'} "
             f"Choose one of {', '.join(FORMATS)}."
         )
-    write = import_module(f".{format_}", __package__).write
+    write = _writer(format_)
     selection = selection or Selection(nodes)
     content = Content(run, selection=selection, progress=progress)
     place = location(to)
@@ -80,3 +85,13 @@ def export_run(
         write(content, written)
         written.rename(target)
     return target
+
+
+def _writer(format_: str) -> Callable[[Content, Path], None]:
+    """Imports and returns the function that writes a format."""
+    from .graph_files import WRITERS
+
+    if format_ in WRITERS:
+        return WRITERS[format_]
+    found: Callable[[Content, Path], None] = import_module(f".{format_}", __package__).write
+    return found

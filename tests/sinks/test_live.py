@@ -107,13 +107,13 @@ def test_a_sink_receives_exactly_what_the_run_contains(tmp_path: Path, sink: Mem
         assert sink.numbers[f"0/output/forward/{statistic}"] == truth.to_dict()
         truth = run.slot("2", role="weight").series(statistic)
         assert sink.numbers[f"2/weight/forward/{statistic}"] == truth.to_dict()
-    for name, truth in run.kpis(automatic=True).groupby("name"):
+    for name, metric in run.kpis(automatic=True).groupby("name"):
         told = sink.numbers[f"metrics/{name}"]
-        assert told == dict(zip(truth["step"], truth["value"], strict=True))
+        assert told == dict(zip(metric["step"], metric["value"], strict=True))
     steps, counts, _ = run.slot("1").grad.histograms()
-    told = sink.histograms["1/output/grad"]
-    assert [*told] == steps.tolist()
-    assert np.array_equal([*told.values()], counts)
+    bins = sink.histograms["1/output/grad"]
+    assert [*bins] == steps.tolist()
+    assert np.array_equal([*bins.values()], counts)
     assert (3, "notes/train", "warm-up is over") in sink.texts
     assert [(e.source, e.sink) for e in sink.graphs[-1].edges] == run.edges()
 

@@ -107,7 +107,8 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wandb.run is None
     wandb.teardown()  # its service may still be writing
     (path,) = tmp_path.rglob("*.wandb")
-    rows, config = [], {}
+    rows: list[dict[str, Any]] = []
+    config: dict[str, Any] = {}
     for block in blocks(path):
         record = proto.Record()
         record.ParseFromString(block)

@@ -16,7 +16,13 @@ def command(
     run: RunPath,
     target: Annotated[Path, typer.Argument(help="File or folder to create.")],
     format_: Annotated[
-        str, typer.Option("--format", "-f", help="Format: parquet, csv, zarr, npz, tensorboard.")
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            help="Format: parquet, csv, zarr, npz or tensorboard; for the graph onnx, graphml, "
+            "json, dot or mermaid.",
+        ),
     ] = "parquet",
     nodes: Annotated[
         str | None,
@@ -35,7 +41,7 @@ def command(
     ] = 200,
     as_json: AsJson = False,
 ) -> None:
-    """Export a run for other programs: tables, arrays or TensorBoard logs."""
+    """Export a run for other programs: tables, arrays, TensorBoard logs or the graph."""
     from comgra_decl.cli.printing import bar
     from comgra_decl.export import export_run
     from comgra_decl.query import open_run
