@@ -73,6 +73,10 @@ class SelectionError(ComgraError, ValueError):
     """More is selected than another tool should receive; the message proposes a selection."""
 
 
+class ContractError(ComgraError, ValueError):
+    """A file is not a valid contract; the message says where."""
+
+
 class ProbeError(ComgraError, ValueError):
     """A probe or picture cannot be made for this model; the message states the reason."""
 
