@@ -1,4 +1,4 @@
-"""Compares the cost of tracing in two checkouts, in blocks that alternate within one run.
+"""Compare the cost of tracing in two checkouts, in blocks that alternate within one run.
 
 Each checkout's `comgra_decl` is imported by a separate process, which measures blocks of this
 checkout's training runs and tools on request. Only one of the processes works at a time.
@@ -79,7 +79,7 @@ class Checkout:
             raise RuntimeError(f"imported {imported} instead of {package}")
 
     def block(self, net: str, tool: str, plan: Plan) -> dict[str, Any]:
-        """Measures one block; returns its `step` and `cpu` in seconds, and whether it is `plain`.
+        """Measure one block; return its `step` and `cpu` in seconds, and whether it is `plain`.
 
         Raises:
             RuntimeError: the block failed, or the process has ended.
@@ -125,7 +125,7 @@ class Comparison:
 def compare(
     path: Path, scenarios: Sequence[Scenario], tools: Sequence[Tool], *, rounds: int
 ) -> list[Comparison]:
-    """Measures every tool on every net in an older checkout and in this one, alternately."""
+    """Measure every tool on every net in an older checkout and in this one, alternately."""
     with _checkouts(path) as checkouts:
         found = []
         for scenario in scenarios:
@@ -156,7 +156,7 @@ def _plan(checkout: Checkout, scenario: Scenario, tool: Tool) -> Plan:
 def _blocks(
     checkouts: tuple[Checkout, Checkout], net: str, plans: dict[str, Plan], *, rounds: int
 ) -> dict[str, list[tuple[dict[str, Any], dict[str, Any]]]]:
-    """Returns per tool a pair of adjacent blocks for each round; which goes first is drawn."""
+    """Return per tool a pair of adjacent blocks for each round; which goes first is drawn."""
     dice = random.Random(0)
     found: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {name: [] for name in plans}
     for number in range(rounds):
@@ -172,7 +172,7 @@ def _blocks(
 def compared(
     net: str, tool: str, blocks: Sequence[tuple[dict[str, Any], dict[str, Any]]]
 ) -> Comparison:
-    """Returns the ratios for pairs of blocks, each from the older checkout and from this one."""
+    """Return the ratios for pairs of blocks, each from the older checkout and from this one."""
     (older, this), (older_cpu, this_cpu) = (
         [[block[name] for block in side] for side in zip(*blocks, strict=True)]
         for name in ("step", "cpu")
@@ -182,7 +182,7 @@ def compared(
 
 
 def to_markdown(comparisons: Sequence[Comparison], *, rounds: int) -> str:
-    """Returns the table of ratios; ratios to plain training require the `nothing` tool."""
+    """Return the table of ratios; ratios to plain training require the `nothing` tool."""
     plain = {c.net: c.steps for c in comparisons if c.tool == "nothing"}
     lines = []
     for c in comparisons:
@@ -208,7 +208,7 @@ def save(
     older: Path,
     machine: Mapping[str, Any],
 ) -> Path:
-    """Writes `against-DATE.json` and `.md` into `folder`; returns the path of the latter."""
+    """Write `against-DATE.json` and `.md` into `folder`; return the path of the latter."""
     document = {
         "older": _commit(older),
         "rounds": rounds,
@@ -221,7 +221,7 @@ def save(
 
 
 def _commit(checkout: Path) -> str:
-    """Returns the short hash of the commit that is checked out; empty if git reports none."""
+    """Return the short hash of the commit that is checked out; empty if git reports none."""
     command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -231,7 +231,7 @@ def _commit(checkout: Path) -> str:
 
 
 def serve() -> None:
-    """Measures the blocks requested on standard input, one JSON object per line."""
+    """Measure the blocks requested on standard input, one JSON object per line."""
     import torch
 
     import comgra_decl

@@ -68,7 +68,7 @@ def save(
 
 
 def write(folder: Path, document: Mapping[str, Any], page: str, *, prefix: str = "") -> Path:
-    """Writes `page` as `<prefix><date>.md` and `document` as `.json`; returns the former's path."""
+    """Write `page` as `<prefix><date>.md` and `document` as `.json`; return the former's path."""
     folder.mkdir(parents=True, exist_ok=True)
     day = date.today().isoformat()
     path = folder / f"{prefix}{day}.md"
@@ -78,7 +78,7 @@ def write(folder: Path, document: Mapping[str, Any], page: str, *, prefix: str =
 
 
 def facts_line(machine: Mapping[str, Any]) -> str:
-    """Returns one line about the machine and its software."""
+    """Return one line about the machine and its software."""
     packages = ", ".join(f"{name} {v}" for name, v in machine["packages"].items() if v)
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "

@@ -66,7 +66,7 @@ class _Watch:
 
 
 def measure(net: str, *, profile: cProfile.Profile | None = None) -> Cost:
-    """Records a training run with a benchmark net and returns the cost of a record."""
+    """Record a training run with a benchmark net and return the cost of a record."""
     import comgra_decl
     from benchmarks.nets import SCENARIOS
     from benchmarks.tools.ours import EVERY_STEP
@@ -91,7 +91,7 @@ def measure(net: str, *, profile: cProfile.Profile | None = None) -> Cost:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Takes the measurements requested on the command line; returns the exit status."""
+    """Take the measurements requested on the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rules", description=__doc__)
     parser.add_argument("--nets", nargs="+", default=["mlp", "transformer"], choices=list(STEPS))
     parser.add_argument("--rounds", type=int, default=5)

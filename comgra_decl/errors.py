@@ -82,7 +82,7 @@ class ProbeError(ComgraError, ValueError):
 
 
 def shown(value: object) -> str:
-    """Returns the repr of a value for a message, shortened; its class name if `repr` fails."""
+    """Return the repr of a value for a message, shortened; its class name if `repr` fails."""
     try:
         return _REPR.repr(value)
     except Exception:  # noqa: BLE001  (a user's `__repr__` that raises, or a number of 5000 digits)
@@ -99,7 +99,7 @@ _REPR.maxstring = _REPR.maxother = 120
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """Returns `"; did you mean 'x' or 'y'?"` for close matches of `name`, else an empty string.
+    """Return `"; did you mean 'x' or 'y'?"` for close matches of `name`, else an empty string.
 
     Only strings are matched, because a number passed instead of a name is a different mistake.
     """
@@ -110,7 +110,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
 
 
 def near_paths(missing: Path) -> str:
-    """Returns the same suggestion for a missing path, from the names in its parent folder."""
+    """Return the same suggestion for a missing path, from the names in its parent folder."""
     try:
         beside = [entry.name for entry in missing.absolute().parent.iterdir()]
     except OSError:
@@ -119,7 +119,7 @@ def near_paths(missing: Path) -> str:
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """Returns up to three of `known` that resemble `name`, as a whole or in one of its parts."""
+    """Return up to three of `known` that resemble `name`, as a whole or in one of its parts."""
     names = list(known)
     near = get_close_matches(name, names, n=3, cutoff=0.6)
     return near or [n for n in names if get_close_matches(name, _PARTS.split(n), 1, 0.8)][:3]

@@ -23,7 +23,7 @@ RAW_STATISTICS = 8
 class Raw(IntEnum):
     """Columns of a raw-sum row (one row = one sample of one slot), all float64."""
 
-    PIVOT = 0  # subtracted before summing, so that std survives a large mean
+    PIVOT = 0  # subtracted before summing, so that std stays accurate for a large mean
     SUM = 1  # sum of (x - pivot)
     SQUARES = 2  # sum of (x - pivot)^2
     ABS_SUM = 3  # sum of |x|
@@ -152,7 +152,7 @@ class StepInfo:
     """Facts about one record, stored as JSON (and partly as columns)."""
 
     step: int
-    time: float  # unix seconds
+    time: float  # Unix seconds
     type: str  # type of execution
     mode: str  # "train" | "eval"
     structure: str | None = None  # hash of the dependency graph valid at this step
@@ -180,14 +180,14 @@ class RawStep:
     slot id, an array [samples, *value dims] in the tensor's own dtype (bfloat16 as
     ml_dtypes.bfloat16). `kpi_tensors`: for each KPI, the index of the one-element reduced tensor
     that holds it; read into `kpis` on the writer thread, where waiting does not delay training.
-    `documents`: JSON-serializable documents by name ("modules", "report"), of which only the newest
+    `documents`: JSON-serialisable documents by name ("modules", "report"), of which only the newest
     versions are kept. `extra`: float64 [rows, e], the opt-in statistics of each row, NaN where one
     does not apply. `scheduled`: False for a step that was captured only because it may be kept
     later. `spare_values`: values stored only if such a step is kept. `labels`: called on the writer
     thread; returns the category of each sample in the batch. If it is set, values contain all
-    samples until some are `chosen`, int64 [c] indices in the batch. `logged`: values that the
-    program logged for the step, for triggers (they are stored as scalars). The arrays are valid
-    only after `wait()`, which is called on the writer thread.
+    samples until a subset is selected: `chosen`, int64 [c] indices into the batch. `logged`: values
+    that the program logged for the step, for triggers (they are stored as scalars). The arrays are
+    valid only after `wait()`, which is called on the writer thread.
     """
 
     info: StepInfo
@@ -221,7 +221,7 @@ class RawStep:
         return self.raw.nbytes + extra + histogram + values + 512
 
     def only(self, tensor: int) -> float:
-        """Returns the value of a one-element tensor of the layout, computed from its raw sums."""
+        """Return the value of a one-element tensor of the layout, computed from its raw sums."""
         row = self.raw[self.layout.starts[tensor]]
         return float(row[Raw.PIVOT] + row[Raw.SUM])
 
@@ -232,9 +232,9 @@ class StepBatch:
 
     `aggregates` float32 [k, n, len(statistics), 3]: each statistic's mean, std, abs-max over the
     batch (AGGREGATES). `samples` float32 [k, n, c, len(statistics)]: the same statistics of the
-    recorded samples, NaN where a slot has fewer. `counts` uint32 [k, n, bins] and `ranges` float32
-    [k, n, 2] (lowest and highest edge), or None. `rows` [n] or [k, n]: the number of samples
-    aggregated, used as the weight when the aggregates of multiple ranks are joined; None if
+    recorded samples, NaN where a slot has fewer than c. `counts` uint32 [k, n, bins] and `ranges`
+    float32 [k, n, 2] (lowest and highest edge), or None. `rows` [n] or [k, n]: the number of
+    samples aggregated, used as the weight when the aggregates of multiple ranks are joined; None if
     unknown. `shapes`: shape of each slot in these records; empty, or None for a slot, if the shapes
     are those in the slot table.
     """
@@ -255,7 +255,7 @@ class StepBatch:
 
     @classmethod
     def of_documents(cls, documents: dict[str, Any]) -> StepBatch:
-        """Returns a batch with documents and no records."""
+        """Return a batch with documents and no records."""
         empty = np.empty((0, 0, 0, 0), np.float32)
         slots = np.empty(0, np.int32)
         return cls([], slots, empty, empty, None, None, [], [], [], [], documents)
@@ -273,7 +273,8 @@ AUTOMATIC = "auto:"
 """Prefix of the stored names of automatic metrics, to keep them apart from the program's own."""
 
 GROWING = "growing/"
-"""Prefix, after `AUTOMATIC`, of the number of tensors that a growing container gains per step."""
+"""Prefix, after `AUTOMATIC`, of metrics that count the tensors a growing container gains per
+step."""
 
 STALLED = "stalled"
 """Automatic metric: how many seconds a stalled step had taken when it was reported."""
@@ -317,8 +318,8 @@ tokens at positions that no query sees.
 """
 
 TELLING = "telling"
-"""Fact stored in the first records: calls whose arguments can reveal a mistake, at most 64, once
-per line.
+"""Fact stored in the first records: calls whose arguments can reveal a mistake, at most 64, one per
+line of code.
 
 Each is a dict with "kind" and "where", the function and line of the program. The kinds are:
 
@@ -339,7 +340,7 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 """
 
 OBJECTIVES = "objectives"
-"""Fact stored in the first records: the structure of each loss that `backward` was called on, a
+"""Fact stored in the first records: the structure of each loss on which `backward` was called, a
 dict of counts; see `hooks.tensors.objective`."""
 
 MODES = "modes"
@@ -347,13 +348,13 @@ MODES = "modes"
 in any of these calls."""
 
 PROBE_PREFIX = "probe:"
-"""Beginning of the type of execution of a probe's records; the name of the probe follows."""
+"""Prefix of the type of execution in a probe's records; the name of the probe follows."""
 
 PROBE_MODE = "probe"
-"""Mode of a probe's records, which are neither training nor evaluation."""
+"""Mode of a probe's records, which belong to neither training nor evaluation."""
 
 PICTURE_PREFIX = "picture:"
-"""Beginning of the pass of a picture; the name of the picture follows."""
+"""Prefix of a picture's pass; the name of the picture follows."""
 
 PICTURES = "pictures"
 """Fact stored in a probe's record: for each picture by name, a dict with "method" and "target" (the
@@ -374,7 +375,7 @@ resumed step."""
 
 
 class Note(NamedTuple):
-    """Text logged for a step; `time` is in unix seconds."""
+    """Text logged for a step; `time` is in Unix seconds."""
 
     step: int
     type: str
@@ -387,7 +388,7 @@ class ScalarBatch:
     """Values and notes logged for steps, whether recorded or not; `n` values in logging order.
 
     `steps` int64 [n], `values` float64 [n], `names` and `types`: name and type of execution of each
-    value. If a value is still on a device, it is NaN until `settle()` has been called on the writer
+    value. If a value is still on a device, it is NaN until `settle()` is called on the writer
     thread.
     """
 
@@ -418,4 +419,5 @@ STATISTICS = (
     "zero_fraction",
     "nonfinite",
 )
-"""All statistics over the value dims that a spec may name. `nonfinite` is always stored."""
+"""All statistics that a spec may name, computed over the value dims. `nonfinite` is always
+stored."""

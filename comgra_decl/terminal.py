@@ -1,4 +1,4 @@
-"""Prints human-readable output to a terminal, a file or a pipe."""
+"""Print human-readable output to a terminal, a file or a pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH = 160
 
 
 def console() -> Console:
-    """Returns the console for printing tables; does not interpret names in brackets as markup."""
+    """Return the console for printing tables; does not interpret names in brackets as markup."""
     width = None if sys.stdout.isatty() else _WIDTH
     made = Console(width=width, markup=False, highlight=False, emoji=False)
     made.push_render_hook(_Visible())

@@ -155,7 +155,7 @@ ENGINE_CALL = "_engine_run_backward"
 """Name of the function in `torch.autograd.graph` that calls the engine; 2.6 to 2.13."""
 
 WITHOUT_A_DEVICE = {"raw_stream": ("torch._C._cuda_getCurrentRawStream", SINCE_2_6)}
-"""Names that are missing in a torch built without CUDA."""
+"""Names that are missing from a torch build without CUDA."""
 
 
 def _named(path: str) -> Any:

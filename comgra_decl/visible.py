@@ -1,4 +1,4 @@
-"""Makes untrusted text, such as a node's name, safe to display by escaping invisible characters.
+"""Make untrusted text, such as a node's name, safe to display by escaping invisible characters.
 
 Terminals interpret control characters, and a right-to-left mark reverses the text that follows. One
 name could therefore be mistaken for another.
@@ -17,5 +17,5 @@ _UNSEEN = re.compile(
 
 
 def visible(text: str) -> str:
-    r"""Returns text with invisible characters replaced by escapes: `\x1b`, `\u202e`."""
+    r"""Return text with invisible characters replaced by escapes: `\x1b`, `\u202e`."""
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -30,7 +30,7 @@ NETS = {
 TEXT = """\
 # What tracing costs
 
-{machine}. Measured on {date} by `python -m benchmarks` ([how](../benchmarks/README.md), [all
+{machine}. Measured on {date} with `python -m benchmarks` ([how](../benchmarks/README.md), [all
 figures](../benchmarks/results/{date}.md)). `python -m docs.cost` generates this page from these
 figures. Times include storage: they run from the first measured step until all data is on disk.
 
@@ -70,9 +70,10 @@ steps and stops. See the [reference](reference.md#comgra-decl-plan).
 ## On a GPU
 
 The current version has not been measured on a GPU. `python -m benchmarks --device cuda` measures
-every target below within eight minutes ([how](../benchmarks/README.md#on-a-device)). The following
-figures are for **an earlier version**, which reduced each tensor in float64 with a dozen kernels.
-They were measured on one H100 80GB with torch 2.11.
+every figure that has a target below, within eight minutes
+([how](../benchmarks/README.md#on-a-device)). The following figures are for **an earlier version**,
+which reduced each tensor in float64 with a dozen kernels. They were measured on one H100 80GB with
+torch 2.11.
 
 | training | plain step | idle | outputs and gradients | `light` | `debug` |
 | --- | ---: | ---: | ---: | ---: | ---: |
@@ -84,7 +85,7 @@ They were measured on one H100 80GB with torch 2.11.
 
 All columns except the plain step show the ratio to the plain step, with every step recorded.
 "Gradients" means the gradients of outputs and parameters. Training was bit-identical, no operation
-waited for the device, and peak memory was the same within 0.1%. In a separate test, an output of
+waited for the device, and peak memory was the same to within 0.1%. In a separate test, an output of
 1e9 elements in 16 million samples raised peak memory from 7.7 to 13.5 GiB.
 
 | figure | earlier version | target | current version |
@@ -150,10 +151,11 @@ records reuse the result if the two readings were identical.
 ## Expensive options
 
 - `values: true` stores whole tensors. `values.max_elements` limits the size of each.
-- `preview` keeps up to 4 kB of each tensor, by default in every 20th record. In thread time, a
-  record with previews took 1.15 times as long as one without for an MLP with 7 layers, 1.08 times
-  for a CNN with 6 convolutions, and 1.07 times for a transformer with 6 layers. Averaged over 20
-  records, these ratios are 1.008, 1.004 and 1.003 (one CPU thread). `preview: false` disables them.
+- `preview` keeps up to 4 kB of each tensor, by default in every 20th record. A record with previews
+  took 1.15 times as long as one without (in thread time) for an MLP with 7 layers, 1.08 times as
+  long for a CNN with 6 convolutions, and 1.07 times as long for a transformer with 6 layers.
+  Averaged over 20 records, the ratios are 1.008, 1.004 and 1.003 (one CPU thread).
+  `preview: false` disables previews.
 - `keep` captures every step. Apart from storage, this costs as much as recording every step.
 - Statistics that read a tensor again (quantiles, singular values, custom functions) take additional
   time for each tensor in each record.
@@ -292,10 +294,10 @@ def _compared(comparison: dict[str, Any]) -> str:
         )
     text = (
         "The table compares the time of a step recorded by commit "
-        f"{comparison['older'] or 'unknown'} and by this version. Blocks of both versions "
+        f"{comparison['older'] or 'unknown'} and by this version. Blocks of the two versions "
         f"alternate, and the figures are medians of {rounds} rounds. They were measured on "
-        f"{comparison['date']} by `python -m benchmarks --against`, with a load of {load:g} at the "
-        "start. `nothing` is plain training, so its ratio shows the noise. `record` captures "
+        f"{comparison['date']} with `python -m benchmarks --against`, with a load of {load:g} at "
+        "the start. `nothing` is plain training, so its ratio shows the noise. `record` captures "
         "outputs and gradients without rules. The times depend on the machine's load and "
         "frequency and therefore differ from those in the tables above: only the ratios can be "
         "compared."

@@ -148,7 +148,7 @@ class Dashboard:
             self._ahead.plan(likely.next_to(view, at, was[0], state.colour))
 
     def _wanted_point(self, view: RunView, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Returns the requested fields of the selection, and what they imply for others."""
+        """Returns the requested fields of the selection, and what they imply for other fields."""
         brush = wanted.get("brush")
         if brush is not None and brush.runs:
             wanted["ticked"] = tuple(

@@ -1,4 +1,4 @@
-"""Download menus of figures: the figures on the page, and their data."""
+"""Download menus for figures: the figures on the page, and their data."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 LOGIN, LOGOUT = "/login", "/logout"
 _MOST_LOGGED = 20
-"""Maximum number of unrecognized names to log; requests with further names are only rejected."""
+"""Maximum number of unrecognized names to log; others are rejected without a message."""
 
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._-]+)(?::[0-9]{0,5})?")
 

@@ -153,7 +153,7 @@ def look(
     dashboard = Dashboard(OneRun(run), query=f"?section={section}")
     screen = dashboard.screen
     dashboard.change(**_wanted(run, of, at), follow=False)
-    if section == "runs":  # nothing asks again in a notebook: first for the table, then for lines
+    if section == "runs":  # a notebook does not poll, so this reads the table, then the lines
         for _ in range(2):
             dashboard.catalogue.library.wait()
             dashboard.change()

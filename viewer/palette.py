@@ -13,7 +13,7 @@ _LESS = ("#e8ebf2", "#a9c3ea", "#5f97d8", "#2463ad")
 _MORE = ("#e8ebf2", "#f6bd9a", "#e8824f", "#b9461f")
 
 BLUE, ORANGE, GREY, RED = "#3f6fd8", "#d9692e", "#8a93a6", "#d6334a"
-"""Colours of the forward pass, the gradient, the context and errors."""
+"""Colours for the forward pass, the gradient, the context and errors."""
 
 AMBER = "#d99a1f"
 """The colour of warnings."""

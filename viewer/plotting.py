@@ -248,7 +248,7 @@ class SlotPlots:
 
         Args:
             step: the step; without values, the newest preview up to this step is drawn.
-            sample: number of a recorded sample; None: all, or the first one where there is room for
+            sample: number of a recorded sample; None: all, or the first one if there is room for
                 only one.
             type: type of execution or tag.
 
@@ -435,7 +435,7 @@ def save(element: Any, path: str | Path) -> Path:
 def shaded(element: Any, *, dynamic: bool = True) -> Any:
     """Returns an element of more than 100,000 points as an image drawn by Datashader.
 
-    Browsers take too long to draw as many points, and do not show where they are dense. Smaller
+    Browsers take too long to draw that many points, and do not show where they are dense. Smaller
     elements are returned unchanged.
 
     Args:

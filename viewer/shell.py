@@ -50,7 +50,7 @@ class _Shell(pn.template.Template):
         return f"{type(self).__name__}()"
 
     def server_doc(self, doc: Document | None = None, *args: Any, **options: Any) -> Document:
-        """Adds the page to a document. Resolves references once instead of after each root."""
+        """Adds the page to a document. Resolves references once rather than after each root."""
         doc = doc or pn.state.curdoc
         with ExitStack() as frozen:
             if doc is not None:

@@ -3,8 +3,8 @@
   const KEY = "comgra_decl.tour";
   const LOOK = 300; // ms between checks of whether the page has loaded
   const STOPS = [
-    [".strip", "The verdict on the run", "What the rules found, worst first. “Show me” walks you through the evidence "
-      + "and can export it as one file."],
+    [".strip", "The verdict on the run", "What the rules found, worst first. “Show me” walks you through the evidence, "
+      + "which you can export as one file."],
     [".graph", "The network", "Click a box to select its tensor. Double-click a group to expand it. "
       + "Press / to find a node."],
     [".stepbar", "The steps", "Every recorded step. Press , or . to move by one step. Flags mark where findings begin."],

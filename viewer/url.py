@@ -53,7 +53,7 @@ PUSHED = frozenset({"run", "type", "node", "role", "section", "other"})
 
 
 def parse(query: str) -> dict[str, Any]:
-    """Returns the well-formed fields of a query (with or without "?") by parameter name."""
+    """Returns the well-formed fields of a query (with or without "?"), by parameter name."""
     found: dict[str, Any] = {}
     lists: dict[str, list[str]] = {key: [] for key in _MOST}
     for key, value in parse_qsl(query.lstrip("?"), keep_blank_values=True, max_num_fields=None):

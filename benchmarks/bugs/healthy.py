@@ -104,7 +104,7 @@ class Outcome:
 
 
 def names() -> Iterator[str]:
-    """Yields the names of all training runs whose packages are installed."""
+    """Yield the names of all training runs whose packages are installed."""
     from benchmarks.bugs.styles import trainings
     from benchmarks.neutrality import zoo
 
@@ -117,7 +117,7 @@ def names() -> Iterator[str]:
 
 
 def train(name: str) -> Outcome:
-    """Trains a model and returns what the rules found."""
+    """Train a model and return what the rules found."""
     import torch
 
     import comgra_decl as comgra
@@ -143,7 +143,7 @@ def train(name: str) -> Outcome:
 
 
 def _program(name: str) -> Callable[[], tuple[float, float]]:
-    """Returns a function that trains a program and returns the required and the reached quality."""
+    """Return a function that trains a program and returns the required and the reached quality."""
     from benchmarks.bugs.styles import trainings
 
     training = trainings()[name.removeprefix(_STYLES)]
@@ -156,7 +156,7 @@ def _program(name: str) -> Callable[[], tuple[float, float]]:
 
 
 def _of_library(name: str) -> Callable[[], tuple[float, float]]:
-    """Returns a function that trains a model and returns the first and the last losses."""
+    """Return a function that trains a model and returns the first and the last losses."""
     import torch
 
     model, loss_of = _training(name)
@@ -176,7 +176,7 @@ def _of_library(name: str) -> Callable[[], tuple[float, float]]:
 
 
 def _training(name: str) -> tuple[Any, Callable[[], Any]]:
-    """Returns a model, and a function that computes its loss on the next batch."""
+    """Return a model, and a function that computes its loss on the next batch."""
     family, _, own = name.partition("/")
     return {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[family](own)
 
@@ -189,10 +189,10 @@ def _timm(name: str) -> tuple[Any, Callable[[], Any]]:
 
 
 def _torchvision(name: str) -> tuple[Any, Callable[[], Any]]:
-    from torchvision import models
-
     from benchmarks.neutrality.zoo import vision
 
+    # imported after `vision`, which makes that possible
+    models: Any = import_module("torchvision.models")
     options = vision.OPTIONS.get(name, {})
     if name in vision.MAPS or name in vision.VIDEOS or name == "raft_small":
         raise ValueError("no image classifier")
@@ -201,7 +201,7 @@ def _torchvision(name: str) -> tuple[Any, Callable[[], Any]]:
 
 
 def _side(model: Any, usual: int) -> int:
-    """Returns the smallest size of images that a model accepts, but at most the usual one."""
+    """Return the smallest size of images that a model accepts, but at most the usual one."""
     import torch
 
     model.eval()
@@ -248,7 +248,7 @@ def _transformers(name: str) -> tuple[Any, Callable[[], Any]]:
 
 
 def _images(model: Any, classes: int, side: int) -> Callable[[], Any]:
-    """Returns the loss on images whose class is a pattern under noise."""
+    """Return the loss on images whose class is a pattern under noise."""
     import torch
     from torch.nn import functional as F
 
@@ -268,7 +268,7 @@ def _images(model: Any, classes: int, side: int) -> Callable[[], Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Trains the models requested on the command line; returns the exit status."""
+    """Train the models requested on the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bugs.healthy", description=__doc__)
     parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB")
     parser.add_argument("--seconds", type=float, default=300.0, help="limit for each training")
@@ -288,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _within(name: str, seconds: float) -> Outcome:
-    """Trains in a separate process, which is ended if it takes too long."""
+    """Train in a separate process, which is stopped if it takes too long."""
     context = get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=lambda: there.send(train(name)))
@@ -315,7 +315,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """Returns the number of training runs, and of those with a false error or warning."""
+    """Return the number of training runs, and of those with a false error or warning."""
     ran = [o for o in outcomes if not o.failed]
     errors = [o for o in ran if any(f[0] == "error" for f in o.alarms)]
     warned = [o for o in ran if any(f[0] == "warning" for f in o.alarms)]

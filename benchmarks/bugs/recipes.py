@@ -30,7 +30,7 @@ def sgd(rate: float, momentum: float = 0.9) -> Optimizer:
 
 
 def kind(name: str, half: Half) -> Setup:
-    """Returns a healthy training run of a given kind."""
+    """Return a healthy training run of a given kind."""
     if half == "report":
         from benchmarks.bugs.reported import REPORTED
 

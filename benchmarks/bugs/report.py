@@ -26,7 +26,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def scores(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Returns the recall over bugs, the false alarms over healthy runs, and the missed bugs."""
+    """Return the recall over bugs, the false alarms over healthy runs, and the missed bugs."""
     bugs = [o for o in outcomes if o.family is not None]
     healthy = [o for o in outcomes if o.family is None]
     return {

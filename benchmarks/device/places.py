@@ -41,7 +41,7 @@ class Place(ABC):
 
     @abstractmethod
     def peak(self, work: Callable[[], None]) -> int | None:
-        """Returns the peak of allocated bytes during `work`; None if unknown."""
+        """Return the peak of allocated bytes during `work`; None if unknown."""
 
     @abstractmethod
     def free_bytes(self) -> int:
@@ -88,7 +88,7 @@ class Cuda(Place):
         return f"{properties.name}, {gib:.0f} GiB, CUDA {torch.version.cuda}"
 
     def finish(self) -> None:
-        """Waits for the device."""
+        """Wait for the device."""
         torch.cuda.synchronize()
 
     @contextmanager
@@ -101,7 +101,7 @@ class Cuda(Place):
             torch.cuda.set_sync_debug_mode("default")
 
     def peak(self, work: Callable[[], None]) -> int:
-        """Returns the peak of torch's allocator."""
+        """Return the peak of torch's allocator."""
         self.finish()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -67,7 +67,7 @@ class Entry(BaseModel):
     """What counts as a step: "each" step of any optimizer; a "round" in which every optimizer has
     stepped; the steps "seen" by the run, where rounds differ (each loss must then be in one of the
     run's steps, in order, and each step must contain what was observed between its losses); or each
-    "backward" pass, where the script updates parameters by hand or with a library's optimizer."""
+    "backward" pass, where the script updates parameters manually or with a library's optimizer."""
     runs: int = 1
     """Number of runs per start of the script: one for each process that trains."""
     target: bool = False

@@ -142,7 +142,7 @@ class Oracle:
         self.steps, self.rest = self._grouped(entry)
 
     def trainings(self, entry: Entry) -> list[Oracle]:
-        """Returns an oracle for each training run in the process, which has its own optimizer.
+        """Return an oracle for each training run in the process, which has its own optimizer.
 
         Calls between two of them belong to the one that calls these modules in its later steps.
         """
@@ -239,7 +239,7 @@ class Oracle:
 
 
 def _calling(modules: Collection[Any], segment: dict[str, Any]) -> dict[str, Any]:
-    """Returns a segment with only the calls of these modules."""
+    """Return a segment with only the calls of these modules."""
     only = {
         name: {key: value for key, value in segment[name].items() if key in modules}
         for name in ("calls", "roots")

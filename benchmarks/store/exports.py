@@ -19,7 +19,7 @@ _ROUNDS, _COMMIT = 3, 8
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """Writes such a run; returns the median seconds of its export for each format."""
+    """Write such a run; return the median seconds of its export for each format."""
     _write(folder / "run")
     run = open_run(folder / "run")
     spent: dict[str, list[float]] = {format_: [] for format_ in FORMATS}

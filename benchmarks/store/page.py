@@ -30,12 +30,12 @@ def tables(figures: dict[str, Any]) -> str:
         load = " **The machine was busy, so times are upper bounds. Sizes and counts are exact.**"
     usage, peers_size = hand["usage"], figures["peers_size"]
     return f"""\
-Measured on {figures["date"]} by `python -m benchmarks.store`: {machine["processor"]},
-{machine["cores"]} cores, load before {machine["load_before"]}.{load} Times in ms. A run contains
-nine statistics, aggregated in three ways and for two samples. Eight records share a commit. Each
-read is repeated with different columns. The table shows the first read (in a new process, from the
-page cache) / the median / the 95th percentile. Opening is repeated 20 times, each time bypassing
-all caches except the page cache. The table shows the median / the 95th percentile.
+Measured on {figures["date"]} with `python -m benchmarks.store`: {machine["processor"]},
+{machine["cores"]} cores, system load of {machine["load_before"]} before the run.{load} Times in ms.
+A run contains nine statistics, aggregated in three ways and for two samples. Eight records share a
+commit. Each read is repeated with different columns. The table shows the first read (in a new
+process, from the page cache) / the median / the 95th percentile. Opening is repeated 20 times, each
+time bypassing all caches except the page cache. The table shows the median / the 95th percentile.
 
 {_table(_run_lines(figures["runs"]))}
 
@@ -73,7 +73,7 @@ do.
 
 
 def _exports(seconds: dict[str, float]) -> str:
-    """Returns a paragraph; nothing if exports were not measured."""
+    """Return a paragraph; nothing if exports were not measured."""
     if not seconds:
         return ""
     times = ", ".join(f"{name} {spent:.1f} s" for name, spent in seconds.items())

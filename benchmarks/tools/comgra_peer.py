@@ -78,7 +78,7 @@ class ComgraPeer(Tool):
         return len(list(_recordings(folder).iterdir()))
 
     def series(self, folder: Path) -> int:
-        """Returns the distinct (name, pass) pairs of the newest record."""
+        """Return the distinct (name, pass) pairs of the newest record."""
         return len({key[:4] for key, _ in _entries(folder) if not key[2].endswith(CARRIED_OVER)})
 
     def commits(self) -> AbstractContextManager[CommitClock]:

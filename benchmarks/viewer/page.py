@@ -45,9 +45,9 @@ def tables(figures: dict[str, Any]) -> str:
         lines += _lines(name, figures["measures"].get(name, {}))
     notes = _memory(figures["measures"].get("memory", {}))
     return f"""\
-Measured on {figures["date"]} by `python -m benchmarks.viewer`: {machine["processor"]},
+Measured on {figures["date"]} with `python -m benchmarks.viewer`: {machine["processor"]},
 {machine["cores"]} cores shared by server and browser, no GPU (the browser renders in
-software), load before {machine["load_before"]}.{load} Times in ms.
+software), system load of {machine["load_before"]} before the run.{load} Times in ms.
 
 {chr(10).join(lines)}
 {notes}"""

@@ -1,4 +1,4 @@
-"""Runs the viewer in a separate process and measures its memory."""
+"""Run the viewer in a separate process and measure its memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Module globals that connect the annotations with the session that receives them.
+"""Module globals that connect the annotations to the session that receives them.
 
 The annotation functions test these globals, and the tracer sets them. Neither side imports the
 other, so a program can call `comgra.node` without torch and without a session.
@@ -58,7 +58,7 @@ def listen(to: Listener) -> None:
 
 
 def unlisten(to: Listener) -> None:
-    """Remove `to` as the listener; does nothing if another listener has replaced it."""
+    """Remove `to` as the listener; do nothing if another listener has replaced it."""
     if listener is to:
         _forget()
 

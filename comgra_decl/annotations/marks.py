@@ -69,7 +69,8 @@ def node(
 
 
 _recording = False
-"""Whether a step is being recorded. In other steps, testing it is the only cost of `node`."""
+"""Whether a step is being recorded. In other steps, checking this flag is the only cost of
+`node`."""
 
 
 def _switch(value: bool) -> None:

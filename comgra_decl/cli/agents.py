@@ -29,7 +29,7 @@ _ROWS = 40
 
 
 class Agent:
-    """Answers questions about the runs below a folder; reads nothing outside it.
+    """Answer questions about the runs below a folder; reads nothing outside it.
 
     Each answer is JSON of limited length. "run" is "group/name", "name", or empty for the newest.
     """
@@ -67,7 +67,7 @@ class Agent:
         return _told({"runs": len(runs), "newest": rows})
 
     def open_run(self, run: str = "") -> str:
-        """Describe a run: state, steps, types, statistics, metrics, nodes with classes, pictures."""
+        """Describe a run: state, steps, types, statistics, metrics, nodes, pictures."""
         found = self._run(run)
         kpis = found.kpis(automatic=True)
         last = kpis.groupby("name")["value"].last()
@@ -110,7 +110,7 @@ class Agent:
         return _told({"count": len(rows), "findings": rows})
 
     def explain(self, run: str = "") -> str:
-        """Return a page of Markdown: facts, verdict, findings with evidence, the program's error."""
+        """Return a page of Markdown: facts, verdict, findings with evidence, and the error."""
         from comgra_decl.cli.explaining import explained
         from comgra_decl.rules import diagnose
 
@@ -217,7 +217,7 @@ class Agent:
 
 
 def server(root: Path) -> Any:
-    """Returns an MCP server for the runs below a folder.
+    """Return an MCP server for the runs below a folder.
 
     Raises:
         MissingPackageError: the MCP SDK is not installed.
@@ -244,7 +244,7 @@ def server(root: Path) -> Any:
 
 
 def _telling(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a tool whose errors reach the agent in full: the SDK hides those it does not know."""
+    """Return a tool whose errors reach the agent in full: the SDK hides those it does not know."""
     from comgra_decl.sinks import needed
 
     error = needed("mcp.server.mcpserver.exceptions", "mcp").ToolError
@@ -260,7 +260,7 @@ def _telling(tool: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _told(content: dict[str, Any]) -> str:
-    """Returns content as JSON; its longest list is shortened until the text fits."""
+    """Return content as JSON; its longest list is shortened until the text fits."""
     content = plain(content)
     while len(text := json.dumps(content)) > LIMIT:
         name = max(content, key=lambda key: len(json.dumps(content[key])))
@@ -280,7 +280,7 @@ def _sparse(steps: list[int]) -> list[int] | dict[str, int]:
 
 
 def _extremes(values: np.ndarray[Any, np.dtype[np.float64]], points: int) -> list[int]:
-    """Returns indices of the smallest and largest value of each of `points` / 2 stretches."""
+    """Return indices of the smallest and largest value of each of `points` / 2 stretches."""
     if len(values) <= points:
         return [*range(len(values))]
     found: set[int] = set()
@@ -295,5 +295,5 @@ def _extremes(values: np.ndarray[Any, np.dtype[np.float64]], points: int) -> lis
 
 
 def _number(value: float) -> float | str:
-    """Returns a number with five digits; NaN and infinity as strings, which JSON lacks."""
+    """Return a number with five digits; NaN and infinity as strings, which JSON lacks."""
     return float(f"{value:.5g}") if np.isfinite(value) else str(value)

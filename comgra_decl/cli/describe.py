@@ -1,4 +1,4 @@
-"""Describe runs as plain data for the command line's JSON."""
+"""Describe runs as plain data for the JSON output of the command line."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def describe_run(run: Run) -> dict[str, Any]:
 
 
 def describe_ending(run: Run) -> dict[str, Any] | None:
-    """Return how the program ended, with the whole post-mortem; None if it ended normally."""
+    """Return how the program ended, with the full post-mortem; None if it ended normally."""
     ending = run.ending
     if ending is None:
         return None

@@ -176,7 +176,7 @@ def _denied(diagnosis: Diagnosis) -> int:
 
 
 def _health(diagnosis: Diagnosis) -> Group:
-    """Return the checklist, with one line per question and its values, and its limitations."""
+    """Return the checklist, one line per question, followed by what it could not check."""
     from comgra_decl.rules import health, unseen
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
@@ -198,7 +198,7 @@ def _health(diagnosis: Diagnosis) -> Group:
 
 
 def _numbers(check: Check) -> str:
-    """Return the text shown next to an answer: values, and the share of rules that were checked."""
+    """Return the text next to an answer: the values, and how many of the rules were checked."""
     parts = [check.state] if check.colour in ("partly", "unchecked", "absent") else []
     return "; ".join([*parts, *([check.numbers] if check.numbers else [])])
 

@@ -128,7 +128,7 @@ def note_verdict(
     reason: str,
     arguments: Sequence[str],
 ) -> None:
-    """Store a verdict with a run, if any, and print its location.
+    """Store a verdict with the run, if one was given, and print where it is stored.
 
     Args:
         run: a run of the script; None to store nothing.

@@ -165,7 +165,7 @@ _MARKS = re.compile(r"([\\*<>|]|(?<!\w)_|_(?!\w)|^[#+-]|\](?=[(\[:]))")
 
 
 def _plain(text: str) -> str:
-    """Return text on one line, so that Markdown shows it literally; pairs of backticks remain."""
+    """Return text as one line that Markdown shows literally, except for pairs of backticks."""
     line = visible(" ".join(text.split()))
     if line.count("`") % 2:
         line = line.replace("`", "'")

@@ -16,14 +16,14 @@ from comgra_decl.visible import visible
 if TYPE_CHECKING:
     from comgra_decl.store.location import Location
 
-# The type Path lets shells complete paths; `location` recognizes URLs converted to Path.
+# The `Path` type lets shells complete paths; `location` recognises URLs converted to Path.
 Root = Annotated[
     Path, typer.Argument(help="Root or group folder: a path or an s3:// or gs:// URL.")
 ]
 RunPath = Annotated[
     Path,
     typer.Argument(
-        help="Folder of a run; for a group or root folder, its newest run is used. A path or URL."
+        help="Path or URL of a run's folder; in a group or root folder, the newest run is used."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -86,4 +86,4 @@ def bar() -> Iterator[OnProgress]:
 
 
 def _ignore(what: str, done: int, total: int) -> None:
-    """Do nothing; replaces the progress bar if standard error is not a terminal."""
+    """Do nothing; used instead of the progress bar if standard error is not a terminal."""

@@ -92,7 +92,7 @@ def state_text(state: str) -> Text:
 
 
 def time_text(seconds: float | None) -> str:
-    """Return Unix seconds as local time."""
+    """Return a time in Unix seconds as local time."""
     return "-" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
 
 
@@ -211,7 +211,7 @@ def _checked_facts(verdict: Verdict) -> Iterator[tuple[str, str | Text]]:
         )
         yield (
             "what to do",
-            f"to rescue it: comgra-decl cp --version {verdict.whole_version} {verdict.path} TARGET",
+            f"to copy it: comgra-decl cp --version {verdict.whole_version} {verdict.path} TARGET",
         )
 
 

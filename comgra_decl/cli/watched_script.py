@@ -53,7 +53,7 @@ def refuse(command: str, problem: object, usage: str) -> None:
 
 
 def options_of(rest: list[str], *, flags: Sequence[str], values: Sequence[str]) -> dict[str, str]:
-    """Remove comgra's options, in any order, from the front of `rest`, leaving the script's.
+    """Remove comgra's options, in any order, from the front of `rest`, leaving those of the script.
 
     Args:
         rest: the command line.

@@ -26,8 +26,8 @@ Place = Mapping[str, str | Path | None]
 def load_spec(source: str | Path | Mapping[str, Any] | Spec, overrides: Sequence[str] = ()) -> Spec:
     """Return the spec that `source` declares.
 
-    Does not import anything that the spec names; `comgra.trace` and the other entry points do so
-    when they start.
+    Imports nothing that the spec names; `comgra.trace` and the other entry points import it when
+    they start.
 
     Args:
         source: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec. A
@@ -56,8 +56,9 @@ def declared(
         source: as in `load_spec`.
         overrides: as in `load_spec`.
         place: root, group and name given outside the spec; they take precedence over the spec.
-        functions: whether to import the functions that the spec names now. Pass False before the
-            program has started, because the program may still have to set up its import path.
+        functions: whether to import, at this point, the functions that the spec names. Pass False
+            before the program has started, because the program may still have to set up its import
+            path.
 
     Raises:
         SpecError: the spec is invalid; lists every problem, one per line.

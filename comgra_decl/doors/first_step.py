@@ -107,7 +107,7 @@ class Waiting:
         self._session: Session | None = None
 
     def begin(self) -> None:
-        """Wait, in the calling process, for a model's call or an optimizer's step.
+        """Wait, in the calling process, for a model call or an optimizer step.
 
         In a child of a recorded process, a model call does not indicate training until an optimizer
         exists, because a data loader may compute embeddings of its data.
@@ -227,7 +227,7 @@ class Waiting:
             finish_session(self._session)
 
     def end(self) -> None:
-        """Remove the hooks; log a message if the program has ended without anything to record."""
+        """Remove the hooks; log a message if the program has ended with nothing to record."""
         waited, mine = self._session is None, self._owner == os.getpid()
         self.stop()
         # The hooks that remain on torch (see `leave`) would keep references to the program's

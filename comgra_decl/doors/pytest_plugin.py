@@ -19,7 +19,7 @@ _SHOWN = 5
 
 
 class Traced:
-    """Records training in a test, in a temporary folder.
+    """Record training in a test, in a temporary folder.
 
     ```python
     def test_training(traced):
@@ -41,7 +41,7 @@ class Traced:
         *,
         overrides: Sequence[str] = (),
     ) -> Iterator[Session]:
-        """Traces everything trained inside the `with` block, as `comgra_decl.trace` does."""
+        """Trace everything trained inside the `with` block, as `comgra_decl.trace` does."""
         from comgra_decl.doors.trace import trace
         from comgra_decl.query import open_run
 
@@ -57,13 +57,13 @@ class Traced:
         return self._run
 
     def findings(self) -> list[Finding]:
-        """Returns the findings of the rules about the run, most important first."""
+        """Return the findings of the rules about the run, most important first."""
         from comgra_decl.rules import diagnose
 
         return diagnose(self.run).findings
 
     def assert_healthy(self, *, severity: str = "warning", ignore: Sequence[str] = ()) -> None:
-        """Fails if a rule has found a problem.
+        """Fail if a rule has found a problem.
 
         Args:
             severity: the lowest severity that fails: "error", "warning" or "hint".
@@ -88,7 +88,7 @@ class Traced:
             pytest.fail("\n".join(lines), pytrace=False)
 
     def assert_keeps(self, contract: str | Path) -> None:
-        """Fails if the run departs from a contract, and names the tensor that left it first.
+        """Fail if the run departs from a contract, and names the tensor that left it first.
 
         Args:
             contract: path of the contract; relative to the folder of the test.
@@ -106,5 +106,5 @@ class Traced:
 
 @pytest.fixture
 def traced(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Traced:
-    """Records what a test trains, for `assert_healthy` and `assert_keeps`; see `Traced`."""
+    """Record what a test trains, for `assert_healthy` and `assert_keeps`; see `Traced`."""
     return Traced(tmp_path_factory.mktemp("comgra"), request.path.parent)

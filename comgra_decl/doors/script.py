@@ -60,7 +60,7 @@ class UsageError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the script named on the command line, traced.
+    """Run the script named on the command line, with tracing.
 
     Exceptions and the exit code of the script pass through.
     """
@@ -127,7 +127,7 @@ def require_script(call: Call) -> None:
 
 
 def run(call: Call, *, start: Callable[[Spec, RunContext], Session] = start_session) -> None:
-    """Run the script of `call` as Python would, recorded by the session that `start` returns."""
+    """Run the script of `call` as Python would, while the session from `start` records it."""
     from comgra_decl.doors.checked_spec import declared, require_at_first_step
 
     try:

@@ -29,7 +29,7 @@ def trace(
 
     Args:
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.
-        root: folder of all groups; defaults to the spec's, or "runs".
+        root: folder that contains all groups; defaults to the spec's, or "runs".
         group: name of the folder that contains the runs to be compared; defaults to the script's
             name.
         name: name of the run's own folder; defaults to the current time.

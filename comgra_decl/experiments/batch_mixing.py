@@ -177,8 +177,7 @@ def _evaluated(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Relative differences that the order of summation can cause, by dtype; 0.02 for shorter
-formats."""
+"""Relative differences that the order of summation can cause, by dtype; 0.02 for other dtypes."""
 
 _SHORT = 2e-2
 

@@ -130,7 +130,7 @@ class Rehearsal(Session):
         if self._refusal is not None:
             self._refusal.remove()
             self._refusal = None
-        tidy()  # the program was ended inside its optimizer's hooks
+        tidy()  # the program was stopped inside its optimizer's hooks
 
     def _present(self) -> None:
         self._read_laps()
@@ -170,7 +170,7 @@ class Rehearsal(Session):
         self.give_up(error)
 
     def give_up(self, error: BaseException) -> None:
-        """End the program because of an internal error, since it was not meant to train."""
+        """End the program after an internal error, because it was not meant to train."""
         _log.error("the dry run failed because of an error in comgra_decl", exc_info=error)
         self._over = True
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -41,7 +41,7 @@ class Verdict:
 
 
 def verdict(seen: Seen, *, below: float = BELOW) -> Verdict:
-    """Return the verdict on the losses of training on one batch.
+    """Return the verdict, given the losses from training on one batch.
 
     Compares the median of the last tenth of the losses with the first loss. If the loss is negative
     or the input changed, the outcome is "unclear".

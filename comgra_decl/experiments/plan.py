@@ -249,7 +249,7 @@ def print_plan(plan: Plan) -> None:
     for sentence in plan.remarks:
         out.print(Text(f"note: {sentence}"))
     if plan.tensors:
-        out.print("This was a dry run: the program was ended, and nothing was stored.")
+        out.print("This was a dry run: the program was stopped, and nothing was stored.")
 
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")

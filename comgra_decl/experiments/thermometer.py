@@ -33,7 +33,7 @@ class Reading:
 
 @contextmanager
 def reading(readings: list[Reading], end: Callable[[], BaseException]) -> Iterator[None]:
-    """Read all childless layers until the first optimizer step, which raises `end()`."""
+    """Read all layers without submodules until the first optimizer step, which raises `end()`."""
     from torch.nn.modules.module import (
         register_module_forward_hook,
         register_module_forward_pre_hook,

@@ -1,4 +1,4 @@
-"""Exports a run for other programs: Parquet, CSV, zarr, npz, TensorBoard.
+"""Export a run for other programs: Parquet, CSV, zarr, npz, TensorBoard, or its graph.
 
 ```python
 from comgra_decl.export import export_run

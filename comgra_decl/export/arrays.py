@@ -1,4 +1,4 @@
-"""Produces the arrays of a run in pieces, for any output format."""
+"""Produce the arrays of a run in pieces, for any output format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Form:
 
 
 def forms(content: Content) -> list[Form]:
-    """Returns the forms of the statistics arrays, with slots in the order of `content.slots`."""
+    """Return the forms of the statistics arrays, with slots in the order of `content.slots`."""
     run, both = content.run, (len(content.records), len(content.slots))
     names, samples = len(content.statistics), run.sample_count
     found = [
@@ -46,7 +46,7 @@ def forms(content: Content) -> list[Form]:
 
 
 def pieces(content: Content) -> Iterator[tuple[str, int, NDArray[Any]]]:
-    """Yields pieces of all arrays of `forms`: (array name, first row, data [rows, slots, ...])."""
+    """Yield pieces of all arrays of `forms`: (array name, first row, data [rows, slots, ...])."""
     ids, first = [int(number) for number in content.ids], 0
     for chunk in content.chunks():
         yield "statistics", first, chunk.aggregates[:, ids]
@@ -63,7 +63,7 @@ def pieces(content: Content) -> Iterator[tuple[str, int, NDArray[Any]]]:
 
 
 def record_columns(content: Content) -> dict[str, NDArray[Any]]:
-    """Returns facts of each record as arrays [records]; a type is its index in `types`."""
+    """Return facts of each record as arrays [records]; a type is its index in `types`."""
     records = content.records
     codes = {name: code for code, name in enumerate(content.run.types)}
     return {

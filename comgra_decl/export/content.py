@@ -1,4 +1,4 @@
-"""Produces the content of an export in pieces, so that long runs need little memory."""
+"""Produce the content of an export in pieces, so that long runs need little memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Content:
         }
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the records in chunks."""
+        """Yield the records in chunks."""
         total, done = max(1, len(self.records)), 0
         for chunk in self.run.chunks():
             yield chunk
@@ -85,7 +85,7 @@ class Content:
                 self._progress("exporting", done, total)
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Returns the small tables by name."""
+        """Return the small tables by name."""
         slots = self.slots.reset_index()
         return {
             "records": self.records.reset_index(),
@@ -96,7 +96,7 @@ class Content:
         }
 
     def statistics_tables(self) -> Iterator[pd.DataFrame]:
-        """Yields tables with one row per tensor and record, with all statistics and aggregates."""
+        """Yield tables with one row per tensor and record, with all statistics and aggregates."""
         nonfinite = self.statistics.index("nonfinite")
         names = [
             name if how == AGGREGATES[0] else f"{name}.{how}"
@@ -111,7 +111,7 @@ class Content:
             yield self._keyed(chunk, rows, columns, dict(zip(names, flat.T, strict=True)))
 
     def sample_tables(self) -> Iterator[pd.DataFrame]:
-        """Yields tables with one row per recorded sample of each tensor and record."""
+        """Yield tables with one row per recorded sample of each tensor and record."""
         if not self.run.sample_count:
             return
         nonfinite = self.statistics.index("nonfinite")
@@ -131,7 +131,7 @@ class Content:
         columns: NDArray[np.int64],
         named: dict[str, NDArray[Any]],
     ) -> pd.DataFrame:
-        """Returns a table with columns that identify each row's record and slot."""
+        """Return a table with columns that identify each row's record and slot."""
         steps = chunk.steps[rows]
         types = pd.Categorical(np.asarray(chunk.types, object)[rows], categories=self.run.types)
         keys: dict[str, Any] = {

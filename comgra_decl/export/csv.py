@@ -13,7 +13,7 @@ from .plain import plain_columns
 
 
 def write(content: Content, to: Path) -> None:
-    """Writes the folder `to` with `statistics.csv`, `samples.csv`, `records.csv`, ..."""
+    """Write the folder `to` with `statistics.csv`, `samples.csv`, `records.csv`, ..."""
     to.mkdir()
     for name, table in content.tables().items():
         plain_columns(table).to_csv(to / f"{name}.csv", index=False)

@@ -1,4 +1,4 @@
-"""Exports a run to formats for other programs; the target appears only when complete."""
+"""Export a run to formats for other programs; the target appears only when complete."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def export_run(
     selection: Selection | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Exports a run to a format that other programs read.
+    """Export a run to a format that other programs read.
 
     Args:
         run: an open run; a live one is exported as of its last refresh.
@@ -60,10 +60,10 @@ def export_run(
         The path written.
 
     Raises:
-        UnknownNameError: The format does not exist, or no node matches the pattern.
-        SelectionError: The format is for a limited number of series, and more are selected.
-        MissingPackageError: The format needs a missing package; the message names the extra.
-        StoreError: The target exists, is in a bucket, is inside the run, or cannot be written.
+        UnknownNameError: the format does not exist, or no node matches the pattern.
+        SelectionError: the format is for a limited number of series, and more are selected.
+        MissingPackageError: the format needs a missing package; the message names the extra.
+        StoreError: the target exists, is in a bucket, is inside the run, or cannot be written.
     """
     if not is_one_of(format_, FORMATS):
         raise UnknownNameError(

@@ -27,7 +27,7 @@ _MAPS = {("height", "width"), ("query", "key")}
 
 
 def forward(content: Content, sink: Sink) -> list[SlotKey]:
-    """Passes the selected part of a run to a sink.
+    """Pass the selected part of a run to a sink.
 
     Returns:
         The selected tensors.
@@ -60,7 +60,7 @@ def forward(content: Content, sink: Sink) -> list[SlotKey]:
 
 
 def about(run: Run, statistics: list[str]) -> About:
-    """Returns the facts about a run that sinks show."""
+    """Return the facts about a run that sinks show."""
     return about_of(run.path, run.config, run.started, statistics)
 
 
@@ -74,14 +74,14 @@ class Clock:
         self._started = run.started
 
     def at(self, step: int) -> float:
-        """Returns the time of a step in unix seconds."""
+        """Return the time of a step in unix seconds."""
         if not len(self._steps):
             return self._started
         return float(np.interp(step, self._steps, self._times))
 
 
 def slots_of(table: pd.DataFrame) -> list[SlotInfo]:
-    """Returns the rows of `Run.slots`, without those of recorded pictures."""
+    """Return the rows of `Run.slots`, without those of recorded pictures."""
     return [
         SlotInfo(
             int(number),
@@ -98,7 +98,7 @@ def slots_of(table: pd.DataFrame) -> list[SlotInfo]:
 
 
 def graph_in(run: Run) -> Graph | None:
-    """Returns the last graph of a run; None if it has none."""
+    """Return the last graph of a run; None if it has none."""
     structure = run.structure()
     return None if structure is None else graph_of(structure, slots_of(run.slots))
 
@@ -134,7 +134,7 @@ def _notes(table: pd.DataFrame) -> list[Note]:
 def _pictures(
     content: Content, chosen: list[SlotKey], clock: Clock
 ) -> Iterator[tuple[Moment, str, NDArray[np.uint8]]]:
-    """Yields the previews of the chosen tensors and the pictures that probes have recorded."""
+    """Yield the previews of the chosen tensors and the pictures that probes have recorded."""
     run = content.run
     drawn = 0
     for key in chosen:
@@ -159,7 +159,7 @@ def _pictures(
 
 
 def _previews(slot: Slot, run: Run) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Yields the steps and values [..., height, width] of a tensor's previews."""
+    """Yield the steps and values [..., height, width] of a tensor's previews."""
     for step in _spread(run.steps.tolist()):
         try:
             preview = slot.preview(step)
@@ -171,7 +171,7 @@ def _previews(slot: Slot, run: Run) -> Iterator[tuple[int, NDArray[np.float64]]]
 
 
 def _spread(steps: list[int]) -> list[int]:
-    """Returns at most `_PICTURES` of the steps, with the first and the last."""
+    """Return at most `_PICTURES` of the steps, with the first and the last."""
     if len(steps) <= _PICTURES:
         return steps
     return [steps[i] for i in np.linspace(0, len(steps) - 1, _PICTURES).round().astype(int)]

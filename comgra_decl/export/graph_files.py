@@ -38,7 +38,7 @@ Statistics = Mapping[str, dict[str, float]]
 
 
 def write_onnx(content: Content, to: Path) -> None:
-    """Writes a model whose operators are the classes of modules, for viewers such as Netron.
+    """Write a model whose operators are the classes of modules, for viewers such as Netron.
 
     Nodes without sources whose shape is known are inputs of the graph. An edge that closes a cycle
     is left out, because ONNX has no cycles; the node's attribute `cycle_from` names its source.
@@ -80,7 +80,7 @@ def write_onnx(content: Content, to: Path) -> None:
 
 
 def _value_info(onnx: Any, node: Node) -> Any:
-    """Returns the type and shape of a node's tensor; None if they are unknown or not in ONNX."""
+    """Return the type and shape of a node's tensor; None if they are unknown or not in ONNX."""
     dtype = _DTYPES.get(node.dtype)
     if node.shape is None or dtype is None:
         return None
@@ -96,7 +96,7 @@ def _attributes(node: Node, statistics: Statistics) -> dict[str, Any]:
 
 
 def write_graphml(content: Content, to: Path) -> None:
-    """Writes GraphML with networkx."""
+    """Write GraphML with networkx."""
     networkx = needed("networkx", "graphml")
     statistics = _statistics(content.run)
     found = networkx.DiGraph()
@@ -113,7 +113,7 @@ def write_graphml(content: Content, to: Path) -> None:
 
 
 def write_json(content: Content, to: Path) -> None:
-    """Writes node-link JSON, as networkx, D3 and others read it; NaN and infinity are strings."""
+    """Write node-link JSON, as networkx, D3 and others read it; NaN and infinity are strings."""
     statistics = _statistics(content.run)
     told = plain(_graph(content)) | {"multigraph": False, "run": str(content.run.path)}
     for node in told["nodes"]:
@@ -125,7 +125,7 @@ def write_json(content: Content, to: Path) -> None:
 
 
 def write_dot(content: Content, to: Path) -> None:
-    """Writes DOT, the language of Graphviz; edges without a gradient are dashed."""
+    """Write DOT, the language of Graphviz; edges without a gradient are dashed."""
     graph = _graph(content)
     lines = ["digraph {", '  rankdir=LR; node [shape=box style=filled fontname="sans-serif"];']
     for node in graph.nodes:
@@ -139,7 +139,7 @@ def write_dot(content: Content, to: Path) -> None:
 
 
 def write_mermaid(content: Content, to: Path) -> None:
-    """Writes a Mermaid flowchart, as Markdown on GitHub and GitLab shows it."""
+    """Write a Mermaid flowchart, as Markdown on GitHub and GitLab shows it."""
     graph = _graph(content)
     number = {node.name: f"n{i}" for i, node in enumerate(graph.nodes)}
     lines = ["flowchart LR"]
@@ -172,21 +172,23 @@ def _graph(content: Content) -> Graph:
 
 
 def _statistics(run: Run) -> dict[str, dict[str, float]]:
-    """Returns the usual statistics of each node's output and its gradient at the last step."""
+    """Return the usual statistics of each node's output and its gradient at the last step."""
     if not len(run.steps):
         return {}
     row = run.row(int(run.steps[-1]))
     names = [name for name in ("mean", "std", "abs_max", "l2") if name in row.columns]
     found: dict[str, dict[str, float]] = {}
-    for (node, role, iteration, pass_), numbers in row[names].iterrows():  # type: ignore[misc]
+    keys = [tuple(key) for key in row.index]
+    for (node, role, iteration, pass_), numbers in zip(keys, row[names].to_numpy(), strict=True):
         if role == "output" and iteration == 0:
-            told = {f"{pass_}.{name}": float(value) for name, value in numbers.items()}
+            pairs = zip(names, numbers.tolist(), strict=True)
+            told = {f"{pass_}.{name}": float(value) for name, value in pairs}
             found.setdefault(str(node), {}).update(told)
     return found
 
 
 def _lines(node: Node) -> list[str]:
-    """Returns the lines of a node's label."""
+    """Return the lines of a node's label."""
     shape = [] if node.shape is None else [_shape(node.shape)]
     return [node.name, *([node.label] if node.label != node.name else []), *shape]
 
@@ -200,5 +202,5 @@ def _dot(text: str) -> str:
 
 
 def _mermaid(text: str) -> str:
-    """Escapes what has a meaning in Mermaid or HTML as entities with codes."""
+    """Escape what has a meaning in Mermaid or HTML as entities with codes."""
     return "".join(c if c.isalnum() or c in " ._-:()[]\u00d7" else f"#{ord(c)};" for c in text)

@@ -14,7 +14,7 @@ from .content import KEYS, Content
 
 
 def write(content: Content, to: Path) -> None:
-    """Writes the file `to`. Arrays are built on disk, so that long runs need little memory."""
+    """Write the file `to`. Arrays are built on disk, so that long runs need little memory."""
     with tempfile.TemporaryDirectory(dir=to.parent) as folder:
         for name, array in _small(content).items():
             np.save(Path(folder) / f"{name}.npy", array, allow_pickle=False)
@@ -35,7 +35,7 @@ def write(content: Content, to: Path) -> None:
 
 
 def _small(content: Content) -> dict[str, np.ndarray]:
-    """Returns everything except the arrays of statistics; names as strings, facts as JSON."""
+    """Return everything except the arrays of statistics; names as strings, facts as JSON."""
     kpis = content.run.kpis()
     small = {
         **record_columns(content),

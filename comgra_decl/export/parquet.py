@@ -17,7 +17,7 @@ from .plain import plain_columns
 
 
 def write(content: Content, to: Path) -> None:
-    """Writes the folder `to` with `statistics.parquet`, `samples.parquet` and others."""
+    """Write the folder `to` with `statistics.parquet`, `samples.parquet` and others."""
     pyarrow = needed("pyarrow", "parquet")
     needed("pyarrow.parquet", "parquet")
     to.mkdir()
@@ -32,7 +32,7 @@ def write(content: Content, to: Path) -> None:
 
 
 def _write_pieces(pyarrow: Any, tables: Iterator[pd.DataFrame], path: Path) -> None:
-    """Writes a table in pieces, one row group each."""
+    """Write a table in pieces, one row group each."""
     first = next(tables, None)
     if first is None:
         return

@@ -1,4 +1,4 @@
-"""Converts tables to types that every format supports."""
+"""Convert tables to types that every format supports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 
 
 def plain_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with tuples and other objects converted to JSON text."""
+    """Return a table with tuples and other objects converted to JSON text."""
     plain = table.copy()
     for name in plain.columns:
         if plain[name].dtype == object:

@@ -20,7 +20,7 @@ _SIDE = 64  # of a sample's picture in the sprite
 
 
 def write_projector(run: Run, chosen: list[SlotKey], to: Path) -> None:
-    """Adds the values of the last step to a log folder, with one point per recorded sample.
+    """Add the values of the last step to a log folder, with one point per recorded sample.
 
     Tensors without a batch dimension, with fewer than three samples or with more than 4,096 values
     per sample are left out, and so are all tensors beyond the first 20.
@@ -78,7 +78,7 @@ def _write_labels(run: Run, step: int, path: Path) -> None:
 
 
 def _sprite(run: Run, step: int) -> tuple[NDArray[np.uint8], int] | None:
-    """Returns the inputs of all samples in a square of tiles, and their number."""
+    """Return the inputs of all samples in a square of tiles, and their number."""
     for node, role in run.slots.query("kind == 'input'")[["node", "role"]].itertuples(index=False):
         try:
             values = np.asarray(run.slot(node, role=role).value(step), np.float64)

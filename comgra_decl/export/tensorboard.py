@@ -12,7 +12,7 @@ from .projector import write_projector
 
 
 def write(content: Content, to: Path) -> None:
-    """Writes the folder `to`, which `tensorboard --logdir` reads."""
+    """Write the folder `to`, which `tensorboard --logdir` reads."""
     sink = TensorBoardSink(to)
     try:
         chosen = forward(content, sink)

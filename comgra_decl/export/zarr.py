@@ -19,7 +19,7 @@ from .plain import plain_columns
 
 _CHUNK_BYTES = 1 << 20
 _HELD_BYTES = 64 << 20
-"""Maximum bytes of values waiting for a full chunk."""
+"""Maximum size, in bytes, of values waiting for a full chunk."""
 
 # The draft is written without sync and published by one rename. Otherwise, each chunk would wait
 # for the disk.
@@ -33,7 +33,7 @@ _NAMED = frozenset(
 
 
 def write(content: Content, to: Path) -> None:
-    """Writes the group `to`: arrays of statistics, and a group `values` of raw values."""
+    """Write the group `to`: arrays of statistics, and a group `values` of raw values."""
     attributes = json.loads(json.dumps(content.facts, default=str))
     slots = plain_columns(content.slots.drop(columns=["shape", "names"]).reset_index())
     attributes["slots"] = json.loads(slots.to_json(orient="records"))
@@ -70,25 +70,25 @@ class _Kept:
 
     @property
     def held(self) -> int:
-        """Bytes waiting for a full chunk."""
+        """Number of bytes waiting for a full chunk."""
         return sum(value.nbytes for value in self._held)
 
     def add(self, record: int, value: NDArray[Any]) -> None:
-        """Adds the values of the next record; each chunk is written once if possible."""
+        """Add the values of the next record; each chunk is written once if possible."""
         self._held.append(value.astype(self._stored))
         self.records.append(record)
         if len(self.records) % self._wanted == 0:
             self.flush()
 
     def flush(self) -> None:
-        """Writes the waiting values."""
+        """Write the waiting values."""
         if self._held:
             last = len(self.records)
             self._array[last - len(self._held) : last].write(np.stack(self._held)).result()
             self._held = []
 
     def end(self, attributes: dict[str, Any]) -> None:
-        """Truncates the array to the written records and stores its attributes."""
+        """Truncate the array to the written records and store its attributes."""
         self.flush()
         metadata = json.loads(self._path.read_text())
         metadata["shape"][0] = len(self.records)
@@ -97,7 +97,7 @@ class _Kept:
 
 
 def _write_values(content: Content, to: Path, context: ts.Context) -> None:
-    """Writes an array [k, samples, ...] for each slot, shape and dtype of the raw values."""
+    """Write an array [k, samples, ...] for each slot, shape and dtype of the raw values."""
     _write_group(to, {})
     wanted, most = set(content.ids.tolist()), len(content.records)
     arrays: dict[str, tuple[int, _Kept]] = {}
@@ -142,7 +142,7 @@ def _create(group: Path, form: Form, context: ts.Context) -> ts.TensorStore:
 
 
 def _chunk(form: Form) -> list[int]:
-    """Returns chunks of about 1 MB: records of all slots, or parts of a large record."""
+    """Return chunks of about 1 MB: record of all slots, or parts of a large record."""
     chunk = [max(1, extent) for extent in form.shape]
     size = np.dtype(form.dtype).itemsize
     for axis in range(len(chunk)):

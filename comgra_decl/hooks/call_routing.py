@@ -154,7 +154,7 @@ class CallRouter:
             state = self._state
             self._train.aside = False
             if not self._roots.evaluating and self._train.open and state.trained:
-                # the model may have been a teacher rather than evaluated
+                # the model may have been a teacher, not the one being evaluated
                 self._declared.structures.resume()
             undecided = state.evaluated and not self._roots.training
             if self._evaluation.complete and not undecided:

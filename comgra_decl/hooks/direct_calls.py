@@ -21,7 +21,7 @@ After = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
 
 class DirectCalls:
-    """Reports calls to `forward` that do not go through the call to a module.
+    """Reports calls to `forward` that bypass the call to the module.
 
     Replaces `forward` with a wrapper. Some records wrap all classes of the program; others wrap
     only the classes whose `forward` has been called directly. Torch's own classes are wrapped only

@@ -31,7 +31,7 @@ _OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 _REFLECTIVE = frozenset(
     {"locals", "vars", "exec", "eval", "dir", "f_locals", "stack", "_getframe", "currentframe"}
 )
-"""Names through which code may get the dict of its variables, or keep variables only there."""
+"""Names through which code may obtain the dict of its variables, or keep variables only there."""
 
 _PLUMBING = (
     str(Path("nn", "modules", "module.py")),

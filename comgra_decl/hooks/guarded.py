@@ -1,4 +1,4 @@
-"""Isolates training from errors in tracing.
+"""Isolate training from errors in tracing.
 
 Functions that torch or the program calls must not raise. An error is passed to a callback and
 reported once, and it ends tracing (`Ending`). `guarded` wraps methods that may fail. A plain `try`

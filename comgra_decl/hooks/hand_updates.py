@@ -66,9 +66,9 @@ class HandUpdates:
     """Detects the end of a step that is not ended by an optimizer.
 
     Args:
-        held: returns whether a torch optimizer holds any of the given tensors. It needs a slow scan
-            of all objects, so it is called only at the first `backward` and once more when a write
-            to parameters has been detected.
+        held: returns whether a torch optimizer holds any of the given tensors. This requires a slow
+            scan of all objects, so it is called only at the first `backward` and once more when a
+            write to parameters has been detected.
 
     Attributes:
         possible: whether manual updates may end steps, because no optimizer step has been observed.

@@ -119,7 +119,8 @@ def why_silent(plans: Iterable[ModulePlan], models: Iterable[nn.Module]) -> list
     """Return sentences that explain why selected modules were not called.
 
     If the parameters of such a module have gradients, the module was used without being called. No
-    hooks run in `linear.forward(x)`, or if the parent uses the module's weights directly.
+    hooks run if the program calls `linear.forward(x)`, or if the parent uses the module's weights
+    directly.
 
     Args:
         plans: the plans of the modules that were not called.
@@ -160,7 +161,7 @@ _UNUSED = (
 _USED = (
     "selected but not called in this step, although their parameters have gradients: {} ({} in "
     "all). If the parent uses their weights directly, or they run inside torch.cond, scan or map, "
-    "name the tensors with comgra.node(tensor, name). If the program calls .forward() of a torch "
+    "name the tensors with comgra.node(tensor, name). If the program calls .forward() on a torch "
     "layer, which runs no hooks, the layer is recorded from the next record on; call module(x) to "
     "record it from the first"
 )

@@ -78,7 +78,8 @@ class HookManager:
         scalars: called at intervals with the metrics and notes of all steps, in the same way as
         `sink`.
         meter: measures the cost of recording outside the training thread.
-        ready: called before a step is recorded; an exception ends tracing like an error in tracing.
+        ready: called before a step is recorded; an exception ends tracing, as an error in tracing
+        does.
         ended: called on the training thread after each step; exceptions reach the program.
     """
 

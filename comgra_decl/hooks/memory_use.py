@@ -32,7 +32,7 @@ def _page() -> int:
 
 
 def device_bytes() -> int | None:
-    """Return the bytes that torch's tensors occupy on all CUDA devices; None if none is in use."""
+    """Return the bytes that torch's tensors take up on all CUDA devices; None if none is in use."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None

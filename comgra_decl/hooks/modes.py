@@ -95,7 +95,7 @@ def insert_at_bottom(mode: OwnMode) -> None:
 
 
 def remove(mode: OwnMode) -> None:
-    """Remove `mode` from the stack; does nothing if it is not on the stack."""
+    """Remove `mode` from the stack; do nothing if it is not on the stack."""
     here = mode.thread == get_ident()
     was_placed = mode.placed and here
     mode.placed = False

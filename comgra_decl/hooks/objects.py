@@ -65,9 +65,9 @@ def instances_of(cls: type[T]) -> Iterator[T]:
 
     Instances are recognised by `type`, because `isinstance` triggers lazy proxies. The collector
     does not list frozen objects (`gc.freeze`, called before forking workers). Of the frozen
-    objects, it finds the modules and optimizers that existed when a watched `gc.freeze` was called,
-    and objects reachable from variables of the main module. From Python 3.13 on, it also finds
-    objects reachable from variables of running functions.
+    objects, this function finds the modules and optimizers that existed when a watched `gc.freeze`
+    was called, and objects reachable from variables of the main module. From Python 3.13 on, it
+    also finds objects reachable from variables of running functions.
     """
     kinds = _with_derived(cls)
     yield from _unfrozen(kinds)

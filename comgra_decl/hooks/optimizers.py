@@ -53,7 +53,7 @@ class Optimizers:
         return {number for optimizer in known for number in _parameters(optimizer)}
 
     def holders(self) -> dict[int, list[int]]:
-        """Return, by the id of each held parameter, the numbers of the optimizers that hold it."""
+        """Return the numbers of the optimizers that hold each parameter, by the parameter's id."""
         found: dict[int, list[int]] = {}
         known = [o for reference in self._known.values() if (o := reference()) is not None]
         for number, optimizer in enumerate(known):
@@ -62,7 +62,7 @@ class Optimizers:
         return found
 
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Returns the id of each known optimizer and the number of parameters it holds."""
+        """Return the id of each known optimizer and the number of parameters it holds."""
         sizes = []
         for number, reference in self._known.items():  # no generators: runs for every record
             optimizer = reference()
@@ -146,7 +146,7 @@ class Optimizers:
         """Return whether an existing optimizer trains any of the tensors or the called models.
 
         The models are considered only if none of the tensors is a parameter. Programs with an
-        optimizer may also update other tensors by hand, such as the samples of an energy-based
+        optimizer may also update other tensors manually, such as the samples of an energy-based
         model or the inputs of an adversarial attack.
         """
         if self.hold(leaves):
@@ -167,7 +167,7 @@ class Optimizers:
                 yield number
 
     def _search(self, models: list[nn.Module]) -> None:
-        """Find the optimizers of models called for the first time by scanning all objects.
+        """Scan all objects for the optimizers of models that are called for the first time.
 
         Optimizers of frozen models are included, because a generator may not require gradients
         while its critic steps. An optimizer created later is registered when it steps.

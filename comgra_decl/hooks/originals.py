@@ -1,4 +1,4 @@
-"""Find the original function for a torch function mode to call, instead of a replacement.
+"""Find the original function for a torch function mode to call, rather than a replacement.
 
 Torch looks up the function that it passes to a mode by its public name. The program may have
 replaced that function, as in `F.relu = mine`, where `mine` calls the original. The mode would then

@@ -43,8 +43,8 @@ class Patch:
         around: called as `around(original, *args, **kwargs)` instead of the original. For a class
             method, `original` takes the class as its first argument.
         whole: creates the entire stand-in, for cases in which the cost of an additional call
-            matters. It receives the original and a list whose only element is whether the patch is
-            applied.
+            matters. It receives the original and a list whose only element states whether the patch
+            is applied.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Patch:
     def leave(self) -> None:
         """Deactivate the stand-in but leave it in place.
 
-        For functions such as `torch.compile`, to which a program may hold a reference. If the
+        Meant for functions such as `torch.compile`, to which a program may hold a reference. If the
         original were restored, the program would hold two different versions.
         """
         self._on[0] = False

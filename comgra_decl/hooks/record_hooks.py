@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class RecordHooks:
     """Installs hooks, modes and stand-ins on the program for a record, and removes them again.
 
-    `arm` prepares a training step, and `install` an evaluation only. `disarm` ends both, except for
-    an evaluation that is still being recorded.
+    `arm` prepares for a training step; `install` prepares only for an evaluation. `disarm` ends
+    both, except for an evaluation that is still being recorded.
 
     Args:
         declared: the components that depend on the spec.
@@ -89,7 +89,8 @@ class RecordHooks:
         """Set the callbacks of components that are created later.
 
         Args:
-            recording: called with whether anything is being recorded, when that changes.
+            recording: called when recording starts or stops, with whether anything is being
+            recorded.
             before_loss: called before each `backward`, before anything is read.
         """
         self._recording, self._before_loss = recording, before_loss
@@ -202,7 +203,7 @@ class RecordHooks:
 
         Args:
             loss: the loss before gradient scaling.
-            backwarded: the tensor that `backward` is called on.
+            backwarded: the tensor on which `backward` is called.
         """
         if self._evaluation.capture.open:
             self._evaluation.capture.backwards.name()

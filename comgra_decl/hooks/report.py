@@ -37,7 +37,7 @@ class Reporter:
         # called with classes of modules that were used without being called
         self.on_uncalled: Callable[[type], None] = lambda _: None
         self.price: Callable[[], dict[str, Any] | None] = lambda: None  # the cost of records
-        self.optimizers: Optimizers | None = None  # tells which parameters are optimized
+        self.optimizers: Optimizers | None = None  # tells which parameters are optimised
 
         self.follow(spec)
 
@@ -270,11 +270,11 @@ _SETTINGS = (
     "p",
     "track_running_stats",
 )
-"""Attributes of modules that are settings; all others are ignored."""
+"""Module attributes that are settings; all other attributes are ignored."""
 
 
 def _settings(module: torch.nn.Module | None) -> dict[str, Any]:
-    """Returns a module's settings and the shapes of its buffers, if it has any."""
+    """Return a module's settings and the shapes of its buffers, if it has any."""
     if module is None:
         return {}
     given = {name: module.__dict__.get(name) for name in _SETTINGS}

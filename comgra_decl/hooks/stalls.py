@@ -1,4 +1,4 @@
-"""Report a step that does not end, with the stacks of all threads; checked from another thread."""
+"""Report a step that does not end, with the stack traces of all threads, from another thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OURS = "comgra-"
 
 
 class StallWatch:
-    """Detects a stalled step from the numbers of steps seen about once a second.
+    """Detects a stalled step from the step numbers observed about once a second.
 
     Args:
         report: called once per run with (seconds since the last step ended, the stacks).

@@ -148,7 +148,7 @@ class StepClock:
 
     @property
     def complete(self) -> bool:
-        """Whether the optimizers still waited for train only models that are already trained.
+        """Whether the optimizers that are still expected train only models already trained.
 
         False if the clock waits for no optimizer, or if one of them has alternated with an
         optimizer that has stepped. An example is the third optimizer of InfoGAN, which trains the

@@ -58,8 +58,8 @@ _UNENDED_STEP = (
 )
 
 _SURPLUS = (
-    ". It has {} more losses than any earlier step: if the program has updated its parameters by "
-    "hand since then, call comgra.step() where a step ends"
+    ". It has {} more losses than any earlier step: if the program has updated its parameters "
+    "manually since then, call comgra.step() where a step ends"
 )
 
 _SECOND_PHASE = (
@@ -253,7 +253,7 @@ class StepRecords:
         """Settle the evaluation in progress when training begins or continues.
 
         Models that were called before any training and are unrelated to the trained model are
-        assumed to be teachers or similar. Their calls are not recorded as an evaluation.
+        assumed to be teachers or similar models. Their calls are not recorded as an evaluation.
         """
         evaluated = [module for ref in self._state.evaluated if (module := ref()) is not None]
         if self._roots.training or self._roots.related(root, evaluated):
@@ -267,7 +267,7 @@ class StepRecords:
     # -- calls before any training -------------------------------------------------------------
 
     def settle_undecided(self, root: nn.Module) -> None:
-        """Settle whether the calls before any training were an evaluation.
+        """Decide whether the calls before any training were an evaluation.
 
         They were an evaluation if they called the model that is trained now, in evaluation mode.
         Otherwise, they belong to the step, as do similar calls in all later steps.

@@ -166,7 +166,7 @@ class StepState:
             self.stage = Stage.DECLINED if self._watched else Stage.WAITING
 
     def decide(self, *, due: bool) -> bool:
-        """Decide on a model call whether to record the step; return whether to arm it."""
+        """At a model call, decide whether to record the step; return whether to arm it."""
         if self.stage is not Stage.WATCHING:
             return False
         if not due:
@@ -184,14 +184,14 @@ class StepState:
         """Return the kind of a call, given the state so far.
 
         What looks like an evaluation may be a fine-tuning step in evaluation mode. This is possible
-        if gradients are enabled and this step has no other training call, or if there was no
+        if gradients are enabled and this step has no other training call, or if there has been no
         `backward` or optimizer step yet. The call then remains undecided until `backward` is
         called.
 
         Args:
             call: the call.
             backward: whether `backward` was called in this step.
-            stepped: whether any optimizer has been seen to step.
+            stepped: whether any optimizer step has been observed.
         """
         if call.kind is RootCall.UNDECIDED and not self.open:
             return RootCall.EVALUATION
@@ -199,7 +199,7 @@ class StepState:
             return call.kind
         may_train = call.gradient and call.parametric and self.open
         if may_train and (not (backward or stepped) or not self.trained):
-            self.trained = 0  # any earlier calls came from building the network
+            self.trained = 0  # any earlier calls were made while building the network
             return RootCall.UNDECIDED
         return RootCall.EVALUATION
 

@@ -137,7 +137,7 @@ class Steps:
         self._incoming: deque[tuple[Spec | None, str]] = deque()
         self._is_by_hand_reported = False
         self._nested = False  # whether optimizer steps are nested, so that hooks run twice
-        self._begun_unseen = False  # whether the beginning step has already called its model
+        self._begun_unseen = False  # whether the step that begins has already called its model
         self._kept_enough = False
         self._scale_known = -1  # the last step whose gradient scale was logged
         self.signs = 0
@@ -146,7 +146,7 @@ class Steps:
     # -- requests ------------------------------------------------------------------------------
 
     def replace(self, spec: Spec | None, note: str) -> None:
-        """Request another spec from the next step on, or a note only; callable from any thread."""
+        """Request another spec from the next step on, or only a note; callable from any thread."""
         self._incoming.append((spec, note))
         self._idle.end()
 
@@ -172,7 +172,7 @@ class Steps:
     # -- optimizer steps -----------------------------------------------------------------------
 
     def after_optimizer(self, optimizer: Any) -> None:
-        """Handle an optimizer step that must be more than counted."""
+        """Handle an optimizer step that requires more than counting."""
         with self._together:
             self._idle.end()
             if is_nested_step(sys._getframe(1), optimizer):
@@ -293,7 +293,7 @@ class Steps:
         self._hooks.on_backward_done(whole=whole, by_hand=self._turns.hand.pending)
 
     def end_by_hand(self) -> None:
-        """End the step after a manual update of the parameters."""
+        """End the step after a manual update to the parameters."""
         hand = self._turns.hand
         if not hand.active:
             hand.active = True

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 
 _MOST_NAMESAKES = 32
-"""The maximum number of models of one class that have their own nodes. Models created beyond it
-reuse the names of models that no longer exist."""
+"""The maximum number of models of one class that have their own nodes. Further models reuse the
+names of models that no longer exist."""
 
 
 class Calls(Protocol):
@@ -73,7 +73,7 @@ class Calls(Protocol):
         """Handle the end of the call."""
 
     def abandoned(self) -> bool:
-        """Return whether the followed thread has ended before anything of its step was recorded."""
+        """Return whether the followed thread ended before any of its step was recorded."""
 
 
 class ModuleTracer:
@@ -541,7 +541,7 @@ class ModuleTracer:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        """Make the probes copy a trained model, and search for the classes of its samples."""
+        """Make the probes copy a trained model and search for the classes of its samples."""
         if capture.categories is not None:
             capture.categories.enter(module, args, kwargs, capture.batch_size)
         if capture.probing is None:
@@ -638,7 +638,7 @@ class ModuleTracer:
             self._plain = models[0] if len(models) == 1 else None
 
     def go_on_from(self, before: ModuleTracer) -> None:
-        """Continue with the node names of the previous tracer after a change of the spec."""
+        """Continue with the node names of the previous tracer after a change to the spec."""
         self.prefixed, self._plain = before.prefixed, before._plain
         for label, plans in before._namesakes.items():
             self._namesakes[label] = [self._again(plan.top) for plan in plans]
@@ -738,12 +738,12 @@ class ModuleTracer:
             self.parameters.after_hand(capture)
 
     def read_loss(self, capture: StepCapture, loss: torch.Tensor, backwarded: torch.Tensor) -> None:
-        """Read a tensor that `backward()` was called on.
+        """Read a tensor on which `backward()` was called.
 
         Args:
             capture: the record of the step.
             loss: the loss before gradient scaling.
-            backwarded: the tensor that `backward` is called on.
+            backwarded: the tensor on which `backward` is called.
         """
         if self.functions is not None:
             self.functions.ends(sys._getframe(1))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.step_state import StepState
 
 _PATIENCE = 4
-"""The number of steps for which a thread leaves a record to the thread that is due for one."""
+"""The number of steps for which a thread leaves a record to the thread whose turn it is."""
 
 _STALE = 1000
 """The number of steps of other threads after which an unfinished record is dropped."""
@@ -53,7 +53,7 @@ class Lane:
         waited: the number of its steps since it began to leave a record to another thread.
         waits: whether other threads still leave a record to this thread; False once they have done
         so in vain.
-        calls: whether it was seen to call a model; None if it was not observed.
+        calls: whether it has called a model; None if it was not observed.
         helper: another thread that calls `backward` for it; 0 if there is none.
     """
 
@@ -96,7 +96,7 @@ class Lanes:
         return iter(self._all)
 
     def of(self, thread: int) -> Lane | None:
-        """Return the lane of a thread; None if it was not seen to train."""
+        """Return the lane of a thread; None if it has not been observed to train."""
         return next((lane for lane in self._all if lane.thread == thread), None)
 
     def is_beside(self, thread: int) -> bool:
@@ -160,7 +160,7 @@ class Turns:
         idle: counts the steps that need no other work.
         called: the models called in the step in progress.
         reporter: receives warnings.
-        announce: called when another thread is first seen to train.
+        announce: called when another thread first trains.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class Turns:
         return self.elsewhere() is None
 
     def _is_alone(self, lane: Lane) -> bool:
-        """Return whether the current thread is the only one seen to train or being recorded."""
+        """Return whether the current thread is recorded or is the only one known to train."""
         mine = get_ident()
         if self._lanes.several or lane.helper or not lane.thread == mine == here():
             return False

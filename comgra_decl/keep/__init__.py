@@ -1,4 +1,4 @@
-"""Decides after each step whether to store it, using triggers and a ring of earlier steps."""
+"""Decide after each step whether to store it, using triggers and a ring of earlier steps."""
 
 from comgra_decl.keep.finding_ring import Request
 from comgra_decl.keep.keeper import Keeper

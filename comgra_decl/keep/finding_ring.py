@@ -51,12 +51,12 @@ class FindingRing(Generic[T]):
         self._watch, self._answer = watch, answer
 
     def __call__(self, entries: Sequence[Entry[T]]) -> list[Entry[T]]:
-        """Adds steps that have left the first ring, in order; returns steps to store now."""
+        """Add steps that have left the first ring, in order; return steps to store now."""
         self._take(entries)
         return self.ring.leaving()
 
     def close(self, entries: Sequence[Entry[T]]) -> list[Entry[T]]:
-        """Adds the last steps; returns all remaining steps to store."""
+        """Add the last steps; return all remaining steps to store."""
         self._take(entries)
         return self.ring.flush()
 
@@ -70,7 +70,7 @@ class FindingRing(Generic[T]):
             self._fulfil(request)
 
     def _fulfil(self, request: Request) -> None:
-        """Keeps held steps around the requested one, or the newest if that one has already left."""
+        """Keep held steps around the requested one, or the newest if that one has already left."""
         at = self._held(request.step)
         kept = None if at is None else self.ring.fire(at, [request.reason])
         self._answer(Answer(request, kept))

@@ -1,4 +1,4 @@
-"""Decides on the writer thread which captured steps to store."""
+"""Decide on the writer thread which captured steps to store."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class _Carried:
     documents: dict[str, Any] = field(default_factory=dict)
 
     def take(self, raw: RawStep) -> None:
-        """Collects the data of a step."""
+        """Collect the data of a step."""
         self.slots += raw.new_slots
         if raw.structure is not None:
             self.structures.append(raw.structure)
         self.documents.update(raw.documents)
 
     def give(self, batch: StepBatch) -> None:
-        """Prepends the collected data to a batch."""
+        """Prepend the collected data to a batch."""
         batch.new_slots = [*self.slots, *batch.new_slots]
         batch.new_structures = [*self.structures, *batch.new_structures]
         batch.documents = {**self.documents, **batch.documents}
@@ -122,7 +122,7 @@ class Keeper:
         self._unseen: list[list[int]] = []  # the same for steps that rules have not checked
 
     def __call__(self, steps: list[RawStep]) -> list[StepBatch]:
-        """Adds the next steps; returns the batches to store now."""
+        """Add the next steps; return the batches to store now."""
         for raw in steps:
             self._names.add(raw.new_slots)
             self._carry(raw)
@@ -134,11 +134,11 @@ class Keeper:
         return self._batches(stored)
 
     def keep_ring(self, reason: str) -> None:
-        """Makes `close` keep all steps that are still held; may be called from any thread."""
+        """Make `close` keep all steps that are still held; may be called from any thread."""
         self._last_reason = reason
 
     def close(self) -> list[StepBatch]:
-        """Returns the last batches to store: the scheduled steps still waiting.
+        """Return the last batches to store: the scheduled steps still waiting.
 
         No steps may follow.
         """
@@ -157,7 +157,7 @@ class Keeper:
     # -- deciding
 
     def _reasons(self, steps: list[RawStep]) -> list[list[str]]:
-        """Returns the reasons to keep each step, if any."""
+        """Return the reasons to keep each step, if any."""
         reasons: list[list[str]] = [[] for _ in steps]
         start = 0
         for batch in self._look(steps, self._statistics) if not self._ring.exhausted else []:
@@ -209,7 +209,7 @@ class Keeper:
     # -- requests of findings
 
     def _show(self, entries: Sequence[Entry[_Payload]]) -> Sequence[Request]:
-        """Passes stored steps to the rules."""
+        """Pass stored steps to the rules."""
         assert self._watch is not None
         self._finish(entries)
         batches = []
@@ -223,7 +223,7 @@ class Keeper:
         return self._watch(batches)
 
     def _note_answer(self, answer: Answer) -> None:
-        """Logs a note about the steps that a finding has kept."""
+        """Log a note about the steps that a finding has kept."""
         request, kept = answer
         after = f" and {self._spec.after} after" if self._spec.after else ""
         which = "no more than before" if kept is None else "steps {} to {}".format(*kept) + after
@@ -233,14 +233,14 @@ class Keeper:
     # -- storing
 
     def _carry(self, raw: RawStep) -> None:
-        """Collects the data of a step that must be stored even if the step is dropped."""
+        """Collect the data of a step that must be stored even if the step is dropped."""
         self._carried.take(raw)
         if self._second is not None:
             self._news.take(raw)
         raw.new_slots, raw.structure, raw.documents = [], None, {}
 
     def _compacted(self, ring: Ring[_Payload]) -> list[Entry[_Payload]]:
-        """Finalises a ring's steps and applies the memory limit; returns the steps to store."""
+        """Finalise a ring's steps and apply the memory limit; return the steps to store."""
         self._finish(ring.pending)
         others = 0 if ring is self._ring else sum(e.nbytes for e in self._ring.pending)
         left, given_up = ring.shrink(max(0, (self._spec.memory_mb << 20) - others))
@@ -249,7 +249,7 @@ class Keeper:
         return left
 
     def _finish(self, entries: Iterable[Entry[_Payload]]) -> None:
-        """Finalises raw steps and measures their size."""
+        """Finalise raw steps and measure their size."""
         waiting = [(e, e.payload) for e in entries if isinstance(e.payload, RawStep)]
         finished = iter(waiting)
         for batch in self._finalise([raw for _, raw in waiting]):
@@ -261,7 +261,7 @@ class Keeper:
                 entry.nbytes = share + sum(value.nbytes for value in spare.values())
 
     def _batches(self, entries: Sequence[Entry[_Payload]]) -> list[StepBatch]:
-        """Returns the entries as batches; the first one also carries the collected data."""
+        """Return the entries as batches; the first one also carries the collected data."""
         batches: list[StepBatch] = []
         for _, group in groupby(entries, key=_origin):
             members = list(group)
@@ -304,7 +304,7 @@ class Keeper:
 
 
 def _kpis(raw: RawStep) -> dict[str, float]:
-    """Returns a step's recorded and logged values; waits for devices."""
+    """Return a step's recorded and logged values; wait for devices."""
     return {**{name: float(value) for name, value in raw.logged.items()}, **raw.kpis}
 
 
@@ -316,12 +316,12 @@ def _extend(ranges: list[list[int]], step: int) -> None:
 
 
 def _origin(entry: Entry[_Payload]) -> int:
-    """Returns a key: consecutive entries of one origin form one batch."""
+    """Return a key: consecutive entries of one origin form one batch."""
     return -1 if isinstance(entry.payload, RawStep) else id(entry.payload.batch)
 
 
 def _settle(entry: Entry[_Payload]) -> None:
-    """Records why a step is kept, and adds the values that are stored only for kept steps."""
+    """Record why a step is kept, and add the values that are stored only for kept steps."""
     payload = entry.payload
     if not entry.reasons:
         return
@@ -338,7 +338,7 @@ def _settle(entry: Entry[_Payload]) -> None:
 
 
 def _part(places: list[_Place]) -> StepBatch:
-    """Returns some of one batch's steps."""
+    """Return some of one batch's steps."""
     batch, at = places[0].batch, [place.index for place in places]
     return replace(
         batch,
@@ -366,6 +366,6 @@ def _trigger(spec: TriggerSpec) -> Trigger:
 
 
 def _needed(triggers: Iterable[Trigger], known: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the statistics that triggers read, in stored order."""
+    """Return the statistics that triggers read, in stored order."""
     wanted = {name for trigger in triggers for name in trigger.statistics}
     return tuple(name for name in known if name in wanted or "*" in wanted)

@@ -1,4 +1,4 @@
-"""Holds steps until it is decided whether to store them."""
+"""Hold steps until it is decided whether to store them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Ring(Generic[T]):
         return self._allowance.left == 0
 
     def push(self, entry: Entry[T], fired: list[str]) -> list[Entry[T]]:
-        """Adds the next step with any reasons to keep it; returns the entries to pass on."""
+        """Add the next step with any reasons to keep it; return the entries to pass on."""
         if fired:
             self._append(entry)
             self.fire(entry, fired)
@@ -91,7 +91,7 @@ class Ring(Generic[T]):
         return self.leaving()
 
     def add(self, entry: Entry[T]) -> None:
-        """Adds the next step."""
+        """Add the next step."""
         if entry.step <= self._until:
             self._keep(entry, [self._cause])
         self._append(entry)
@@ -101,7 +101,7 @@ class Ring(Generic[T]):
         self._newest = entry.step
 
     def fire(self, at: Entry[T], fired: list[str]) -> tuple[int, int] | None:
-        """Keeps a held step at which a trigger fired, and the steps around it.
+        """Keep a held step at which a trigger fired, and the steps around it.
 
         Returns:
             The first kept step and the step itself; None if it is not kept.
@@ -122,20 +122,20 @@ class Ring(Generic[T]):
         return (kept[0], at.step) if at.wanted else None
 
     def leaving(self) -> list[Entry[T]]:
-        """Returns the entries that no trigger can reach once the next step arrives, in order."""
+        """Return the entries that no trigger can reach once the next step arrives, in order."""
         return self._leaving(self._newest + 1 - self._before)
 
     def keep_held(self, reason: str) -> None:
-        """Keeps all held entries."""
+        """Keep all held entries."""
         for entry in self.pending:
             self._keep(entry, [reason])
 
     def flush(self) -> list[Entry[T]]:
-        """Returns the held entries; no step may follow."""
+        """Return the held entries; no step may follow."""
         return self._leaving(None)
 
     def shrink(self, nbytes: int) -> tuple[list[Entry[T]], int]:
-        """Drops the oldest entries until at most `nbytes` are held.
+        """Drop the oldest entries until at most `nbytes` are held.
 
         Returns:
             The removed entries to store now, and the number of dropped entries.
@@ -159,7 +159,7 @@ class Ring(Generic[T]):
         entry.reasons += reasons
 
     def _leaving(self, first: int | None) -> list[Entry[T]]:
-        """Removes entries that no later step can reach.
+        """Remove entries that no later step can reach.
 
         `first` is the earliest step that the next step can reach; None if no step follows.
         """
@@ -177,5 +177,5 @@ class Ring(Generic[T]):
 
 
 def _short(reasons: Iterable[str]) -> list[str]:
-    """Returns the names of the triggers, without step details."""
+    """Return the names of the triggers, without step details."""
     return list(dict.fromkeys(reason.partition(":")[0] for reason in reasons))

@@ -1,4 +1,4 @@
-"""Gives triggers access by name to the values of a few steps."""
+"""Give triggers access by name to the values of a few steps."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Names:
         self._found: dict[tuple[object, int], tuple[NDArray[np.int32], Columns]] = {}
 
     def add(self, slots: Sequence[SlotInfo]) -> None:
-        """Adds the names of new slots."""
+        """Add the names of new slots."""
         self.keys.update((slot.id, slot.key) for slot in slots)
 
     def columns(
         self, who: object, slots: NDArray[np.int32], wanted: Callable[[SlotKey], bool]
     ) -> Columns:
-        """Returns the positions in `slots` that `who` needs; cached per array."""
+        """Return the positions in `slots` that `who` needs; cached per array."""
         key = (who, id(slots))
         found = self._found.get(key)
         if found is None or found[0] is not slots:
@@ -67,12 +67,12 @@ class StepNumbers:
         self.watched = np.array([info.mode == "train" for info in batch.steps], np.bool_)
 
     def statistic(self, name: str, over_batch: str) -> NDArray[np.float32]:
-        """Returns a statistic for all slots, [k, n]."""
+        """Return a statistic for all slots, [k, n]."""
         rank = AGGREGATES.index(over_batch)
         return self.batch.aggregates[:, :, self.statistics.index(name), rank]
 
     def by_type(self) -> dict[str, NDArray[np.intp]]:
-        """Returns the steps to check, by type of execution."""
+        """Return the steps to check, by type of execution."""
         found: dict[str, list[int]] = {}
         for i, info in enumerate(self.batch.steps):
             if self.watched[i]:
@@ -106,7 +106,7 @@ class Measure:
         return ("mean",) if self._spec.kpi is not None else (self._spec.statistic,)
 
     def read(self, look: StepNumbers) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Returns the values [k], and a mask of the steps that have a value."""
+        """Return the values [k], and a mask of the steps that have a value."""
         values, there = self._kpi(look) if self._spec.kpi is not None else self._extremes(look)
         self.found = self.found or bool(there.any())
         return values, there
@@ -192,10 +192,10 @@ class StepView:
         iteration: int = 0,
         over_batch: str = "mean",
     ) -> float:
-        """Returns a statistic of one slot; NaN if it was not recorded in this step.
+        """Return a statistic of one slot; NaN if it was not recorded in this step.
 
         Raises:
-            ValueError: The statistic is not listed in the spec's `stats`.
+            ValueError: the statistic is not listed in the spec's `stats`.
         """
         if statistic not in self._look.statistics:
             raise ValueError(f"{statistic!r} is not one of {', '.join(self._look.statistics)}")

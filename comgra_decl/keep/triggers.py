@@ -42,7 +42,7 @@ class Trigger(Protocol):
         """Why the trigger cannot work, if that is known."""
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns the steps at which the trigger fires."""
+        """Return the steps at which the trigger fires."""
 
 
 class Nonfinite:
@@ -59,7 +59,7 @@ class Nonfinite:
         self._wild = np.zeros(0, np.bool_)  # by slot id: whether it was non-finite when last seen
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns the steps at which the trigger fires."""
+        """Return the steps at which the trigger fires."""
         slots, at = look.batch.slots, np.flatnonzero(look.watched)
         if not len(slots) or not len(at):
             return {}
@@ -80,7 +80,7 @@ class Nonfinite:
         return {int(at[i]): self._reason(look, turned[i]) for i in np.flatnonzero(turned.any(1))}
 
     def _reason(self, look: StepNumbers, turned: NDArray[np.bool_]) -> str:
-        """Returns the reason, naming the first slot in execution order."""
+        """Return the reason, naming the first slot in execution order."""
         key = look.names.keys[int(look.batch.slots[np.argmax(turned)])]
         return f"{self.name}: {key.node} {key.role}, {key.pass_}"
 
@@ -103,7 +103,7 @@ class Spike:
         return _not_found(self._measure)
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns the steps at which the trigger fires."""
+        """Return the steps at which the trigger fires."""
         values, there = self._measure.read(look)
         reasons: Reasons = {}
         for type_, steps in look.by_type().items():
@@ -124,7 +124,7 @@ class Spike:
         return fires
 
     def _rises(self, known: NDArray[np.float64], start: int) -> NDArray[np.bool_]:
-        """Returns a mask of the values from `start` on that exceed the limit of earlier values."""
+        """Return a mask of the values from `start` on that exceed the limit of earlier values."""
         rises = np.zeros(len(known) - start, np.bool_)
         whole = max(start, self._window)
         for i in range(max(start, self._warm_up), min(whole, len(known))):
@@ -160,7 +160,7 @@ class Quantile:
         return _not_found(self._measure)
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns the steps at which the trigger fires."""
+        """Return the steps at which the trigger fires."""
         values, there = self._measure.read(look)
         reasons: Reasons = {}
         for type_, steps in look.by_type().items():
@@ -189,7 +189,7 @@ class Function:
     statistics = ("*",)
 
     def __init__(self, path: str, arguments: dict[str, Any]) -> None:
-        """Imports the function; if this fails, reports the error and disables only this trigger."""
+        """Import the function; if this fails, report the error and disable only this trigger."""
         self.name, self._arguments = path, arguments
         self.trouble: str | None = None
         self._function: Callable[..., Any] = bool
@@ -201,7 +201,7 @@ class Function:
             _log.error("comgra.keep.when: %s is disabled: %s", path, self.trouble)
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns the steps at which it fires. If the function failed, it is not called again."""
+        """Return the steps at which it fires. If the function failed, it is not called again."""
         reasons: Reasons = {}
         for i in np.flatnonzero(look.watched).tolist():
             if self.trouble is not None:

@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 class Basis:
     """The axes of a cloud.
 
-    With one basis for all steps, points move only if the data change. With a separate basis for
+    With one basis for all steps, points move only if the data changes. With a separate basis for
     each step, the axes could rotate and flip between steps.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""How similar two representations of the same samples are."""
+"""The similarity of two representations of the same samples."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def cka(first: NDArray[np.floating], second: NDArray[np.floating]) -> float:
     """Return the linear centred kernel alignment of two representations, [samples, ...] each.
 
     See Kornblith et al. (2019), with the unbiased HSIC estimator by Song et al. (2012). The biased
-    estimator is close to 1 for any representations of few samples. NaN for fewer than four samples,
-    and if a representation does not vary.
+    estimator is close to 1 for any two representations of only a few samples. NaN for fewer than
+    four samples, and if a representation does not vary.
     """
     return float(cka_matrix([first], [second])[0, 0])
 

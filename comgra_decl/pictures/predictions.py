@@ -43,7 +43,7 @@ def reliability(classes: Classes, scores: NDArray[np.floating], bins: int = 10) 
 def linear_accuracy(
     features: NDArray[np.floating], classes: Classes, *, held_out: NDArray[np.bool_], ridge: float
 ) -> float:
-    """Return the accuracy of a ridge classifier on samples that it was not fitted to.
+    """Return the accuracy of a ridge classifier on samples to which it was not fitted.
 
     Fits one regression per class to targets of -1 and 1, like
     `sklearn.linear_model.RidgeClassifier`.

@@ -16,7 +16,7 @@ _MISSING, _GAP = (255, 128, 128), 255
 
 
 def tiled(values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Returns maps [..., height, width] side by side as colours [rows, columns, 3].
+    """Return maps [..., height, width] side by side as colours [rows, columns, 3].
 
     Nonnegative values are grey, from black for the smallest to white for the largest. Others are
     blue below zero, white at zero and orange above. NaN and infinite values are pink. The scale is

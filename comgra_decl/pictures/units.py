@@ -33,7 +33,7 @@ def spectrum(weight: NDArray[np.floating]) -> Floats:
 
 
 def loss_cam(output: NDArray[np.floating], gradient: NDArray[np.floating]) -> Floats:
-    """Return the Grad-CAM of the loss, [samples, ...], of a layer [samples, channels, ...].
+    """Return the Grad-CAM of the loss, [samples, ...], for a layer [samples, channels, ...].
 
     Negative values support a small loss. As in Selvaraju et al. (2017), without the final ReLU.
     """

@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 
 
 class Heat(NamedTuple):
-    """One statistic of all slots of a pass.
+    """One statistic for all slots in a pass.
 
     Attributes:
         ids: slot ids, ascending.
@@ -67,7 +67,7 @@ class Arrays:
         return self._snapshot.view.slots
 
     def row(self, step: int, *, over_batch: str = "mean", type: str | None = None) -> Rows:
-        """Returns all statistics of the slots recorded at a step."""
+        """Return all statistics of the slots recorded at a step."""
         return row(self._snapshot, step, type, over_batch)
 
     def heat(
@@ -78,13 +78,13 @@ class Arrays:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> Heat:
-        """Returns a statistic for all slots in a pass, at every step."""
+        """Return a statistic for all slots in a pass, at every step."""
         return heat(self._snapshot, statistic, of, over_batch, type)
 
     def aggregates(
         self, records: NDArray[np.int64], ids: NDArray[np.int64], names: Sequence[str]
     ) -> NDArray[np.float64]:
-        """Returns statistics of several slots in several records.
+        """Return statistics of several slots in several records.
 
         Args:
             records: numbers of the records, ascending [r].
@@ -106,16 +106,16 @@ class Arrays:
     def unusual(
         self, step: int, statistic: str = "std", *, type: str | None = None
     ) -> NDArray[np.float64]:
-        """Returns the distance of each sample from the rest of its batch, [slots, samples]."""
+        """Return the distance of each sample from the rest of its batch, [slots, samples]."""
         return unusual.distances(self._snapshot, step, statistic, type)
 
     def shapes(self, step: int, *, type: str | None = None) -> dict[int, Shape]:
-        """Returns the shapes of the slots recorded at a step; None where damaged."""
+        """Return the shapes of the slots recorded at a step; None where damaged."""
         return shapes(self._snapshot, step, type)
 
 
 def row(snapshot: Snapshot, step: int, type_: str | None, over_batch: str) -> Rows:
-    """Returns all statistics of the slots recorded at a step."""
+    """Return all statistics of the slots recorded at a step."""
     rank = aggregate(over_batch)
     table = snapshot.view.row("agg", snapshot.record(step, type_))
     names = [*snapshot.view.meta.statistics]
@@ -131,7 +131,7 @@ def row(snapshot: Snapshot, step: int, type_: str | None, over_batch: str) -> Ro
 
 
 def present(snapshot: Snapshot, names: list[str], values: NDArray[np.float32]) -> Rows:
-    """Returns only the recorded rows, whose `nonfinite` is not NaN."""
+    """Return only the recorded rows, whose `nonfinite` is not NaN."""
     nonfinite = snapshot.view.meta.statistics.index("nonfinite")
     there = np.flatnonzero(~np.isnan(values[:, nonfinite]))
     return Rows(there, names, values[there])
@@ -140,7 +140,7 @@ def present(snapshot: Snapshot, names: list[str], values: NDArray[np.float32]) -
 def heat(
     snapshot: Snapshot, statistic: str, pass_: str, over_batch: str, type_: str | None
 ) -> Heat:
-    """Returns a statistic for all slots in a pass, at every step."""
+    """Return a statistic for all slots in a pass, at every step."""
     records = snapshot.records(type_)
     if not is_one_of(pass_, [pass_]):
         raise UnknownNameError(
@@ -153,7 +153,7 @@ def heat(
 
 
 def table(snapshot: Snapshot, statistic: str, over_batch: str) -> NDArray[np.float32]:
-    """Returns one statistic [records, slots] of all slots in all records."""
+    """Return one statistic [records, slots] of all slots in all records."""
     if not is_one_of(statistic, derived.NAMES):
         return snapshot.view.heat("agg", snapshot.column(statistic, over_batch))
     derived.base(snapshot)
@@ -164,7 +164,7 @@ def table(snapshot: Snapshot, statistic: str, over_batch: str) -> NDArray[np.flo
 
 
 def shapes(snapshot: Snapshot, step: int, type_: str | None) -> dict[int, Shape]:
-    """Returns the shapes of the slots recorded at a step; None where damaged."""
+    """Return the shapes of the slots recorded at a step; None where damaged."""
     view, names = snapshot.view, snapshot.view.meta.columns
     values = view.row("agg", snapshot.record(step, type_))[: len(view.slots)]
     there = np.flatnonzero(~np.isnan(values[:, names.index("nonfinite.mean")]))
@@ -178,7 +178,7 @@ def shapes(snapshot: Snapshot, step: int, type_: str | None) -> dict[int, Shape]
 def fill_ratios(
     snapshot: Snapshot, out: NDArray[np.float32], lengths: NDArray[np.float32], over_batch: str
 ) -> None:
-    """Writes the update ratios [..., slots] to `out`; they are computed from l2 where available."""
+    """Write the update ratios [..., slots] to `out`; they are computed from l2 where available."""
     there = {
         slot: pair for slot, pair in snapshot.update_pairs.items() if max(pair) < lengths.shape[-1]
     }
@@ -192,7 +192,7 @@ def fill_ratios(
 def dataset(
     snapshot: Snapshot, names: Sequence[str], of: str | None, over_batch: str, type_: str | None
 ) -> xarray.Dataset:
-    """Returns statistics [step, slot] of all slots, or of the slots of one pass."""
+    """Return statistics [step, slot] of all slots, or of the slots of one pass."""
     try:
         import xarray
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What happens between two tensors: gains, dead values, and the gradient's paths."""
+"""What happens between two tensors: gains, dead values, and gradient paths."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class GradientPath:
     """A path through the graph.
 
     Attributes:
-        nodes: names of the nodes on it, including both ends. slots: their slots. share: share of
-            the gradient that returns from the sink to the source along this path, from 0 to 1; NaN
-            if the gradients were not recorded.
+        nodes: names of the nodes on it, including both ends.
+        slots: their slots.
+        share: share of the gradient that returns from the sink to the source along this path, from
+            0 to 1; NaN if the gradients were not recorded.
     """
 
     nodes: tuple[str, ...]
@@ -48,7 +49,7 @@ class Between:
             source's values.
         gradient: root mean square of the source's gradient, divided by the root mean square of the
             sink's gradient. Below 1, the gradient shrinks on the way back.
-        dead: largest share of zeros among the tensors behind the source, up to the sink.
+        dead: largest share of zeros in any tensor after the source, up to and including the sink.
         dead_at: name of the tensor with this share.
         paths: the paths that carry most of the gradient, largest share first.
         count: total number of paths from source to sink.
@@ -74,7 +75,7 @@ class Between:
 def between(
     snapshot: Snapshot, source: SlotKey, sink: SlotKey, step: int | None, type_: str | None
 ) -> Between:
-    """Returns what happens between two tensors at a step, by default the last one."""
+    """Return what happens between two tensors at a step, by default the last one."""
     steps = snapshot.steps[snapshot.records(type_)]
     if not len(steps):
         raise UnknownNameError("the run has no records.")
@@ -111,14 +112,14 @@ class _Numbers:
         self._infos = snapshot.view.slots
 
     def of(self, key: SlotKey, pass_: str, statistic: str) -> float:
-        """Returns a statistic of a tensor, averaged over the batch; NaN if it is not recorded."""
+        """Return a statistic of a tensor, averaged over the batch; NaN if it is not recorded."""
         slot = self._slot(key, pass_)
         if slot not in self._place or statistic not in self._names:
             return math.nan
         return float(self._values[self._place[slot], self._names.index(statistic)])
 
     def rms(self, key: SlotKey, pass_: str) -> float:
-        """Returns the root mean square of a tensor: its l2 norm divided by the root of its size."""
+        """Return the root mean square of a tensor: its l2 norm divided by the root of its size."""
         slot = self._slot(key, pass_)
         if slot is None or slot not in self._place:
             return math.nan
@@ -129,7 +130,7 @@ class _Numbers:
         return self.of(key, pass_, "l2") / math.sqrt(size) if size else math.nan
 
     def _slot(self, key: SlotKey, pass_: str) -> int | None:
-        """Returns the slot of a pass; of several gradients, the first."""
+        """Return the slot of a pass; of several gradients, the first."""
         exact = self._ids.get(key._replace(pass_=pass_))
         if exact is not None or pass_ != "grad":
             return exact
@@ -155,7 +156,7 @@ class _Flow:
     def of(
         cls, graph: Structure | None, source: SlotKey, sink: SlotKey, numbers: _Numbers
     ) -> _Flow:
-        """Returns the tensors on any path; edges without gradient count only if none has one."""
+        """Return the tensors on any path; edges without a gradient count only if none has one."""
         if graph is None:
             return cls(source, sink, [], {})
         known = set(graph.keys)
@@ -175,7 +176,7 @@ class _Flow:
         return cls(source, sink, keys, readers)
 
     def paths(self) -> list[GradientPath]:
-        """Returns the paths with the largest shares.
+        """Return the paths with the largest shares.
 
         The best paths from a tensor consist of a reader and one of the best paths from that reader.
         """
@@ -194,7 +195,7 @@ class _Flow:
         return [GradientPath(tuple(map(_name, path)), path, share) for share, path in found]
 
     def count(self) -> int:
-        """Returns the number of all paths."""
+        """Return the number of all paths."""
         ways = {self.sink: 1}
         for key in reversed(self.keys):
             if key != self.sink:
@@ -216,7 +217,7 @@ def _shares(readers: list[SlotKey], numbers: _Numbers) -> list[tuple[SlotKey, fl
 def _on_paths(
     graph: Structure, edges: Sequence[tuple[int, int, bool]], source: SlotKey, sink: SlotKey
 ) -> list[SlotKey]:
-    """Returns the tensors on any path from source to sink, in topological order."""
+    """Return the tensors on any path from source to sink, in topological order."""
     after: dict[int, list[int]] = {}
     before: dict[int, list[int]] = {}
     for u, v, _ in edges:
@@ -257,6 +258,6 @@ def _ratio(over: float, under: float) -> float:
 
 
 def _name(key: SlotKey) -> str:
-    """Returns a short name: with the role unless it is "output", the iteration unless it is 0."""
+    """Return a short name: with the role unless it is "output", the iteration unless it is 0."""
     role = key.role.removeprefix("output") if key.role.startswith("output") else f".{key.role}"
     return f"{key.node}{role}" + (f" #{key.iteration}" if key.iteration else "")

@@ -1,4 +1,4 @@
-"""Iterates over all records of a run, one chunk at a time."""
+"""Iterate over all records of a run, one chunk at a time."""
 
 from __future__ import annotations
 
@@ -62,24 +62,24 @@ class Chunk:
         return [self.snapshot.view.extra(int(record)) for record in self.records]
 
     def structure(self, digest: str) -> Structure | None:
-        """Returns the graph with the given hash, taken from `structures`; None if it is damaged."""
+        """Return the graph with the given hash, taken from `structures`; None if it is damaged."""
         return self.snapshot.view.structure(digest)
 
     def histograms(self, slot: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Returns a slot's counts [k, bins] and ranges [k, 2]; None without histograms."""
+        """Return a slot's counts [k, bins] and ranges [k, 2]; None without histograms."""
         if not self.has_histograms:
             return None
         counts, ranges = self._histograms
         return counts[:, slot], ranges[:, slot]
 
     def samples(self, slot: int) -> NDArray[np.float32] | None:
-        """Returns the statistics of the recorded samples, [k, samples, statistics], or None."""
+        """Return the statistics of the recorded samples, [k, samples, statistics], or None."""
         if not self.snapshot.view.meta.sample_count:
             return None
         return self._samples[:, slot]
 
     def values(self, row: int, slot: int) -> NDArray[Any] | None:
-        """Returns the values [samples, ...] of a slot in a record.
+        """Return the values [samples, ...] of a slot in a record.
 
         None if the record contains none, or if they are damaged (see `Run.damage`).
         """
@@ -107,7 +107,7 @@ class Chunk:
 
 
 def chunks(snapshot: Snapshot, *, probes: bool = True) -> Iterator[Chunk]:
-    """Yields all records in order, in chunks of limited size; `probes` includes those of probes."""
+    """Yield all records in order, in chunks of limited size; `probes` adds those of probes."""
     view = snapshot.view
     names = len(view.meta.statistics)
     width = max(1, len(view.slots)) * len(view.meta.columns) * 4
@@ -134,6 +134,6 @@ def chunks(snapshot: Snapshot, *, probes: bool = True) -> Iterator[Chunk]:
 
 
 def _rows(view: RecordView, family: str, records: NDArray[np.int64]) -> NDArray[Any]:
-    """Returns all slots of the given records, [k, slots, ...]."""
+    """Return all slots of the given records, [k, slots, ...]."""
     first, last = int(records[0]), int(records[-1]) + 1
     return view.rows(family, first, last)[records - first]

@@ -1,4 +1,4 @@
-"""Compares runs by one statistic, and finds the settings in which they differ."""
+"""Compare runs by one statistic, and find the settings in which they differ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compare(
     over_batch: str = "mean",
     type: str | None = None,
 ) -> pd.DataFrame:
-    """Returns a statistic of one tensor across runs: one row per step, one column per run.
+    """Return a statistic of one tensor across runs: one row per step, one column per run.
 
         run        lr_1e-3   lr_1e-2
         step
@@ -69,7 +69,7 @@ def compare(
 
 
 def differences(runs: Iterable[Run]) -> pd.DataFrame:
-    """Returns the settings in which runs differ: one row per setting, one column per run.
+    """Return the settings in which runs differ: one row per setting, one column per run.
 
         run                    lr_1e-3  lr_1e-2
         setting
@@ -90,7 +90,7 @@ def differences(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def named(runs: list[Run]) -> list[tuple[str, Run]]:
-    """Returns the runs under the shortest names that are unique."""
+    """Return the runs under the shortest names that are unique."""
     for name_of in (_name, _long_name, _path):
         names = [name_of(run) for run in runs]
         if len(set(names)) == len(names):
@@ -111,7 +111,7 @@ def _path(run: Run) -> str:
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Returns all settings of a run by name; see `differences`."""
+    """Return all settings of a run by name; see `differences`."""
     spec = run.spec.model_dump(mode="json")
     spec.pop("run", None)
     settings = dict(_flat("spec", spec))
@@ -121,7 +121,7 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 
 def differing(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns the names of the settings that are not the same in all runs."""
+    """Return the names of the settings that are not the same in all runs."""
     keys = dict.fromkeys(key for one in settings.values() for key in one)
     return [
         key for key in keys if len({repr(one.get(key, pd.NA)) for one in settings.values()}) > 1
@@ -129,7 +129,7 @@ def differing(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def arguments_of(command: Sequence[Any]) -> dict[str, Any]:
-    """Returns the options that follow the script on a command line, with numbers as numbers."""
+    """Return the options that follow the script on a command line, with numbers as numbers."""
     words = [str(word) for word in command]
     script = next((i for i, word in enumerate(words) if word.endswith(".py")), -1)
     words = words[script + 1 :]
@@ -156,7 +156,7 @@ def _parsed(text: str) -> Any:
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the settings within a mapping; a list is one setting."""
+    """Yield the settings within a mapping; a list is one setting."""
     if isinstance(value, Mapping) and value:
         for name, part in value.items():
             yield from _flat(f"{key}.{name}", part)

@@ -37,7 +37,7 @@ class Pair(NamedTuple):
 
 
 def pairs(slots: list[SlotInfo]) -> dict[int, Pair]:
-    """Returns the pair of slots that defines each slot's update ratio, for slots that have one."""
+    """Return the pair of slots that defines each slot's update ratio, for slots that have one."""
     parameters = {
         (s.key.node, s.key.role): s.id
         for s in slots
@@ -54,14 +54,14 @@ def pairs(slots: list[SlotInfo]) -> dict[int, Pair]:
 
 
 def offered(snapshot: Snapshot) -> list[str]:
-    """Returns the derived statistics that are available for at least one slot of the run."""
+    """Return the derived statistics that are available for at least one slot of the run."""
     if _BASE not in snapshot.view.meta.statistics or not snapshot.update_pairs:
         return []
     return list(NAMES)
 
 
 def base(snapshot: Snapshot) -> int:
-    """Returns the index of the stored statistic that the derived ones are computed from.
+    """Return the index of the stored statistic from which the derived ones are computed.
 
     Raises:
         UnknownNameError: the run lacks a required statistic or capture.
@@ -77,7 +77,7 @@ def base(snapshot: Snapshot) -> int:
 def ratio(
     update: NDArray[np.float32], parameter: NDArray[np.float32], over_batch: str
 ) -> NDArray[np.float32]:
-    """Returns update / parameter, or 0 for the std, because there is a single value per batch."""
+    """Return update / parameter, or 0 for the std, because there is a single value per batch."""
     with np.errstate(all="ignore"):
         quotient = np.divide(update, parameter, dtype=np.float32)
     if over_batch == "std":

@@ -9,7 +9,7 @@ from comgra_decl.errors import MissingPackageError
 
 
 def from_viewer(name: str) -> Any:
-    """Returns the function that the viewer registers under a name of `comgra_decl.viewer`.
+    """Return the function that the viewer registers under a name of `comgra_decl.viewer`.
 
     Raises:
         MissingPackageError: no viewer is installed.

@@ -1,4 +1,4 @@
-"""Reads values and histograms of slots."""
+"""Read values and histograms of slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def value(
     part: Part,
     type_: str | None,
 ) -> NDArray[Any]:
-    """Returns part of the values recorded for one sample, or for all samples."""
+    """Return part of the values recorded for one sample, or for all samples."""
     record = snapshot.record(step, type_)
     if sample is not None:
         sample = snapshot.sample(sample)
@@ -40,7 +40,7 @@ def value(
 def histogram(
     snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Returns the counts and edges of a slot's histogram at a step."""
+    """Return the counts and edges of a slot's histogram at a step."""
     _check_bins(snapshot)
     view, record = snapshot.view, snapshot.record(step, type_)
     if not view.has_column(record, slot.id) or np.isnan(_facts(snapshot, record, slot)[0]):
@@ -53,7 +53,7 @@ def histogram(
 def histograms(
     snapshot: Snapshot, slot: SlotInfo, type_: str | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Returns the steps, counts and ranges of all undamaged records that contain the slot."""
+    """Return the steps, counts and ranges of all undamaged records that contain the slot."""
     _check_bins(snapshot)
     view, names = snapshot.view, snapshot.view.meta.columns
     records = snapshot.records(type_)
@@ -69,7 +69,7 @@ def histograms(
 
 
 def _facts(snapshot: Snapshot, record: int, slot: SlotInfo) -> NDArray[np.float64]:
-    """Returns (nonfinite, low, high) of a slot in a record."""
+    """Return (nonfinite, low, high) of a slot in a record."""
     line = snapshot.view.row("agg", record, slot.id)
     column = snapshot.view.meta.columns.index("nonfinite.mean")
     return np.array([line[column], line[-2], line[-1]], np.float64)

@@ -1,4 +1,4 @@
-"""Finds the dependency graph for a step."""
+"""Find the dependency graph for a step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .snapshot import Snapshot
 
 
 def structure(snapshot: Snapshot, step: int | None, type_: str | None) -> Structure | None:
-    """Returns the graph of a record, or of the nearest record before (or after) that has one."""
+    """Return the graph of a record, or of the nearest record before (or after) that has one."""
     digest = structure_hash(snapshot, step, type_)
     return None if digest is None else snapshot.view.structure(digest)
 
 
 def structure_hash(snapshot: Snapshot, step: int | None, type_: str | None) -> str | None:
-    """Returns the hash of the graph that `structure` returns, without reading the graph."""
+    """Return the hash of the graph that `structure` returns, without reading the graph."""
     records = snapshot.records(type_)
     if not len(records):
         return None
@@ -32,7 +32,7 @@ def structure_hash(snapshot: Snapshot, step: int | None, type_: str | None) -> s
 
 
 def edges(snapshot: Snapshot, step: int | None, type_: str | None) -> list[tuple[str, str]]:
-    """Returns the node pairs of the graph that `structure` returns, each once, without self-loops.
+    """Return the node pairs of the graph that `structure` returns, each once, without self-loops.
 
     If a node contains a tensor from an earlier step, its name is followed by `EARLIER_STEP`.
     """

@@ -1,4 +1,4 @@
-"""Opens several runs together."""
+"""Open several runs together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tables import table_html
 
 
 def open_group(path: Where) -> Group:
-    """Opens all runs below a folder or a location in a bucket.
+    """Open all runs below a folder or a location in a bucket.
 
     Raises:
         RunNotFoundError: the folder does not exist.
@@ -57,7 +57,7 @@ class Group:
         return [run.name for run in self._readable]
 
     def refresh(self) -> bool:
-        """Looks for new runs; returns whether the list has changed."""
+        """Look for new runs; return whether the list has changed."""
         before, self.runs = self.runs, list_runs(self.path)
         return before != self.runs
 
@@ -69,7 +69,7 @@ class Group:
             yield self._open(run.path)
 
     def __getitem__(self, key: str | int) -> Run:
-        """Returns a run by its name or by its index (-1 is the newest)."""
+        """Return a run by its name or by its index (-1 is the newest)."""
         readable = self._readable
         if isinstance(key, int):
             return self._open(readable[key].path)
@@ -91,7 +91,7 @@ class Group:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> pd.DataFrame:
-        """Returns a statistic of one tensor across all runs: one row per step, one column per run.
+        """Return a statistic of one tensor across all runs: one row per step, one column per run.
 
             run        lr_1e-3   lr_1e-2
             step
@@ -113,7 +113,7 @@ class Group:
         )
 
     def differences(self) -> pd.DataFrame:
-        """Returns the settings in which the runs differ: one row per setting, one column per run.
+        """Return the settings in which the runs differ: one row per setting, one column per run.
 
             run                    lr_1e-3  lr_1e-2
             setting
@@ -124,7 +124,7 @@ class Group:
         return differences(self)
 
     def overview(self) -> pd.DataFrame:
-        """Returns a table with one row per run: facts, metrics and changed settings.
+        """Return a table with one row per run: facts, metrics and changed settings.
 
                          state  steps  last.loss  best.loss  errors  ...  config.optimizer.lr
             run

@@ -1,4 +1,4 @@
-"""Lists the runs below a folder, whatever their state."""
+"""List the runs below a folder, whatever their state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunSummary:
 
 
 def list_runs(root: Where) -> list[RunSummary]:
-    """Lists the runs at or below a folder or a location in a bucket, oldest first.
+    """List the runs at or below a folder or a location in a bucket, oldest first.
 
     If a run cannot be read, it is listed with the reason. If the folder does not exist, the list is
     empty. In a bucket, all names below the location are listed, with one request per thousand

@@ -1,4 +1,4 @@
-"""Finds and opens the run at a path."""
+"""Find and open the run at a path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ a second."""
 
 
 def open_run(path: Where) -> Run:
-    """Opens a run, live or finished.
+    """Open a run, live or finished.
 
     Args:
         path: a run's folder, or its location in a bucket (`s3://bucket/runs/train/first`). If the
@@ -70,7 +70,7 @@ def open_run(path: Where) -> Run:
 
 
 def require_folder(folder: Location) -> None:
-    """Raises an error if a path is not a readable folder.
+    """Raise an error if a path is not a readable folder.
 
     Raises:
         RunNotFoundError: the path is missing (suggests similar names), a file, or not readable.
@@ -98,7 +98,7 @@ def require_folder(folder: Location) -> None:
 
 
 def run_folders(root: Location) -> Iterator[Location]:
-    """Yields the run folders at or below `root`, at any depth, upper levels first.
+    """Yield the run folders at or below `root`, at any depth, upper levels first.
 
     Skips the contents of run folders, hidden folders, links, and folders that cannot be read. A
     bucket has no folders, so all names below `root` are listed there. If a tree is too large to be
@@ -123,7 +123,7 @@ class Search:
         self.cut = ""
 
     def __iter__(self) -> Iterator[Path]:
-        """Yields the folders of runs."""
+        """Yield the folders of runs."""
         level, depth = [self._root], 0
         while level:
             below: list[Path] = []
@@ -142,7 +142,7 @@ class Search:
     def _end(self, depth: int) -> None:
         self.cut = (
             f"the folder is so large that the search stopped {depth} levels below it, after "
-            f"{self._names} names. Pass a folder nearer to the runs."
+            f"{self._names} names. Pass a folder closer to the runs."
         )
         if str(self._root.absolute()) not in _logged:
             _logged.add(str(self._root.absolute()))
@@ -153,7 +153,7 @@ _logged: set[str] = set()  # roots already logged: the viewer searches every sec
 
 
 def _content(folder: Path) -> tuple[int, list[Path] | None]:
-    """Returns the number of names in a folder, and the folders in it; None for a run's folder."""
+    """Return the number of names in a folder, and the folders in it; None for a run's folder."""
     try:
         with os.scandir(folder) as found:
             entries = list(found)

@@ -29,7 +29,7 @@ class RunRow:
         state: "waiting", "live", "finished" or "stopped".
         steps: number of training steps: the last recorded or logged step plus one; 0 if none.
         records: number of records of all types.
-        started: start in unix seconds.
+        started: start in Unix seconds.
         duration: seconds from the start to the last record, including pauses; None without records.
         last: the last value of every metric; metrics of types other than training are named like
             "eval: loss".
@@ -63,7 +63,7 @@ class RunRow:
 
 
 class Clock(NamedTuple):
-    """When the training steps of a run happened.
+    """The times at which a run's training steps took place.
 
     Attributes:
         steps: recorded training steps, ascending and unique [k].
@@ -77,7 +77,7 @@ class Clock(NamedTuple):
 
 
 def row_of(run: Run) -> RunRow:
-    """Returns the facts about one run."""
+    """Return the facts about one run."""
     facts, git = run.facts, run.facts.get("git") or {}
     metrics = metrics_of(run)
     settings = settings_of(run)
@@ -106,7 +106,7 @@ def row_of(run: Run) -> RunRow:
 
 
 def overview(runs: Iterable[Run]) -> pd.DataFrame:
-    """Returns a table with one row per run: facts, metrics and the settings that differ.
+    """Return a table with one row per run: facts, metrics and the settings that differ.
 
                      state  steps  last.loss  best.loss  errors  ...  config.optimizer.lr
         run
@@ -128,7 +128,7 @@ def overview(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def metrics_of(run: Run) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Returns steps [k] and values [k] of every metric, losses first.
+    """Return steps [k] and values [k] of every metric, losses first.
 
     Metrics of the training type keep their names; others are named like "eval: loss".
     """
@@ -146,12 +146,12 @@ def metrics_of(run: Run) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float6
 
 
 def is_loss(metric: str) -> bool:
-    """Returns whether a metric is a loss, for which lower values are better."""
+    """Return whether a metric is a loss, for which lower values are better."""
     return metric.rpartition(": ")[2].partition("[")[0] == LOSS
 
 
 def clock_of(run: Run) -> Clock:
-    """Returns when the recorded training steps happened.
+    """Return the times at which the recorded training steps took place.
 
     Steps between two records are assumed to have the batch size of the record before them.
     """
@@ -165,13 +165,13 @@ def clock_of(run: Run) -> Clock:
 
 
 def at_steps(clock: Clock, steps: NDArray[np.int64], axis: str) -> NDArray[np.float64]:
-    """Returns the position of each step on an axis.
+    """Return the position of each step on an axis.
 
     Times between two records are interpolated linearly. Beyond the last record, the pace of the
-    last two records continues.
+    last two records is extrapolated.
 
     Args:
-        clock: when the steps of the run happened.
+        clock: the times of the run's training steps.
         steps: any steps [k].
         axis: "step", "time" (seconds since the start of the run) or "samples".
     """

@@ -1,4 +1,4 @@
-"""Finds where two runs diverge: the first step and tensor that differ by more than rounding."""
+"""Find where two runs diverge: the first step and tensor that differ beyond rounding error."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .compare import differences
 from .run import Run
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
-"""Relative differences that count as rounding, by dtype.
+"""Relative differences that count as rounding error, by dtype.
 
-These are several units in the last place, because summing in another order changes more than one.
-Other floats use the value for bfloat16.
+These are several units in the last place, because summing in a different order can change more than
+one. The value for bfloat16 also applies to all other floats.
 """
 
 SIZES = ("mean", "std", "abs_mean", "abs_max", "min", "max", "rms", "l2")
 """Statistics that are compared, relative to the size of the tensor. Counts, such as the share of
-zeros, may change by rounding."""
+zeros, may change through rounding."""
 
 _COMPUTED = ("forward", "no_grad")
 """Passes whose values are compared."""
@@ -46,7 +46,7 @@ class Difference(NamedTuple):
         what: what differs most: the name of a statistic, "values" or "shape".
         here, there: the two numbers (of the element that differs most, for values); shapes as text.
         relative: the difference divided by the larger of the two tensors' maximum magnitudes.
-        tolerance: relative differences up to this count as rounding.
+        tolerance: relative differences up to this count as rounding error.
     """
 
     node: str
@@ -109,7 +109,7 @@ class Parting:
 
     @property
     def gradual(self) -> bool:
-        """Whether the difference grew out of rounding rather than appearing suddenly.
+        """Whether the difference grew out of rounding errors rather than appearing suddenly.
 
         True if the runs already differed within the tolerance at an earlier step, by at least a
         tenth of it.
@@ -133,7 +133,7 @@ def part(
     tolerance: float | None = None,
     type: str | None = None,
 ) -> Parting:
-    """Returns the first step and tensor, in the order of execution, at which two runs differ.
+    """Return the first step and tensor, in the order of execution, at which two runs differ.
 
     Tensors are matched by name, and records by step. All statistics in `SIZES` that both runs have
     are compared, and at the first differing step also the values that both runs kept, because
@@ -143,15 +143,15 @@ def part(
 
     Runs on different devices or with different numbers of threads sum in different orders. A
     difference therefore counts only if it exceeds a tolerance relative to the largest magnitude of
-    the tensor. Training amplifies rounding; see `Parting.gradual`.
+    the tensor. Training amplifies rounding errors; see `Parting.gradual`.
 
     Args:
-        here: a run, such as that of a port.
-        there: the run to compare with, such as that of its reference.
+        here: a run, such as one of a port.
+        there: the run to compare with, such as one of the reference implementation.
         names: other names of nodes in `there`, by their names in `here`. Each name also applies to
             the modules inside, so `{"encoder": "model.enc"}` matches `encoder.0` with
             `model.enc.0`.
-        tolerance: relative differences up to this count as rounding; None: `TOLERANCES`, by dtype.
+        tolerance: relative differences up to this count as rounding error; None: `TOLERANCES`.
         type: type of execution; None: training.
 
     Raises:
@@ -191,21 +191,21 @@ def part(
 
 
 def sentences(found: Parting) -> list[str]:
-    """Returns a sentence that says where two runs diverge."""
+    """Return sentences that say where two runs diverge."""
     steps, first = found.steps, found.first
     if first is None:
         where = f"{found.compared} tensors at {len(steps)} steps, {steps[0]} to {steps[-1]}"
         largest = f"The largest relative difference is {found.drift.max():.2g}."
-        return [f"The runs do not differ by more than rounding in {where}. {largest}"]
+        return [f"The runs do not differ by more than rounding error in {where}. {largest}"]
     lines = [f"The runs diverge at step {first.step}, at {first.name}: {first.numbers}."]
     if found.same_until is None:
         lines.append("It is the first step that both runs recorded.")
     else:
-        lines.append(f"Up to step {found.same_until}, they differ by no more than rounding.")
+        lines.append(f"Up to step {found.same_until}, they differ by no more than rounding error.")
     if found.gradual:
         lines.append(
             f"The difference grew gradually, from {found.drift[0]:.2g} to {first.relative:.2g}: "
-            "training may only have amplified rounding."
+            "training may merely have amplified rounding errors."
         )
     return lines
 
@@ -237,7 +237,7 @@ class _Pair:
         self._tolerances = np.array([self._tolerance_of(*match) for match in self.matches])
 
     def other(self, node: str) -> str:
-        """Returns the name that a node of the first run has in the second one."""
+        """Return the name that a node of the first run has in the second one."""
         for name in (node, *_parents(node)):
             if name in self._names:
                 return self._names[name] + node[len(name) :]
@@ -248,7 +248,7 @@ class _Pair:
         return self._ranks[SlotKey(*difference[:4])]
 
     def records(self, type_: str | None) -> pd.DataFrame:
-        """Returns the numbers of the records ("here", "there") of common steps, by step."""
+        """Return the record numbers ("here", "there") of the common steps, by step."""
         sides = [_records(run, type_) for run in self._runs]
         found = pd.concat(sides, axis=1, keys=("here", "there"), join="inner").sort_index()
         if not len(found):
@@ -256,7 +256,7 @@ class _Pair:
         return found
 
     def rows(self, records: pd.DataFrame) -> Iterator[tuple[int, _Numbers, _Numbers]]:
-        """Yields each step with the statistics of all common tensors [tensors, names + 1, 3].
+        """Yield each step with the statistics of all common tensors [tensors, names + 1, 3].
 
         The last one is "nonfinite", which is missing only where the tensor was not recorded.
         """
@@ -272,7 +272,7 @@ class _Pair:
     def compared(
         self, step: int, here: _Numbers, there: _Numbers
     ) -> tuple[list[Difference], float]:
-        """Returns the tensors whose statistics differ, and the largest relative difference."""
+        """Return the tensors whose statistics differ, and the largest relative difference."""
         absent = np.isnan(here[:, -1, 0]) | np.isnan(there[:, -1, 0])
         here, there = here[:, :-1], there[:, :-1]
         relative = self._relative(here, there).reshape(len(here), -1)
@@ -296,7 +296,7 @@ class _Pair:
         return found, float(largest.max(initial=0.0))
 
     def _relative(self, here: _Numbers, there: _Numbers) -> _Numbers:
-        """Returns the relative differences [tensors, names, 3]; infinite if one is not finite."""
+        """Return the relative differences [tensors, names, 3]; infinite where one is not finite."""
         size = np.fmax(self._sizes(here), self._sizes(there))[:, None, None]
         size = np.broadcast_to(size, here.shape).copy()
         if "l2" in self._statistics:  # it grows with the number of elements
@@ -311,7 +311,7 @@ class _Pair:
     def by_values(
         self, step: int, records: Sequence[int], known: Sequence[Difference]
     ) -> list[Difference]:
-        """Returns the tensors whose kept values or shapes differ at a step.
+        """Return the tensors whose kept values or shapes differ at a step.
 
         Leaves out `known` differences, and parameters if the tensors computed from them agree,
         because a port may store a weight transposed.
@@ -353,14 +353,14 @@ class _Pair:
         return max(_rounding(slot.dtype) for slot in (here, there))
 
     def _sizes(self, rows: _Numbers) -> NDArray[np.float64]:
-        """Returns the largest magnitude of each tensor [tensors]."""
+        """Return the largest magnitude of each tensor [tensors]."""
         best = ("abs_max", "max", "l2", "rms", "std", "abs_mean", "mean", "min")
         name = next(n for n in best if n in self._statistics)
         return np.abs(rows[:, self._statistics.index(name), AGGREGATES.index("abs_max")])
 
 
 def _records(run: Run, type_: str | None) -> pd.Series[Any]:
-    """Returns the number of the last record of each step; None: training."""
+    """Return the number of the last record of each step; None: training."""
     table = run.records
     chosen = table["mode"] == "train" if type_ is None else table["type"] == type_
     if type_ is None and not chosen.any():
@@ -379,7 +379,7 @@ class _Worst(NamedTuple):
 
 
 def _worst(here: NDArray[Any], there: NDArray[Any]) -> _Worst | None:
-    """Returns the two elements that differ most, or the shapes; None for empty tensors."""
+    """Return the two elements that differ most, or the shapes; None for empty tensors."""
     if here.shape != there.shape:
         return _Worst("shape", str(here.shape), str(there.shape), math.inf)
     if not here.size:
@@ -416,7 +416,7 @@ def _parents(node: str) -> Iterator[str]:
 def _execution(
     slots: Sequence[SlotInfo], graph: Structure | None
 ) -> dict[SlotKey, tuple[float, ...]]:
-    """Returns the sort key of each slot in the order of execution.
+    """Return the sort key of each slot in the order of execution.
 
     Within the forward pass, tensors follow the graph: those that do not depend on each other come
     in the order of their first appearance. A parameter comes right before its first consumer.
@@ -433,7 +433,7 @@ def _execution(
 
 
 def _sorted_keys(graph: Structure) -> dict[SlotKey, float]:
-    """Returns the place of each key of a graph in the order of execution."""
+    """Return the place of each key of a graph in the order of execution."""
     after: list[list[int]] = [[] for _ in graph.keys]
     before = [0] * len(graph.keys)
     for source, sink, _ in graph.edges:

@@ -43,8 +43,8 @@ class Picture:
         name: its name.
         values: the numbers; NaN where something is missing.
         axes: the name of each axis of `values`.
-        node: the node that it shows; None if it shows several nodes. step: the step that it shows;
-            None if it shows several steps.
+        node: the node that it shows; None if it shows several nodes.
+        step: the step that it shows; None if it shows several steps.
         labels: the names of the entries of an axis, such as nodes or steps, by axis.
         facts: additional facts, such as the "gap" of integrated gradients: see `records.PICTURES`.
         basis: the axes of a cloud.
@@ -60,7 +60,7 @@ class Picture:
     basis: Basis | None = None
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """Returns the values."""
+        """Return the values."""
         return np.array(self.values, dtype) if copy else np.asarray(self.values, dtype)
 
     def __repr__(self) -> str:
@@ -100,12 +100,12 @@ class Pictures:
         return found
 
     def facts(self, step: int) -> dict[str, dict[str, Any]]:
-        """Returns the facts about the pictures of a step; see `Run.picture_facts`."""
+        """Return the facts about the pictures of a step; see `Run.picture_facts`."""
         record = self._snapshot.record(step, self._type)
         return dict(self._snapshot.view.extra(record).get(PICTURES, {}))
 
     def named(self, name: str, step: int | None, node: str | None) -> Picture:
-        """Returns a picture; see `Run.picture`."""
+        """Return a picture; see `Run.picture`."""
         recorded = self._recorded
         if name in recorded:
             return self._of_record(name, recorded[name], step, node)
@@ -146,7 +146,7 @@ class Pictures:
         return Picture(name, values, (SAMPLE, *dims), slot.key.node, at, labels, facts)
 
     def _type_of(self, slot: SlotInfo) -> str:
-        """Returns the probe on which a picture is based, according to the run's spec."""
+        """Return the probe on which a picture is based, according to the run's spec."""
         name = slot.key.pass_.removeprefix(PICTURE_PREFIX)
         declared = self._run.spec.pictures.get(name)
         return f"{PROBE_PREFIX}{declared.of}" if declared is not None else str(self._type)
@@ -154,7 +154,7 @@ class Pictures:
     # -- computed from records
 
     def embedding(self, node: str, basis: str | Basis = "all") -> Picture:
-        """Returns a cloud of a node's values; see `Run.embedding`."""
+        """Return a cloud of a node's values; see `Run.embedding`."""
         slot, steps = self._slot(node), self._steps()
         values = self._over_steps(slot, steps, node)
         points = np.stack([v.reshape(len(v), -1) for v in values.values()])
@@ -172,7 +172,7 @@ class Pictures:
         return Picture("cloud", used.project(points), axes, node, None, labels, basis=used)
 
     def similarity(self, first: str, second: str, step: int | None) -> float:
-        """Returns the CKA of two nodes at a step; see `Run.similarity`."""
+        """Return the CKA of two nodes at a step; see `Run.similarity`."""
         at = self._step(step, self._type)
         return likeness.cka(self._value(first, at), self._value(second, at))
 
@@ -298,7 +298,7 @@ class Pictures:
         return self._run.slot(node).value(step, type=self._type)
 
     def _over_steps(self, slot: SlotInfo, steps: list[int], node: str) -> dict[int, NDArray[Any]]:
-        """Returns the values of a node at the steps that have as many samples as the last step."""
+        """Return the values of a node at the steps that have as many samples as the last step."""
         view = self._snapshot.view
         found = {}
         for step in steps:
@@ -311,7 +311,7 @@ class Pictures:
         return {step: value for step, value in found.items() if value.shape == size}
 
     def _all_values(self, step: int) -> dict[str, NDArray[Any]]:
-        """Returns the values of all outputs with samples at a step, by node."""
+        """Return the values of all outputs with samples at a step, by node."""
         record = self._snapshot.record(step, self._type)
         found = {}
         for slot in self._snapshot.view.slots:
@@ -343,7 +343,7 @@ class Pictures:
             ) from None
 
     def _output(self) -> str:
-        """Returns the node of the whole model."""
+        """Return the node of the whole model."""
         described = self._run.document("modules") or []
         roots = [entry["node"] for entry in described if entry["path"] == ""]
         recorded = [node for node in roots if node in self._run.nodes]
@@ -355,7 +355,7 @@ class Pictures:
         return str(recorded[0])
 
     def _scored(self, node: str, step: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """Returns the class of each sample, and the outputs [samples, classes]."""
+        """Return the class of each sample, and the outputs [samples, classes]."""
         classes, scores = self._classes(step), self._value(node, step)
         if scores.ndim != 2 or len(scores) < len(classes):
             raise UnknownNameError(
@@ -374,4 +374,4 @@ class Pictures:
         "flow": _flow,
         "loss_cam": _loss_cam,
     }
-    """What can be computed from records alone, by name."""
+    """The pictures that can be computed from records alone, by name."""

@@ -1,4 +1,4 @@
-"""Describes how a run's program ended: with an error, or because the process was killed."""
+"""Describe how a run's program ended: with an error, or because the process was killed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Ending:
 
 
 def ending_of(run: Run) -> Ending | None:
-    """Returns how a run's program ended; None if it ended normally or is still running."""
+    """Return how a run's program ended; None if it ended normally or is still running."""
     content = run.document("post_mortem")
     if content is not None:
         return _failed(content, run)
@@ -111,7 +111,7 @@ def _first_line(text: str) -> str:
 
 
 def _facts(content: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the parts with the facts, starting with those that explain this error."""
+    """Yield the parts with the facts, starting with those that explain this error."""
     deciding = (content["lesson"] or {}).get("decides", [])
     order = [*deciding, *(name for name in _PARTS if name not in deciding)]
     for name in order:
@@ -179,14 +179,14 @@ def _stack(content: Mapping[str, Any]) -> list[str]:
 
 
 def tensor_lines(facts: list[Mapping[str, Any]]) -> list[str]:
-    """Returns a line for each of the first tensors of a list."""
+    """Return a line for each of the first tensors in a list."""
     lines = [tensor_text(fact) for fact in facts[:_MOST_TENSORS]]
     more = len(facts) - _MOST_TENSORS
     return [*lines, f"and {more} more"] if more > 0 else lines
 
 
 def tensor_text(fact: Mapping[str, Any]) -> str:
-    """Returns one line: `x: float32 [5, 8] on cpu, requires grad; min -1, max 2, mean 0, std 1`."""
+    """Return one line: `x: float32 [5, 8] on cpu, requires grad; min -1, max 2, mean 0, std 1`."""
     shape = ", ".join(map(str, fact["shape"]))
     text = f"{fact['name']}: {fact['dtype']} [{shape}] on {fact['device']}"
     if fact["requires_grad"]:
@@ -221,7 +221,7 @@ def _killed(run: Run) -> Ending | None:
 
 
 def memory_text(memory: Mapping[str, Any]) -> str:
-    """Returns one line about memory usage, given facts in bytes."""
+    """Return one line about memory usage, given facts in bytes."""
     parts = [f"the process uses {_gb(memory['host'])}"]
     if memory.get("limit"):
         parts.append(f"{_gb(memory.get('used', 0))} of {_gb(memory['limit'])} are in use")

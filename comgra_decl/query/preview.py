@@ -25,9 +25,9 @@ class Preview:
         height 10 (means of 28), width 10 (means of 28)>
 
     Attributes:
-        step: the recorded step that it comes from.
-        values: the entries; a tensor with a batch dim has its samples first. float32, unless
-            they are whole numbers or, if `whole`, of any dtype.
+        step: the recorded step from which it was taken.
+        values: the entries; a tensor with a batch dim has its samples first. The dtype is float32,
+            except for whole numbers; if `whole`, it can be any dtype.
         meanings: for each axis, its name, its size in the tensor, and which entries were kept:
             "all", "first" (the first ones), or "mean" (entry i of m is the mean of the entries from
             floor(i size / m) to ceil((i + 1) size / m) - 1).
@@ -54,7 +54,7 @@ class Preview:
         }
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """Returns the values."""
+        """Return the values."""
         return np.array(self.values, dtype) if copy else np.asarray(self.values, dtype)
 
     def __repr__(self) -> str:
@@ -67,7 +67,7 @@ class Preview:
 
 
 def preview(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None) -> Preview:
-    """Returns the values at a step or, if there are none, the preview from the nearest record.
+    """Return the values at a step or, if there are none, the preview from the nearest record.
 
     Records up to the step take precedence over later ones.
     """
@@ -86,7 +86,7 @@ def preview(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None) ->
 
 
 def _nearest(snapshot: Snapshot, record: int, type_: str | None) -> Iterator[int]:
-    """Yields the records of a type: from `record` backwards, then those after it."""
+    """Yield the records of a type: from `record` backwards, then those after it."""
     records = snapshot.records(type_)
     later = int(np.searchsorted(records, record, side="right"))
     yield from reversed(records[:later].tolist())
@@ -111,7 +111,7 @@ def _whole(slot: SlotInfo, values: NDArray[Any], step: int) -> Preview:
 
 
 def axis_names(slot: SlotInfo, dims: tuple[int, ...], *, whole_numbers: bool) -> tuple[str, ...]:
-    """Returns the names of a slot's value dims."""
+    """Return the names of a slot's value dims."""
     if slot.batch_dim is None and slot.shape == ():
         return ("value",) * len(dims)
     return name_axes(

@@ -1,4 +1,4 @@
-"""Extracts the parts of a run's report that concern the user."""
+"""Extract the parts of a run's report that concern the user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def remarks(report: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns one sentence for each warning and for everything declared but not recorded.
+    """Return one sentence for each warning and for everything declared but not recorded.
 
     Args:
         report: the run's document `report`; empty before the first record.
@@ -21,7 +21,7 @@ def remarks(report: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def verify_command(path: object) -> str:
-    """Returns the command that shows which data of a damaged run are lost, and which are not."""
+    """Return the command that shows which data of a damaged run is lost and which is intact."""
     return f"comgra-decl verify {shlex.quote(str(path))}"
 
 
@@ -30,7 +30,7 @@ _SHOWN_FROM = 0.1
 
 
 def price_text(report: Mapping[str, Any]) -> str | None:
-    """Returns a sentence with the cost of a record; None if it was not measured.
+    """Return a sentence with the cost of a record; None if it was not measured.
 
     Args:
         report: the run's document `report`; empty before the first record.

@@ -55,10 +55,10 @@ class Run(RunFacts):
             0         0  train  train  1.763719e+09  9f2c41ab         32  0.004130  None   ()
             1        10  train  train  1.763719e+09  9f2c41ab         32  0.001702  None   ()
 
-        `time` is in unix seconds. `structure` is the hash of the dependency graph. `cost` is the
-        time that the training thread spent on the record, in seconds. `kept` names the triggers of
-        the spec's `keep` that stored the record, or is None. `tags` are the labels other than the
-        type.
+        `time` is in Unix seconds. `structure` is the hash of the dependency graph. `cost` is the
+        time that the training thread spent on the record, in seconds. `kept` names the triggers in
+        the spec's `keep` section that stored the record, or is None. `tags` are the labels other
+        than the type.
         """
         return self._snapshot.records_table.copy()
 
@@ -116,7 +116,7 @@ class Run(RunFacts):
         return self._reader.meta.bins
 
     def kpis(self, *, automatic: bool = False) -> pd.DataFrame:
-        """Returns the metrics of all steps, recorded or not, one row per value.
+        """Return the metrics of all steps, recorded or not, one row per value.
 
                step   type  name     value
             0     0  train  loss  2.302585
@@ -138,21 +138,21 @@ class Run(RunFacts):
         return table.assign(name=names)[kept].reset_index(drop=True)
 
     def metrics_as_stored(self) -> pd.DataFrame:
-        """Returns all metrics as `kpis` does, with the prefix "auto:" for automatic ones."""
+        """Return all metrics as `kpis` does, with the prefix "auto:" for automatic ones."""
         return self._snapshot.kpis_table.copy()
 
     def notes(self) -> pd.DataFrame:
-        """Returns the notes of the run in order, one row per note.
+        """Return the notes of the run in order, one row per note.
 
                step   type          time               text
             0    40  train  1.763719e+09  warm-up is over
 
-        `time` is in unix seconds.
+        `time` is in Unix seconds.
         """
         return self._snapshot.notes_table.copy()
 
     def findings(self) -> pd.DataFrame:
-        """Returns the rules' findings during recording, one row per finding, most important first.
+        """Return the rules' findings during recording, one row per finding, most important first.
 
         The columns are:
 
@@ -172,7 +172,7 @@ class Run(RunFacts):
         return findings_table(self._snapshot.view.document("findings"))
 
     def experiments(self) -> list[NotedCheck]:
-        """Returns the verdicts of experiments with the script that are stored next to the run.
+        """Return the verdicts of experiments with the script that are stored next to the run.
 
         `comgra-decl overfit-one-batch --for RUN` and `batch-mixing --for RUN` store them. If a
         verdict cannot be read, it is omitted and listed in `damage`; `noted` contains the reason.
@@ -189,7 +189,7 @@ class Run(RunFacts):
         return ending_of(self)
 
     def document(self, name: str) -> Any:
-        """Returns the newest document with a name, as it was stored; None if there is none.
+        """Return the newest document with the given name, as stored; None if there is none.
 
         Documents are "modules", "report", "post_mortem", "links" (where the tools in `sinks` have
         the run, by tool) and "findings", which `comgra_decl.rules.stored` reads.
@@ -197,7 +197,7 @@ class Run(RunFacts):
         return self._snapshot.view.document(name) if is_one_of(name, [name]) else None
 
     def chunks(self, *, probes: bool = True) -> Iterator[Chunk]:
-        """Yields all records in stored order, in chunks.
+        """Yield all records in stored order, in chunks.
 
         Use this method to process an entire run with little memory, as the rules do.
 
@@ -209,15 +209,15 @@ class Run(RunFacts):
     # -- graph
 
     def structure(self, step: int | None = None, *, type: str | None = None) -> Structure | None:
-        """Returns the dependency graph at a step (None: the last one); None if there is none."""
+        """Return the dependency graph at a step (None: the last one); None if there is none."""
         return graphs.structure(self._snapshot, step, type)
 
     def structure_hash(self, step: int | None = None, *, type: str | None = None) -> str | None:
-        """Returns the hash of the graph at a step; identical graphs have identical hashes."""
+        """Return the hash of the graph at a step; identical graphs have identical hashes."""
         return graphs.structure_hash(self._snapshot, step, type)
 
     def edges(self, step: int | None = None, *, type: str | None = None) -> list[tuple[str, str]]:
-        """Returns the (source node, sink node) pairs of the graph at a step, each pair once.
+        """Return the (source node, sink node) pairs of the graph at a step, each pair once.
 
         Connections within a node are omitted, but `structure` contains them. If a tensor from an
         earlier step is used again, it is a separate node, such as "cell (earlier step)".
@@ -232,7 +232,7 @@ class Run(RunFacts):
         step: int | None = None,
         type: str | None = None,
     ) -> Between:
-        """Returns what happens between two tensors: gains, dead values, paths of the gradient.
+        """Return what happens between two tensors: gains, dead values and gradient paths.
 
         `run.between("embed", "head").signal` is the root mean square of a sample's values at
         "head", averaged over the batch, divided by the same quantity at "embed". `gradient` is the
@@ -257,9 +257,9 @@ class Run(RunFacts):
     # -- statistics
 
     def cuts(self, step: int | None = None, *, type: str | None = None) -> list[str]:
-        """Returns the places in a step where values leave torch, so that the graph ends there.
+        """Return the places in a step where values leave torch, so that the graph ends there.
 
-        Each entry names a node and the call that its values leave through, such as `head.item()`.
+        Each entry names a node and the call through which its values leave, such as `head.item()`.
         Tensors that the program computes from such values have no edge from that node.
         """
         graph = self.structure(step, type=type)
@@ -268,7 +268,7 @@ class Run(RunFacts):
     def slot(
         self, node: str, *, role: str = "output", of: str = "forward", iteration: int = 0
     ) -> Slot:
-        """Returns a handle to one recorded tensor, for its series, values and histograms.
+        """Return a handle to one recorded tensor, for its series, values and histograms.
 
         Args:
             node: a module path or an annotated name.
@@ -283,7 +283,7 @@ class Run(RunFacts):
         return Slot(lambda: self._snapshot, key)
 
     def __getitem__(self, node: str) -> Slot:
-        """Returns the output of a node, as `slot(node)` does."""
+        """Return the output of a node, as `slot(node)` does."""
         return self.slot(node)
 
     def series(
@@ -294,7 +294,7 @@ class Run(RunFacts):
         over_batch: str = "mean",
         type: str | None = None,
     ) -> pd.Series[float]:
-        """Returns a statistic of a node's output by step: `slot(node).series(statistic)`.
+        """Return a statistic of a node's output by step: `slot(node).series(statistic)`.
 
             step
             0     1.002241
@@ -314,11 +314,11 @@ class Run(RunFacts):
         part: Part = ...,
         type: str | None = None,
     ) -> NDArray[Any]:
-        """Returns a node's recorded values, [samples, ...]: `slot(node).value(step)`."""
+        """Return a node's recorded values, [samples, ...]: `slot(node).value(step)`."""
         return self.slot(node).value(step, sample=sample, part=part, type=type)
 
     def row(self, step: int, *, over_batch: str = "mean", type: str | None = None) -> pd.DataFrame:
-        """Returns all statistics of all slots recorded at a step, one row per slot.
+        """Return all statistics of all slots recorded at a step, one row per slot.
 
         The index has the levels node, role, iteration and pass:
 
@@ -331,7 +331,7 @@ class Run(RunFacts):
         return statistics.row(self._snapshot, step, type, over_batch)
 
     def shapes(self, step: int, *, type: str | None = None) -> pd.Series[Any]:
-        """Returns the shapes of all slots recorded at a step, indexed as in `row`.
+        """Return the shapes of all slots recorded at a step, indexed as in `row`.
 
             node   role    iteration  pass
             embed  output  0          forward    (32, 8)
@@ -344,11 +344,11 @@ class Run(RunFacts):
 
     @property
     def reshaped(self) -> bool:
-        """Whether any tensor changed its shape between records."""
+        """Whether any tensor changed shape between records."""
         return self._snapshot.view.reshaped
 
     def samples(self, step: int, *, type: str | None = None) -> pd.DataFrame:
-        """Returns the samples recorded individually at a step, one row per sample.
+        """Return the samples recorded individually at a step, one row per sample.
 
                     place label
             sample
@@ -367,7 +367,7 @@ class Run(RunFacts):
     def unusual(
         self, step: int, statistic: str = "std", *, type: str | None = None
     ) -> pd.DataFrame:
-        """Returns how far each recorded sample is from the rest of its batch, at each tensor.
+        """Return how far each recorded sample is from the rest of its batch, at each tensor.
 
             sample                                      0         1
             node  role   iteration pass
@@ -376,9 +376,9 @@ class Run(RunFacts):
 
         The unit is the standard deviation of the statistic over the other samples in the batch, and
         0 is their mean. The sample itself is left out, because an outlier in a small batch would
-        hide itself in the deviation. In the example, sample 1 becomes an outlier between "embed"
-        and "head". NaN for tensors without a batch dimension and in batches of fewer than three
-        samples.
+        inflate the deviation and so hide itself. In the example, sample 1 becomes an outlier
+        between "embed" and "head". NaN for tensors without a batch dimension and in batches of
+        fewer than three samples.
 
         Raises:
             UnknownNameError: the step or the statistic does not exist.
@@ -393,7 +393,7 @@ class Run(RunFacts):
         over_batch: str = "mean",
         type: str | None = None,
     ) -> pd.DataFrame:
-        """Returns a statistic for all slots in a pass: one row per step, one column per slot.
+        """Return a statistic for all slots in a pass: one row per step, one column per slot.
 
         The columns have the levels node, role, iteration and pass:
 
@@ -414,7 +414,7 @@ class Run(RunFacts):
         over_batch: str = "mean",
         type: str | None = None,
     ) -> xarray.Dataset:
-        """Returns statistics as an `xarray.Dataset` with the dims step and slot.
+        """Return statistics as an `xarray.Dataset` with the dims step and slot.
 
         `node`, `role`, `iteration` and `pass` are coordinates of the dim slot.
 
@@ -446,7 +446,7 @@ class Run(RunFacts):
         *,
         type: str | None = None,
     ) -> Picture:
-        """Returns a picture, which converts to a numpy array.
+        """Return a picture, which converts to a numpy array.
 
             >>> run.picture("cam", 400, "conv2")
             <Picture 'cam' of 'conv2' at step 400: sample 8, height 6, width 6>
@@ -476,7 +476,7 @@ class Run(RunFacts):
         return Pictures(self, self._snapshot, type).named(name, step, node)
 
     def picture_facts(self, step: int, *, type: str | None = None) -> dict[str, dict[str, Any]]:
-        """Returns the facts about the pictures that a probe created at a step, by name.
+        """Return the facts about the pictures that a probe created at a step, by name.
 
         Each entry has "method", and "target", "gap" or "layer" where they apply. "refused" is the
         reason why a picture could not be made.
@@ -490,7 +490,7 @@ class Run(RunFacts):
     def embedding(
         self, node: str, basis: str | Basis = "all", *, type: str | None = None
     ) -> Picture:
-        """Returns the principal components of a node's values, [steps, samples, 2].
+        """Return the principal components of a node's values, [steps, samples, 2].
 
         All steps share one basis, so that points move only if the values do. To use the same basis
         for later records, pass `embedding(...).basis`.
@@ -508,7 +508,7 @@ class Run(RunFacts):
     def similarity(
         self, node_a: str, node_b: str, step: int | None = None, *, type: str | None = None
     ) -> float:
-        """Returns how similarly two nodes represent the recorded samples at a step, at most 1.
+        """Return how similarly two nodes represent the recorded samples at a step; at most 1.
 
         The linear CKA of Kornblith et al. (2019), unbiased; NaN for fewer than four samples.
 
@@ -526,7 +526,7 @@ class Run(RunFacts):
     # -- tensors by slot id
 
     def values_of(self, record: int) -> dict[int, NDArray[Any]]:
-        """Returns all values [samples, ...] of a record (a row of `records`), by slot id."""
+        """Return all values [samples, ...] of a record (a row of `records`), by slot id."""
         view = self._snapshot.view
         found = {slot: view.value(record, slot) for slot in view.value_slots(record)}
         return {slot: value for slot, value in found.items() if value is not None}
@@ -539,7 +539,7 @@ class Run(RunFacts):
     # -- display
 
     def view(self, pane: str | None = None, **at: Any) -> Any:
-        """Returns the viewer of this run, or one pane of it, for display in a notebook.
+        """Return the viewer of this run, or one pane of it, for display in a notebook.
 
         It is interactive, like the viewer, and shows the run as of the last `refresh`. To follow a
         live run, use `comgra-decl view`. `run.view("graph").save("graph.html")` writes a

@@ -64,7 +64,7 @@ class RunFacts:
 
     @property
     def started(self) -> float:
-        """Start of the run in unix seconds."""
+        """Start of the run in Unix seconds."""
         return self._reader.meta.started
 
     @property
@@ -85,7 +85,7 @@ class RunFacts:
         return self._reader.missing if isinstance(self._reader, JoinedReader) else []
 
     def rank(self, number: int) -> Self:
-        """Returns one rank of the run, with everything that rank recorded.
+        """Return one rank of the run, with everything that rank recorded.
 
         Raises:
             UnknownNameError: the rank was not recorded.
@@ -101,14 +101,14 @@ class RunFacts:
             0        1.763719e+09  <NA>             0
             1        1.763805e+09   200            20
 
-        `started` is in unix seconds. `step` is the session's first step. It is <NA> for the session
+        `started` is in Unix seconds. `step` is the session's first step. It is <NA> for the session
         that created the run, and for sessions that never trained. `first_record` is the number of
         the session's first record.
         """
         return sessions_table(self._snapshot.view.sessions, self.started)
 
     def rank_differences(self) -> pd.DataFrame:
-        """Returns the tensors that should be identical on all ranks but differ, one row per tensor.
+        """Return the tensors that should be identical on all ranks but differ, one row per tensor.
 
                  node    role  iteration     pass  first_step  difference
             0    head  weight          0  forward         120    0.000313
@@ -154,7 +154,7 @@ class RunFacts:
         """The modules and series that each entry of the spec matched and stored, and the warnings.
 
         `keep`, if the spec has that section: how often each trigger fired, and which steps were
-        stored as a result. `writer`: processor time of writing in seconds (`cpu`), duration of the
+        stored as a result. `writer`: CPU time spent on writing in seconds (`cpu`), duration of the
         run (`wall`), their ratio (`share`), and the time that training waited for the writer
         (`waited`). `damage`, if there is any: the data omitted because of damage.
         """
@@ -175,7 +175,7 @@ class RunFacts:
         """Data omitted because of damage, one sentence per part; empty if nothing is damaged.
 
         Lists damage found when the run was opened, damaged documents (such as "findings"), and
-        damage found in what has been read since, such as series and graphs. What is read lacks the
+        damage found in what has been read since, such as series and graphs. Results lack the
         damaged parts. `comgra-decl verify` checks everything. Unreadable verdicts of experiments
         are included; see `experiments`.
         """
@@ -187,7 +187,7 @@ class RunFacts:
         return [*view.damage, *checks.damage]
 
     def noted(self) -> NotedChecks:
-        """Reads the verdicts stored next to the run, and the reasons why some are unreadable."""
+        """Read the verdicts stored next to the run, and the reasons why some are unreadable."""
         _, before = self._noted
         checks = noted_checks(self.path)
         for loss in checks.damage:
@@ -197,7 +197,7 @@ class RunFacts:
         return checks
 
     def refresh(self) -> bool:
-        """Polls for new records; returns whether anything is new."""
+        """Poll for new records; return whether anything is new."""
         return self._reader.poll()
 
     # -- display
@@ -220,7 +220,7 @@ _ENDED = ("finished", "stopped")
 
 
 def _troubles(keep: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each trigger in `keep.when` that could not work."""
+    """Return a sentence for each trigger in `keep.when` that could not work."""
     return [
         f"keep.when: {trigger['name']} {'stopped' if trigger.get('fired') else 'never fired'}: "
         f"{trigger['trouble']}"

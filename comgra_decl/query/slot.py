@@ -100,7 +100,7 @@ class Slot:
         return self.of(found[0])
 
     def of(self, name: str) -> Slot:
-        """Returns another pass of the same tensor, such as "forward", "grad:loss" or "update".
+        """Return another pass of the same tensor, such as "forward", "grad:loss" or "update".
 
         Raises:
             UnknownNameError: the tensor has no such pass; the message lists its passes.
@@ -116,7 +116,7 @@ class Slot:
     def series(
         self, statistic: str = "mean", *, over_batch: str = "mean", type: str | None = None
     ) -> pd.Series[float]:
-        """Returns one statistic by step; NaN where the tensor was not recorded.
+        """Return one statistic by step; NaN where the tensor was not recorded.
 
             step
             0     1.002241
@@ -130,7 +130,7 @@ class Slot:
         return statistics.series(self._snapshot, self._info, statistic, over_batch, type)
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> pd.DataFrame:
-        """Returns a statistic for each recorded sample: one row per step, one column per sample.
+        """Return a statistic for each recorded sample: one row per step, one column per sample.
 
             sample         0         1
             step
@@ -148,7 +148,7 @@ class Slot:
         return pd.DataFrame(columns, index, dtype=np.float32).rename_axis(columns="sample")
 
     def row(self, step: int, *, type: str | None = None) -> pd.DataFrame:
-        """Returns all statistics of each recorded sample at a step: one row per sample.
+        """Return all statistics of each recorded sample at a step: one row per sample.
 
                         mean       std        l2 ...
             sample
@@ -161,7 +161,7 @@ class Slot:
         return statistics.sample_row(self._snapshot, self._info, step, type)
 
     def shape(self, step: int, *, type: str | None = None) -> tuple[int, ...] | None:
-        """Returns the shape of the tensor at a step; None if the record is damaged.
+        """Return the shape of the tensor at a step; None if the record is damaged.
 
         In a run of multiple ranks, it is the shape on the first rank that has the tensor. For a
         sharded tensor, it is the first shape of the whole tensor.
@@ -172,7 +172,7 @@ class Slot:
         return statistics.shape(self._snapshot, self._info, step, type)
 
     def shapes(self, *, type: str | None = None) -> pd.Series[Any]:
-        """Returns the shape by step, for the steps at which the tensor was recorded.
+        """Return the shape by step, for the steps at which the tensor was recorded.
 
             step
             0     (32, 8)
@@ -186,7 +186,7 @@ class Slot:
     def value(
         self, step: int, *, sample: int | None = None, part: Part = ..., type: str | None = None
     ) -> NDArray[Any]:
-        """Returns the recorded values [samples, ...] at a step, or those of one sample [...].
+        """Return the recorded values [samples, ...] at a step, or those of one sample [...].
 
         The values have the dtype of the tensor; bfloat16 becomes ml_dtypes.bfloat16. A tensor
         without a batch dimension counts as one sample.
@@ -208,7 +208,7 @@ class Slot:
         )
 
     def preview(self, step: int, *, type: str | None = None) -> Preview:
-        """Returns the values at a step if they were kept, or else a small part of them.
+        """Return the values at a step if they were kept, or else a small part of them.
 
         If the record contains no values, the result is the newest preview up to this step or, if
         there is none, the next one; `Preview.step` states its step. If there are several ranks, the
@@ -227,7 +227,7 @@ class Slot:
     def histogram(
         self, step: int, *, type: str | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Returns counts [bins] and edges [bins + 1] of the values at a step.
+        """Return counts [bins] and edges [bins + 1] of the values at a step.
 
         The histogram of a large tensor counts an evenly spaced subset of its elements.
 
@@ -239,7 +239,7 @@ class Slot:
     def histograms(
         self, *, type: str | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Returns steps [k], counts [k, bins] and ranges [k, 2] of all recorded histograms."""
+        """Return steps [k], counts [k, bins] and ranges [k, 2] of all recorded histograms."""
         return distributions.histograms(self._snapshot, self._info, type)
 
     @property

@@ -54,7 +54,7 @@ class Snapshot:
         return self.view.names("type")
 
     def records(self, type_: str | None) -> Records:
-        """Returns the records of a type, or those with a tag if no type has that name.
+        """Return the records of a type, or those with a tag if no type has that name.
 
         None selects the records in train mode, or all records if there are none in train mode.
         """
@@ -78,7 +78,7 @@ class Snapshot:
         )
 
     def record(self, step: int, type_: str | None) -> int:
-        """Returns the last record of a step.
+        """Return the last record of a step.
 
         Raises:
             UnknownNameError: the step was not recorded; the message names the nearest ones.
@@ -99,7 +99,7 @@ class Snapshot:
         )
 
     def slot(self, node: str, role: str, iteration: int, pass_: str) -> SlotInfo:
-        """Returns a slot by the parts of its key.
+        """Return a slot by the parts of its key.
 
         Raises:
             UnknownNameError: there is no such slot; the message says which part is wrong and what
@@ -132,7 +132,7 @@ class Snapshot:
         raise AssertionError("a slot that matches in every part was not found")
 
     def statistic(self, name: str) -> int:
-        """Returns the index of a statistic.
+        """Return the index of a statistic.
 
         Raises:
             UnknownNameError: the statistic was not recorded; the message suggests similar names.
@@ -178,11 +178,11 @@ class Snapshot:
         return derived.pairs(self.view.slots)
 
     def column(self, statistic: str, over_batch: str) -> int:
-        """Returns the column of a statistic for the given aggregate over the batch."""
+        """Return the column of a statistic for the given aggregate over the batch."""
         return self.statistic(statistic) * len(AGGREGATES) + aggregate(over_batch)
 
     def sample(self, number: int) -> int:
-        """Returns the number of a recorded sample as an int.
+        """Return the number of a recorded sample as an int.
 
         Raises:
             UnknownNameError: there is no sample with this number.
@@ -196,18 +196,18 @@ class Snapshot:
         return int(number)
 
     def step_index(self, records: Records) -> pd.Index[int]:
-        """Returns the steps of records as an index named "step"."""
+        """Return the steps of records as an index named "step"."""
         return pd.Index(self.steps[records], name="step")
 
 
 def named(slot: SlotInfo) -> str:
-    """Returns the name of a slot as used in messages."""
+    """Return the name of a slot as used in messages."""
     key = slot.key
     return f"{key.node!r} ({key.role}, {key.pass_}, iteration {key.iteration})"
 
 
 def aggregate(over_batch: str) -> int:
-    """Returns the index of an aggregate over the batch."""
+    """Return the index of an aggregate over the batch."""
     if not _is_among(over_batch, AGGREGATES):
         near = did_you_mean(over_batch, AGGREGATES) or "."
         raise UnknownNameError(

@@ -23,7 +23,7 @@ LEVELS = ("node", "role", "iteration", "pass")
 def series(
     snapshot: Snapshot, slot: SlotInfo, statistic: str, over_batch: str, type_: str | None
 ) -> pd.Series[float]:
-    """Returns a statistic of a slot by step."""
+    """Return a statistic of a slot by step."""
     records = snapshot.records(type_)
     if is_one_of(statistic, derived.NAMES):
         values = _ratios(snapshot, slot, over_batch)[records]
@@ -34,7 +34,7 @@ def series(
 
 
 def shape_series(snapshot: Snapshot, slot: SlotInfo, type_: str | None) -> pd.Series[Any]:
-    """Returns the shape of a slot by step, for the records that have it."""
+    """Return the shape of a slot by step, for the records that have it."""
     records, view = snapshot.records(type_), snapshot.view
     names = view.meta.columns
     there = view.series("agg", slot.id, names.index("nonfinite.mean"))[records]
@@ -47,13 +47,13 @@ def shape_series(snapshot: Snapshot, slot: SlotInfo, type_: str | None) -> pd.Se
 
 
 def shapes(snapshot: Snapshot, step: int, type_: str | None) -> pd.Series[Any]:
-    """Returns the shapes of the slots in a record, indexed by name."""
+    """Return the shapes of the slots in a record, indexed by name."""
     found = arrays.shapes(snapshot, step, type_)
     return _shapes([*found.values()], named_index(snapshot, [*found]))
 
 
 def named_index(snapshot: Snapshot, ids: Iterable[int]) -> pd.MultiIndex:
-    """Returns an index with the names of slots: (node, role, iteration, pass)."""
+    """Return an index with the names of slots: (node, role, iteration, pass)."""
     slots = snapshot.view.slots
     return pd.MultiIndex.from_tuples([tuple(slots[i].key) for i in ids], names=LEVELS)
 
@@ -67,7 +67,7 @@ def _shapes(found: list[tuple[int, ...] | None], index: pd.Index[Any]) -> pd.Ser
 def shape(
     snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None
 ) -> tuple[int, ...] | None:
-    """Returns the shape of a slot at a step.
+    """Return the shape of a slot at a step.
 
     Raises:
         UnknownNameError: the slot was not recorded at this step.
@@ -81,7 +81,7 @@ def shape(
 def sample_series(
     snapshot: Snapshot, slot: SlotInfo, statistic: str, sample: int, type_: str | None
 ) -> pd.Series[float]:
-    """Returns a statistic by step, for one sample of a slot."""
+    """Return a statistic by step, for one sample of a slot."""
     records = snapshot.records(type_)
     number = snapshot.sample(sample)
     if is_one_of(statistic, derived.NAMES):  # a parameter is its own sample 0
@@ -94,7 +94,7 @@ def sample_series(
 
 
 def _ratios(snapshot: Snapshot, slot: SlotInfo, over_batch: str) -> NDArray[np.float32]:
-    """Returns the update ratio of a slot in all records; NaN if it has none."""
+    """Return the update ratio of a slot in all records; NaN if it has none."""
     aggregate(over_batch)
     derived.base(snapshot)
     column = snapshot.column("l2", "mean")
@@ -106,13 +106,13 @@ def _ratios(snapshot: Snapshot, slot: SlotInfo, over_batch: str) -> NDArray[np.f
 
 
 def row(snapshot: Snapshot, step: int, type_: str | None, over_batch: str) -> pd.DataFrame:
-    """Returns all statistics of the slots in a record, indexed by name."""
+    """Return all statistics of the slots in a record, indexed by name."""
     found = arrays.row(snapshot, step, type_, over_batch)
     return pd.DataFrame(found.values, named_index(snapshot, found.ids), found.names)
 
 
 def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None) -> pd.DataFrame:
-    """Returns all statistics of the samples in a record."""
+    """Return all statistics of the samples in a record."""
     view, record = snapshot.view, snapshot.record(step, type_)
     if view.meta.sample_count and view.has_column(record, slot.id):
         table = view.row("smp", record, slot.id)
@@ -133,7 +133,7 @@ def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None)
 
 
 def unusual(snapshot: Snapshot, step: int, statistic: str, type_: str | None) -> pd.DataFrame:
-    """Returns the distance of each sample from its batch: a row per slot, a column per sample."""
+    """Return the distance of each sample from its batch: a row per slot, a column per sample."""
     found = distances(snapshot, step, statistic, type_)
     there = np.flatnonzero(~np.isnan(found).all(axis=1))
     columns = pd.RangeIndex(found.shape[1], name="sample")
@@ -143,7 +143,7 @@ def unusual(snapshot: Snapshot, step: int, statistic: str, type_: str | None) ->
 def heat(
     snapshot: Snapshot, statistic: str, pass_: str, over_batch: str, type_: str | None
 ) -> pd.DataFrame:
-    """Returns a statistic for all slots in a pass: one row per step, one column per slot."""
+    """Return a statistic for all slots in a pass: one row per step, one column per slot."""
     found = arrays.heat(snapshot, statistic, pass_, over_batch, type_)
     index = pd.Index(found.steps, name="step")
     return pd.DataFrame(found.values, index, named_index(snapshot, found.ids))

@@ -1,4 +1,4 @@
-"""Converts the tables of a run to data frames, and small tables to HTML."""
+"""Convert the tables of a run to data frames, and small tables to HTML."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PLACE = ("node", "role", "iteration")
 
 
 def records_table(view: RecordView) -> pd.DataFrame:
-    """Returns one row per record; `batch_size` is <NA> and `structure` None where unknown."""
+    """Return one row per record; `batch_size` is <NA> and `structure` None where unknown."""
     facts = view.records
     return pd.DataFrame(
         {
@@ -61,7 +61,7 @@ def records_table(view: RecordView) -> pd.DataFrame:
 
 
 def sessions_table(sessions: list[Session], started: float) -> pd.DataFrame:
-    """Returns one row per session; see `Run.sessions`."""
+    """Return one row per session; see `Run.sessions`."""
     return pd.DataFrame(
         {
             "started": [started if s.started is None else s.started for s in sessions],
@@ -73,7 +73,7 @@ def sessions_table(sessions: list[Session], started: float) -> pd.DataFrame:
 
 
 def _kept_reasons(view: RecordView) -> NDArray[np.object_]:
-    """Returns the triggers of `keep` that stored each record, [n]; None for scheduled records."""
+    """Return the triggers of `keep` that stored each record, [n]; None for scheduled records."""
     reasons: NDArray[np.object_] = np.full(view.n, None, object)
     steps = view.records[:, RecordColumn.STEP]
     for first, last in (view.document("keep") or {}).get("steps", ()):
@@ -85,7 +85,7 @@ def _kept_reasons(view: RecordView) -> NDArray[np.object_]:
 
 
 def tags_by_code(view: RecordView) -> NDArray[np.object_]:
-    """Returns the labels of records other than their type, a tuple for each code."""
+    """Return the labels of records other than their type, a tuple for each code."""
     listed: list[tuple[str, ...]] = [(), *map(_tags, view.names("tags"))]
     tags = np.empty(len(listed), object)
     tags[:] = listed
@@ -97,7 +97,7 @@ def _tags(text: str) -> tuple[str, ...]:
 
 
 def slots_table(view: RecordView) -> pd.DataFrame:
-    """Returns one row per slot; `batch_dim` is <NA> for tensors without one."""
+    """Return one row per slot; `batch_dim` is <NA> for tensors without one."""
     slots = view.slots
     return pd.DataFrame(
         {
@@ -117,12 +117,12 @@ def slots_table(view: RecordView) -> pd.DataFrame:
 
 
 def _texts(found: Iterable[str]) -> NDArray[np.object_]:
-    """Returns a column of strings; with object dtype even if empty, unlike pandas."""
+    """Return a column of strings; with object dtype even if empty, unlike pandas."""
     return np.array([*found], object)
 
 
 def kpis_table(view: RecordView) -> pd.DataFrame:
-    """Returns one row per scalar, in logging order.
+    """Return one row per scalar, in logging order.
 
     After the scalars come the KPIs stored with a record, except for names and types that already
     occur among the scalars.
@@ -137,7 +137,7 @@ def kpis_table(view: RecordView) -> pd.DataFrame:
 
 
 def notes_table(view: RecordView) -> pd.DataFrame:
-    """Returns one row per note, in order."""
+    """Return one row per note, in order."""
     notes = view.notes
     return pd.DataFrame(
         {
@@ -183,7 +183,7 @@ def _recorded_kpis_table(view: RecordView) -> pd.DataFrame:
 
 
 def findings_table(document: Mapping[str, Any] | None) -> pd.DataFrame:
-    """Returns one row per finding in a document stored by the rules."""
+    """Return one row per finding in a document stored by the rules."""
     lines = [_finding_line(finding) for finding in (document or {}).get("findings", [])]
     return pd.DataFrame(lines, columns=list(FINDING_COLUMNS), dtype=None if lines else object)
 
@@ -195,7 +195,7 @@ def _finding_line(finding: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decoded(codes: NDArray[Any], names: list[str]) -> NDArray[np.object_]:
-    """Returns the names for codes; None for the code -1."""
+    """Return the names for codes; None for the code -1."""
     lookup = np.array([*names, None], dtype=object)  # code -1 selects the last entry, None
     decoded: NDArray[np.object_] = lookup[codes.astype(np.int64)]
     return decoded
@@ -207,7 +207,7 @@ def _counts(values: NDArray[np.float64]) -> pd.api.extensions.ExtensionArray:
 
 
 def table_html(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a small HTML table; all text is escaped."""
+    """Return a small HTML table; all text is escaped."""
     head = "".join(f'<th style="{_CELL};opacity:.65">{escape(text)}</th>' for text in header)
     body = "".join(
         "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in row) + "</tr>"

@@ -11,10 +11,10 @@ Floats = NDArray[np.float64]
 
 
 def distances(snapshot: Snapshot, step: int, statistic: str, type_: str | None) -> Floats:
-    """Returns the distance of each sample from the others, [slots, samples].
+    """Return the distance of each sample from the others, [slots, samples].
 
     See `Run.unusual`. NaN for a tensor without a batch dimension, for a sample that was not
-    recorded, and if there is no spread to compare with.
+    recorded, and where the others do not vary.
     """
     view, record = snapshot.view, snapshot.record(step, type_)
     place = snapshot.statistic(statistic)
@@ -27,7 +27,7 @@ def distances(snapshot: Snapshot, step: int, statistic: str, type_: str | None) 
 
 
 def _counts(snapshot: Snapshot, whole: Floats) -> Floats:
-    """Returns the number of samples in the batch of each slot, [slots].
+    """Return the number of samples in the batch of each slot, [slots].
 
     If a record does not state it, the number in the first record is used.
     """
@@ -41,7 +41,7 @@ def _counts(snapshot: Snapshot, whole: Floats) -> Floats:
 
 
 def away(single: Floats, mean: Floats, spread: Floats, counts: Floats) -> Floats:
-    """Returns (x - mean of the others) / standard deviation of the others, [slots, samples].
+    """Return (x - mean of the others) / standard deviation of the others, [slots, samples].
 
     The sums over the others follow from those over all n samples: their mean is
     (n m - x) / (n - 1), and the mean of their squares is (n (s^2 + m^2) - x^2) / (n - 1).
@@ -49,7 +49,7 @@ def away(single: Floats, mean: Floats, spread: Floats, counts: Floats) -> Floats
     Args:
         single: x, a statistic of each sample, [slots, samples].
         mean: m, its mean over the batch, [slots].
-        spread: s, its standard deviation over the batch, of the population, [slots].
+        spread: s, its standard deviation over the batch (population), [slots].
         counts: n, the number of samples in the batch, [slots].
     """
     n, m, s = (values[:, None] for values in (counts, mean, spread))

@@ -1,4 +1,4 @@
-"""Read interface of a run, whether written by one process or more."""
+"""Read interface of a run, whether written by one process or several."""
 
 from __future__ import annotations
 
@@ -64,35 +64,35 @@ class RecordView(Protocol):
         """One sentence for each damaged part encountered so far."""
 
     def look_for_damage(self) -> None:
-        """Reads all documents, so that `damage` lists the damaged ones."""
+        """Read all documents, so that `damage` lists the damaged ones."""
 
     def names(self, table: str) -> list[str]:
-        """Returns the names in a table ("type", "tags", "scalar", ...), by code."""
+        """Return the names in a table ("type", "tags", "scalar", ...), by code."""
 
     # -- one record -----------------------------------------------------------------------------
 
     def samples(self, record: int) -> list[int]:
-        """Returns the batch indices of the recorded samples; -1: the sample does not exist.
+        """Return the batch indices of the recorded samples; -1: the sample does not exist.
 
         Empty if they are damaged.
         """
 
     def extra(self, record: int) -> dict[str, Any]:
-        """Returns additional facts about a record; empty if they are damaged."""
+        """Return additional facts about a record; empty if they are damaged."""
 
     def has_column(self, record: int, slot: int) -> bool:
         """Whether a record's row includes a slot. Rows are padded to whole chunks."""
 
     def document(self, name: str) -> Any:
-        """Returns the newest document with a name; None if there is none, or if it is damaged."""
+        """Return the newest document with the given name; None if it is missing or damaged."""
 
     def structure(self, digest: str) -> Structure | None:
-        """Returns a dependency graph by its hash; None if it is damaged."""
+        """Return a dependency graph by its hash; None if it is damaged."""
 
     # -- statistics -----------------------------------------------------------------------------
 
     def row(self, family: str, record: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns the statistics of a record, [slots, ...], or the part selected by `inner`.
+        """Return the statistics of a record, [slots, ...], or the part selected by `inner`.
 
         Args:
             family: "agg", "smp", "hist" or "kpi".
@@ -104,16 +104,16 @@ class RecordView(Protocol):
         """
 
     def rows(self, family: str, first: int, last: int) -> NDArray[Any]:
-        """Returns the statistics of records `first` to `last` - 1, [records, slots, ...]."""
+        """Return the statistics of records `first` to `last` - 1, [records, slots, ...]."""
 
     def series(self, family: str, slot: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns one slot (or "kpi" column) over all records, [n, ...]."""
+        """Return one slot (or "kpi" column) over all records, [n, ...]."""
 
     def heat(self, family: str, *inner: int | slice) -> NDArray[Any]:
-        """Returns all slots over all records, [n, slots, ...]."""
+        """Return all slots over all records, [n, slots, ...]."""
 
     def lost(self, family: str, slot: int) -> NDArray[np.bool_] | None:
-        """Returns which records of a slot are damaged, [n]; None if none are."""
+        """Return which records of a slot are damaged, [n]; None if none are."""
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -124,7 +124,7 @@ class RecordView(Protocol):
         """Whether any record has a tensor shape that differs from the slot table."""
 
     def shape(self, slot: int, code: float) -> tuple[int, ...] | None:
-        """Returns the shape of a slot in a record, given its value in the column "shape".
+        """Return the shape of a slot in a record, given its value in the "shape" column.
 
         None if the record lacks the slot, or if the shape is unknown.
         """
@@ -134,13 +134,13 @@ class RecordView(Protocol):
     def value(
         self, record: int, slot: int, sample: int | None = None, part: Part = ...
     ) -> NDArray[Any] | None:
-        """Returns the recorded values, [samples, *dims], of one sample [*dims], or a part of them.
+        """Return the recorded values, [samples, *dims], of one sample [*dims], or a part of them.
 
         None if there are none.
         """
 
     def preview(self, record: int, slot: int) -> StoredPreview | None:
-        """Returns a record's preview of a slot; None if it has none."""
+        """Return a record's preview of a slot; None if it has none."""
 
     def value_slots(self, record: int) -> list[int]:
-        """Returns the slots with values in a record."""
+        """Return the slots with values in a record."""

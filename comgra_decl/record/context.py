@@ -30,7 +30,7 @@ class RunContext:
         command: the command line, argument by argument.
         config: the program's own configuration, JSON-serialisable.
         job: the name of the job or script, used as the group if the spec names none.
-        base: the folder that a relative `run.root` refers to.
+        base: the folder to which a relative `run.root` refers.
         script: the file of the training script, if there is one.
     """
 
@@ -83,11 +83,11 @@ def _versions() -> dict[str, str]:
 
 
 _TIMEOUT = 5.0
-"""The timeout of a git command, in seconds."""
+"""The timeout for git commands, in seconds."""
 
 
 class GitFacts(TypedDict):
-    """The state of a work tree; `dirty` tells whether tracked files have changed."""
+    """The state of a work tree; `dirty` means that tracked files have changed."""
 
     commit: str
     branch: str | None

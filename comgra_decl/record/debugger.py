@@ -1,4 +1,4 @@
-"""Stops a program in pdb at its next module call, as requested by a finding."""
+"""Stop a program in pdb at its next module call, as requested by a finding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from comgra_decl.hooks.recursion import EveryCall
 class Breakpoint:
     """Opens a debugger once, in the program's frame that makes the next module call.
 
-    A hook is installed only once a stop is requested, so a program without findings is unaffected.
+    No hook is installed until a stop is requested, so a program without findings is unaffected.
 
     Args:
         debugger: creates the debugger.
@@ -30,7 +30,7 @@ class Breakpoint:
         self._calls = EveryCall(self._before)
 
     def request(self, reason: str) -> None:
-        """Stops the program at its next module call; only the first request counts.
+        """Stop the program at its next module call; only the first request counts.
 
         Args:
             reason: printed above the prompt.
@@ -40,7 +40,7 @@ class Breakpoint:
             self._calls.install()
 
     def remove(self) -> None:
-        """Drops a request that has not stopped the program yet."""
+        """Drop a request that has not stopped the program yet."""
         self._calls.remove()
         self._used = True
 
@@ -55,12 +55,12 @@ class Breakpoint:
         self._open(_program_frame())
 
     def _open(self, frame: FrameType) -> None:
-        """Prompts in a frame; continues to trace frames if the user steps, and exits on `quit`."""
+        """Prompt in a frame; continue to trace frames if the user steps, and exit on `quit`."""
         debugger = self._debugger()
         debugger.reset()
         debugger.interaction(frame, None)
         if debugger.quitting:
-            raise SystemExit("comgra: the program was ended in the debugger")
+            raise SystemExit("comgra: the program was stopped in the debugger")
         if debugger.stoplineno == -1 and not debugger.breaks:
             return  # `continue`: no further stops
         above: FrameType | None = frame
@@ -72,7 +72,7 @@ class Breakpoint:
 
 
 def _program_frame() -> FrameType:
-    """Returns the innermost frame outside comgra_decl and torch's module calls."""
+    """Return the innermost frame outside comgra_decl and torch's module calls."""
     frame = sys._getframe(2)  # noqa: SLF001
     while frame.f_back is not None and frame.f_code.co_filename == _torch_module.__file__:
         frame = frame.f_back

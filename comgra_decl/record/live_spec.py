@@ -66,7 +66,7 @@ class SpecFile:
         self._stamp = self._stamp_now()
 
     def changed(self) -> tuple[Spec, str] | None:
-        """Return the new spec and its changed keys, comma-separated, or None without a change.
+        """Return the new spec and its changed keys, comma-separated, or None if nothing changed.
 
         Raises:
             SpecError: the file is invalid, or changes keys that cannot change during a run. The

@@ -3,7 +3,7 @@
 A system may refuse memory because of `ulimit -v`, a batch system or strict overcommit. In that
 case, the C++ libraries that tracing uses do not raise an exception: if a thread cannot be created,
 the whole program ends. Memory is therefore requested before these libraries need it, and tracing
-stops while enough memory is left for training. A limit can also be set (with `prlimit`) while a
+stops while training still has enough memory. A limit can also be set (with `prlimit`) while a
 program is running, after tracing has already allocated its share. For that case, tracing reserves
 address space, which takes no memory.
 """
@@ -18,12 +18,12 @@ from pathlib import Path
 from comgra_decl.errors import NoMemoryError
 
 STARTING = 1 << 30
-"""Bytes required to start. Imports, threads and their stacks took 0.9 GB of address space (not
-memory)."""
+"""Number of bytes required to start. Imports, threads and their stacks took 0.9 GB of address space
+(not memory)."""
 LEFT = 1 << 28
-"""Bytes to leave for training. A thread takes 0.14 GB of address space."""
+"""Number of bytes to leave for training. A thread takes 0.14 GB of address space."""
 STEP = 1 << 28
-"""Bytes required to record a step."""
+"""Number of bytes required to record a step."""
 
 
 class Room:

@@ -60,7 +60,7 @@ class Place:
 
 
 def create_run_folder(run: RunSpec, context: RunContext) -> Path:
-    """Create the local folder of a new run of a single process; see `place_run`."""
+    """Create the local folder of a new single-process run; see `place_run`."""
     place = place_run(run, context, rank=None).path
     assert isinstance(place, Path), f"{place} is in a bucket"
     return place
@@ -110,7 +110,8 @@ def _place_in_bucket(group: Remote, run: RunSpec, rank: Rank | None, *, late: bo
     """Claim a location in a bucket; the ranks of a run cannot agree on a name there.
 
     Raises:
-        StoreError: a run with ranks has no name, learned its rank too late, or already exists.
+        StoreError: a run with ranks has no name or already exists, or this process learned its rank
+        too late.
     """
     from comgra_decl.store.database import database_exists
     from comgra_decl.store.remote import Objects

@@ -134,8 +134,8 @@ class Session:
     def failed(self, error: BaseException) -> None:
         """Examine the error that ended the program; `finish` stores the result.
 
-        The error and its traceback remain unchanged. A program that exits by itself, or is ended by
-        a finding, has not failed.
+        The error and its traceback remain unchanged. A program that exits by itself, or is stopped
+        by a finding, has not failed.
         """
         if self._hooks is None or isinstance(error, (SystemExit, GeneratorExit)):
             return
@@ -230,7 +230,7 @@ class Session:
         return place_run(run, self._context, rank=rank, own=own)
 
     def _open(self) -> None:
-        """Start the writer at this process's place."""
+        """Start the writer at this process's location."""
         from comgra_decl.store import WriterThread
 
         assert self._place is not None

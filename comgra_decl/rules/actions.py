@@ -37,7 +37,7 @@ class Actions:
         run: the run's location, for messages.
         note: adds a note to the run.
         interrupt: stops the program in a debugger, given the reason; None if unavailable.
-        loud: whether findings are logged at their own level instead of DEBUG. With several ranks,
+        loud: whether findings are logged at their own level instead of DEBUG. With multiple ranks,
             only one is loud, because most problems appear on all ranks.
         clock: returns seconds; limits the log to one line per second.
     """

@@ -73,7 +73,7 @@ class _PerRun:
 def per_run(make: Callable[..., T], *arguments: Any, **options: Any) -> T:
     """Declares an attribute of a rule that is recreated for every run.
 
-    For example `early = per_run(Early, 5)`. Required for values that a rule changes in place
+    Example: `early = per_run(Early, 5)`. Required for values that a rule changes in place
     (memories, dicts, lists). A value that is only ever reassigned can be a plain class attribute.
 
     Args:
@@ -178,7 +178,7 @@ class Scene:
         """Whether the loss has fallen by half and is still near its minimum.
 
         Compares the mean of the last tenth of the losses with those of the other tenths, for the
-        type of execution with the most losses. Unusual values do not impair such a training run.
+        type of execution with the most losses. In such a run, unusual values do no harm.
         """
         curve = max(self.curves.values(), key=lambda its: its.count, default=None)
         if curve is None or curve.count < _LEAST_LOSSES:
@@ -260,7 +260,7 @@ class Rule(ABC):
 
     hints_explain: ClassVar[bool] = True
     """Whether this rule's findings also explain others if they are only hints. False if a hint
-    means that a problem impairs nothing.
+    means that the problem does no harm.
     """
 
     Parameters: ClassVar[type[RuleParameters]] = RuleParameters
@@ -372,8 +372,8 @@ class SlotRule(Rule):
     """
 
     harmless: ClassVar[bool] = False
-    """Whether the finding is only a hint if the loss has fallen by half and is still near its
-    minimum (`Scene.learns`). True for values that are unusual but need not impair training.
+    """Whether a finding is only a hint once the loss has fallen by half and is still near its
+    minimum (`Scene.learns`). True for values that are unusual but not necessarily harmful.
     """
 
     of_graph: ClassVar[bool] = False
@@ -531,7 +531,7 @@ class SampledRule(SlotRule):
 
     Parameters = SampledParameters
     what: ClassVar[str]
-    """Required content of the recorded values, named in the message if it is missing."""
+    """What the recorded values must contain; the message names it if it is missing."""
 
     _seen = False
 

@@ -60,7 +60,7 @@ class Breach(NamedTuple):
 
 
 def contract_of(run: Run, *, nodes: str | None = None, slack: float = 1.0) -> Contract:
-    """Returns the contract of a good run.
+    """Return the contract of a good run.
 
     Args:
         run: the run.
@@ -90,7 +90,7 @@ def contract_of(run: Run, *, nodes: str | None = None, slack: float = 1.0) -> Co
 
 
 def breaches(run: Run, contract: Contract) -> list[Breach]:
-    """Returns the departures of a run from a contract, in order of steps, then of execution.
+    """Return the departures of a run from a contract, in order of steps, then of execution.
 
     For each tensor and statistic, only the first departure is returned. A changed graph and missing
     tensors come first.
@@ -117,7 +117,7 @@ def _departures(
     values: NDArray[np.float32],
     contract: Contract,
 ) -> Iterator[tuple[Breach, int]]:
-    """Yields the first departure of each tensor, with the tensor's position."""
+    """Yield the first departure of each tensor, with the tensor's position."""
     for position, key in enumerate(keys):
         name = of_tensor(key, TRAIN)
         ends = contract.ranges.get(name, {}).get(statistic)
@@ -140,7 +140,7 @@ def _departures(
 def _columns(
     run: Run,
 ) -> Iterator[tuple[str, list[SlotKey], NDArray[np.int64], NDArray[np.float32]]]:
-    """Yields each statistic with tensors [n], steps [k] and values [k, n] of training records."""
+    """Yield each statistic with tensors [n], steps [k] and values [k, n] of training records."""
     keys = [_key_of(row) for row in run.slots.to_dict("records")]
     stored = [name for name in run.statistics if name not in derived.NAMES]
     wanted = [name for name in KINDS if name in stored]
@@ -170,7 +170,7 @@ def _key_of(row: Mapping[Any, Any]) -> SlotKey:
 
 
 def _range_of(statistic: str, values: NDArray[np.float64], slack: float) -> Range:
-    """Returns the range of a good run's values, widened; an infinite value is an infinite end."""
+    """Return the range of a good run's values, widened; an infinite value is an infinite end."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return float(values.min()), float(values.max())
@@ -192,7 +192,7 @@ def _widened(statistic: str, low: float, high: float, slack: float) -> Range:
 
 
 def _outwards(value: float, sign: int) -> float:
-    """Returns a value with few digits, moved outwards by more than rounding."""
+    """Return a value with few digits, moved outwards by more than rounding."""
     return float(f"{value + sign * abs(value) * 10.0 ** (1 - _DIGITS):.{_DIGITS}g}")
 
 
@@ -200,7 +200,7 @@ def _outwards(value: float, sign: int) -> float:
 
 
 def to_yaml(contract: Contract) -> str:
-    """Returns a contract as YAML."""
+    """Return a contract as YAML."""
     content = {
         "contract": VERSION,
         "run": contract.run,
@@ -215,7 +215,7 @@ def to_yaml(contract: Contract) -> str:
 
 
 def from_yaml(text: str, *, where: str) -> Contract:
-    """Reads a contract.
+    """Read a contract.
 
     Args:
         text: the YAML.

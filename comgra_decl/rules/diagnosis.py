@@ -1,4 +1,4 @@
-"""Runs the rules over a stored run, and reads stored findings."""
+"""Runs the rules on a stored run, and reads stored findings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Result of running the rules over a run.
+    """Result of running the rules on a run.
 
     Attributes:
         findings: most important first.
@@ -57,7 +57,7 @@ class Diagnosis:
 
 
 def diagnose(run: Run, rules: Rules | None = None, *, trust: bool = False) -> Diagnosis:
-    """Runs the rules over a stored run and returns their findings.
+    """Runs the rules on a stored run and returns their findings.
 
     Each rank of a distributed run is checked separately, as during recording.
 

@@ -44,7 +44,7 @@ class Engine:
     """Passes one run to rules, in the order in which it was recorded.
 
     The findings do not depend on how records and metrics are interleaved and divided into windows.
-    A rule that raises is disabled and reported; the others continue.
+    A rule that raises an exception is disabled and reported; the others continue.
 
     Args:
         rules: new rule instances, as returned by `catalogue.build`.
@@ -207,7 +207,7 @@ class Engine:
     # -- output
 
     def fired(self) -> int:
-        """Returns a counter that increases when a rule finds something new about a tensor.
+        """Returns a counter that is incremented when a rule finds something new about a tensor.
 
         Fast; ignores rules that are not about individual tensors.
         """
@@ -279,7 +279,7 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
 def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Finding]:
     """Marks findings that another rule's finding explains; avoids cycles.
 
-    A finding that is only a hint because nothing is impaired explains only other hints.
+    A finding that is only a hint because it does no harm explains only other hints.
     """
     because: dict[str, str] = {}  # by rule
 
@@ -305,6 +305,6 @@ def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Fin
 
 
 def _impairs_nothing(finding: Finding, rule: Rule) -> bool:
-    """Returns whether a finding is only a hint because it does not impair training."""
+    """Returns whether a finding is only a hint because it does no harm to training."""
     harmless = isinstance(rule, SlotRule) and rule.harmless
     return finding.severity == "hint" and (harmless or not rule.hints_explain)

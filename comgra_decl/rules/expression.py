@@ -11,7 +11,7 @@ are evaluated for all records and slots of a window in one pass.
 | `step`, `elements` | the step; the number of elements per sample of the tensor |
 | `early(x)` | the median of the first ten values of x; unknown until then |
 | `previous(x)` | x in the previous record of the tensor |
-| `largest(x)`, `smallest(x)` | the extreme of x so far |
+| `largest(x)`, `smallest(x)` | the largest and smallest value of x so far |
 | `abs`, `sqrt`, `log10`, `exp`, `isnan`, `min`, `max` | as in mathematics |
 | `+ - * / **`, `< <= > >= == !=`, `and or not`, numbers | as in Python |
 
@@ -189,7 +189,8 @@ class _Reader:
             near = did_you_mean(name, _known_functions())
             known = ", ".join(_known_functions())
             raise ExpressionError(
-                f"{_shown(node.func)} is not a function of rules{near}; there are {known}"
+                f"{_shown(node.func)} is not a function that rules can call{near}; "
+                f"the functions are {known}"
             )
         wanted = 2 if name in _PAIRS else 1
         if len(node.args) != wanted or node.keywords:

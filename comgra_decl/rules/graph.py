@@ -301,7 +301,7 @@ def _of_one_size(scene: Scene) -> set[tuple[int, int]]:
 
 
 def calls_missing(scene: Scene) -> str | None:
-    """Returns why calls of functions were not followed, or None."""
+    """Returns why calls to functions were not followed, or None."""
     return None if scene.structure is not None else "calls are not followed; it needs `graph: true`"
 
 

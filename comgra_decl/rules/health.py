@@ -2,9 +2,9 @@
 
 The questions follow the usual order of debugging: code, data, initialization, dynamics,
 activations, architecture. Each question lists the rules that answer it, and states which of them
-are decisive. A question is ticked only if all decisive rules could check the run, no part of it is
-damaged, and there are recorded values that do not contradict them. Rules that no question lists
-(new rules, or the user's own) answer the last question of their family.
+are decisive. A question is ticked only if all decisive rules could check the run, no part of the
+run is damaged, and the required values were recorded and do not contradict the rules. Rules that
+no question lists (new rules, or the user's own) answer the last question of their family.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Question:
         part: the part of the checklist to which it belongs.
         text: the question.
         deciding: the rules that must have checked the run before the question is ticked.
-        rules: further rules whose findings answer the question.
+        rules: other rules whose findings answer the question.
         families: folders of rules that answer the question unless another question names them.
         reading: the name of the run's values for the question.
         experiment: the experiment with the training script that answers the question, if no rule
@@ -153,7 +153,7 @@ CHECKLIST = (
              reading="branches"),
     Question("architecture", "Is attention spread out?", ("attention_collapse",),
              ("attention_sink", "attention_diagonal"), ("attention",), reading="attention"),
-    Question("code", "Does the program run without leaks and waiting?", families=("resources",),
+    Question("code", "Does the program run without leaks or waiting?", families=("resources",),
              only_found=True),
     Question("architecture", "Do your own rules pass?", families=("",)),
 )  # fmt: skip

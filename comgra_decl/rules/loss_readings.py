@@ -176,7 +176,7 @@ class LossReadings:
         return text, "poor" if jumps else "fine"
 
     def validation(self) -> Judged | None:
-        """Rates the course of the first validation loss, compared with the training loss."""
+        """Rates how the first validation loss develops, compared with the training loss."""
         name = next(iter(self._validation), None)
         if name is None:
             return None

@@ -179,8 +179,8 @@ class Streak:
 
         A slot no longer meets the condition once the condition has been false for as many records,
         or for as many steps, as it was true before. Steps are counted as well because records
-        become rarer in the course of a run. In both cases, the condition must have been false for
-        at least `patience` records.
+        become less frequent as the run goes on. In both cases, the condition must have been false
+        for at least `patience` records.
         """
         held = np.maximum(self.records + self._patience - 1, self._patience)
         longer = self._newest_clean - self.last > self.last - self.first
@@ -194,7 +194,7 @@ class Streak:
 
 
 def _at_latest(begins: Bools, values: NDArray[np.int64], known: Slots) -> NDArray[np.int64]:
-    """Returns, for each row, the value at the latest beginning; before the first, `known`."""
+    """Returns the value at the latest beginning, for each row; before the first, `known`."""
     rows = np.arange(len(begins))[:, None]
     latest = np.maximum.accumulate(np.where(begins, rows, -1), axis=0)
     taken = np.take_along_axis(np.broadcast_to(values, begins.shape), np.maximum(latest, 0), axis=0)
@@ -203,7 +203,7 @@ def _at_latest(begins: Bools, values: NDArray[np.int64], known: Slots) -> NDArra
 
 
 def _steps_before(steps: NDArray[np.int64], present: Bools, newest: Slots) -> NDArray[np.int64]:
-    """Returns, for each record, the step of the slot's previous record; -1 if there is none."""
+    """Returns the step of the slot's previous record, for each record; -1 if there is none."""
     until = np.maximum.accumulate(np.where(present, steps[:, None], -1), axis=0)
     found: NDArray[np.int64] = np.maximum(np.concatenate((newest[None], until[:-1])), newest)
     return found
@@ -300,7 +300,7 @@ class Previous:
 
 
 class ClassCounts:
-    """Number of occurrences of each class among the targets of a run.
+    """Number of times that each class occurs among the targets of a run.
 
     Counts integer targets of any shape. Floating-point targets are counted if they are zeros and
     ones, with one value per sample. Ignores targets that are indices within the batch (each sample
@@ -326,7 +326,7 @@ class ClassCounts:
             if found is None or not enough.any():
                 continue
             counts, ranges = found
-            enough &= np.isfinite(ranges).all(1)  # otherwise this target is missing from the record
+            enough &= np.isfinite(ranges).all(1)  # else: this target is missing
             if "float" in window.table.infos[slot].dtype:
                 enough &= _are_binary(window, at)
             else:

@@ -50,7 +50,7 @@ class OwnParameters(Patient):
     """The tensors of a node to check; a glob."""
 
     pass_: str = Field("forward", alias="pass")
-    """`forward`, `grad`, `update` or another recorded pass; a glob."""
+    """The pass: `forward`, `grad`, `update` or another recorded one; a glob."""
 
     kind: str = "*"
     """The kind of tensor: input, parameter, buffer, computed, target or loss; a glob."""

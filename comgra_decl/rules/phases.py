@@ -1,7 +1,7 @@
 """Changes to the data or the learning rate after which the loss of a healthy run may jump.
 
-In a curriculum, a change of task, or a schedule with restarts, the model receives different data or
-takes larger steps again. Such a jump says nothing about the model.
+In a curriculum, after a change of task, or in a schedule with restarts, the model receives
+different data or takes larger steps again. Such a jump says nothing about the model.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ Verdict = Literal["fine", "unknown", "absent", "poor", "bad"]
 """
 
 
-_SAME = 1e-6  # relative variation of predictions below which samples are not told apart
+_SAME = 1e-6  # relative variation of predictions below which samples are not distinguished
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class _Means:
 
 
 class Readings:
-    """Collects the readings of a run; the results do not depend on windows.
+    """Collects the readings of a run; the results do not depend on the division into windows.
 
     Args:
         curves: see `Scene.curves`.

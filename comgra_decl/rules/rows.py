@@ -1,7 +1,7 @@
 """Recorded samples of inputs and targets, collected from the records of a run.
 
 Eight samples per record are stored by default, so a run of a hundred records contains several
-hundred samples of its data. They suffice to compare columns, but not to estimate a density.
+hundred samples of its data. These are enough to compare columns, but not to estimate a density.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from comgra_decl.rules.table import SlotTable
 from comgra_decl.rules.window import Window
 
 FIRST, THEN = 20, 5
-"""How many records are read at the start of a run, and the interval between later ones."""
+"""Number of records read at the start of a run, and the interval between those read later."""
 
 MOST_ROWS = 800
 MOST_COLUMNS = 1024

@@ -23,7 +23,7 @@ _ALIKE, _OFTEN = 1e-3, 3  # relative difference of total norms, and repetitions
 
 
 class LearningRates:
-    """Course of the largest learning rate among each record's optimizers.
+    """The largest learning rate among each record's optimizers, over the run.
 
     Attributes:
         first: the rate in the first record that has one; None before that.
@@ -87,7 +87,7 @@ class Clipping:
 
     def look(self, steps: NDArray[np.int64], sizes: NDArray[Any]) -> None:
         """Processes the l2 norms [records, n] of all parameter gradients in the next records."""
-        # infinities stay, since the squares of the largest floats would overflow
+        # infinities stay, because the squares of the largest floats would overflow
         sizes = np.nan_to_num(sizes.astype(np.float64), posinf=np.inf)
         totals = np.sqrt((sizes**2).sum(1))
         for step, row, total in zip(steps.tolist(), sizes, totals.tolist(), strict=True):

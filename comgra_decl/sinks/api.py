@@ -52,38 +52,38 @@ class Sink(Protocol):
     """
 
     def begin(self, about: About) -> None:
-        """Creates or joins the tool's run."""
+        """Create or joins the tool's run."""
 
     @property
     def link(self) -> dict[str, str]:
         """Where the tool's run is found; known after `begin`."""
 
     def scalars(self, at: Moment, values: Mapping[str, float]) -> None:
-        """Writes numbers by name; they may be NaN or infinite."""
+        """Write numbers by name; they may be NaN or infinite."""
 
     def histogram(
         self, at: Moment, name: str, counts: NDArray[np.int64], edges: NDArray[np.float64]
     ) -> None:
-        """Writes a histogram: counts [bins] and edges [bins + 1]."""
+        """Write a histogram: counts [bins] and edges [bins + 1]."""
 
     def image(self, at: Moment, name: str, pixels: NDArray[np.uint8]) -> None:
-        """Writes a picture, [height, width, 3]."""
+        """Write a picture, [height, width, 3]."""
 
     def text(self, at: Moment, name: str, text: str) -> None:
-        """Writes a text."""
+        """Write a text."""
 
     def graph(self, at: Moment, graph: Graph) -> None:
-        """Writes the dependency graph; called once for each new graph."""
+        """Write the dependency graph; called once for each new graph."""
 
     def end(self, state: str) -> None:
-        """Writes what is still buffered and closes the tool's run; `state` as in `Run.state`."""
+        """Write what is still buffered and closes the tool's run; `state` as in `Run.state`."""
 
 
 def needed(module: str, extra: str) -> Any:
-    """Imports a module that belongs to an extra.
+    """Import a module that belongs to an extra.
 
     Raises:
-        MissingPackageError: The module is missing; the message says how to install it.
+        MissingPackageError: the module is missing; the message says how to install it.
     """
     try:
         return import_module(module)

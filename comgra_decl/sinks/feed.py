@@ -47,7 +47,7 @@ class Metrics:
 
 
 class Feed:
-    """Passes the selected part of a run to a sink.
+    """Pass the selected part of a run to a sink.
 
     Raises:
         UnknownNameError: a selected statistic is not stored.
@@ -74,7 +74,7 @@ class Feed:
         return [*self._chosen.values()]
 
     def see(self, slots: Iterable[SlotInfo]) -> None:
-        """Adds slots.
+        """Add slots.
 
         Raises:
             SelectionError: too many series are selected; from then on, none are passed on.
@@ -90,7 +90,7 @@ class Feed:
         self._chosen = {slot.id: slot.key for slot in found}
 
     def records(self, records: Records) -> None:
-        """Passes on the statistics and histograms of the selected tensors."""
+        """Pass on the statistics and histograms of the selected tensors."""
         there = [
             (column, self._chosen[int(slot)])
             for column, slot in enumerate(records.slots)
@@ -124,7 +124,7 @@ class Feed:
             self._sink.histogram(records.moments[row], name, counts, edges)
 
     def metrics(self, metrics: Metrics) -> None:
-        """Passes on all metrics, those of a step together; automatic ones without their prefix."""
+        """Pass on all metrics, those of a step together; automatic ones without their prefix."""
         by_moment: dict[Moment, dict[str, float]] = {}
         columns = zip(metrics.moments, metrics.types, metrics.names, metrics.values, strict=True)
         for at, type_, name, value in columns:
@@ -134,13 +134,13 @@ class Feed:
             self._sink.scalars(at, numbers)
 
     def notes(self, notes: Iterable[Note]) -> None:
-        """Passes on notes."""
+        """Pass on notes."""
         for note in notes:
             name = naming.of_metric(note.type, naming.TRAIN).replace(naming.METRICS, "notes", 1)
             self._sink.text(Moment(note.step, note.time), name, note.text)
 
     def findings(self, document: Findings | None, time: float) -> None:
-        """Passes on the findings that have not been passed on before, at their first step."""
+        """Pass on the findings that have not been passed on before, at their first step."""
         for finding in (document or {}).get("findings", []):
             place = finding.get("place") or {}
             identity = (finding["rule"], *(place.get(name) for name in SlotKey._fields))

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `{"model": {"dim": 8}}` as `{"model.dim": 8}`; lists and empty mappings remain."""
+    """Return `{"model": {"dim": 8}}` as `{"model.dim": 8}`; lists and empty mappings remain."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:

@@ -51,7 +51,7 @@ class Graph:
     edges: tuple[Edge, ...]
 
     def ordered(self) -> tuple[list[Node], set[tuple[str, str]]]:
-        """Returns the nodes such that sources precede sinks, and the edges that contradict this.
+        """Return the nodes such that sources precede sinks, and the edges that contradict this.
 
         A module that is called again after its own consumers closes a cycle. Its closing edges are
         those that lead to a node already placed when everything else is blocked.
@@ -73,7 +73,7 @@ class Graph:
 
 
 def graph_of(structure: Structure, slots: Iterable[SlotInfo]) -> Graph:
-    """Returns the graph between the nodes of a structure, described by the slot table.
+    """Return the graph between the nodes of a structure, described by the slot table.
 
     A tensor from an earlier step is a node of its own, such as "cell (earlier step)".
     """
@@ -112,7 +112,7 @@ def _node(name: str, found: list[tuple[SlotKey, str]], known: Mapping[SlotKey, S
 
 
 def plain(graph: Graph) -> dict[str, Any]:
-    """Returns the graph as JSON data."""
+    """Return the graph as JSON data."""
     return {
         "hash": graph.hash,
         "directed": True,

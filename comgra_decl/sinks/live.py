@@ -34,7 +34,7 @@ _Committed = tuple[Sequence[StepBatch], Sequence[ScalarBatch]]
 
 
 class LiveSink:
-    """Feeds one sink on a thread of its own. No method raises, and only `close` waits.
+    """Feed one sink on a thread of its own. No method raises, and only `close` waits.
 
     Attributes:
         name: name of the tool.
@@ -50,7 +50,7 @@ class LiveSink:
         slots: Sequence[SlotInfo] = (),
         queue_bytes: int = _QUEUE_BYTES,
     ) -> None:
-        """Starts the thread.
+        """Start the thread.
 
         Args:
             name: name of the tool, for messages.
@@ -80,7 +80,7 @@ class LiveSink:
         self._thread.start()
 
     def put(self, batches: Sequence[StepBatch], scalars: Sequence[ScalarBatch]) -> None:
-        """Queues what was committed; leaves it out if too much is waiting."""
+        """Queue what was committed; leaves it out if too much is waiting."""
         size = sum(batch.nbytes for batch in batches) + sum(part.nbytes for part in scalars)
         with self._work:
             if self._off or self._state is not None:
@@ -96,7 +96,7 @@ class LiveSink:
             self._work.notify()
 
     def link_within(self, wait: float) -> dict[str, str] | None:
-        """Returns where the tool's run is found; None if it has not begun after `wait` seconds."""
+        """Return where the tool's run is found; None if it has not begun after `wait` seconds."""
         with self._work:
             idle = not self._started
         if not idle:
@@ -104,7 +104,7 @@ class LiveSink:
         return self._link
 
     def close(self, state: str, *, wait: float = WAIT) -> None:
-        """Sends the rest and ends the sink; gives up after `wait` seconds."""
+        """Send the rest and ends the sink; gives up after `wait` seconds."""
         with self._work:
             self._state = state
             self._work.notify()
@@ -154,7 +154,7 @@ class LiveSink:
             self._begun.set()
 
     def _next(self) -> _Committed | None:
-        """Waits for what comes next; None at the end."""
+        """Wait for what comes next; None at the end."""
         with self._work:
             self._work.wait_for(lambda: self._queue or self._state is not None)
             if not self._queue or self._off:
@@ -194,7 +194,7 @@ class LiveSink:
                 feed.findings(batch.documents["findings"], _first(batch)[1])
 
     def _send_scalars(self, feed: Feed, part: ScalarBatch) -> None:
-        """Sends logged values, which have no time of their own; omits shadowed automatic ones."""
+        """Send logged values, which have no time of their own; omits shadowed automatic ones."""
         now = time.time()
         self._own.update(name for name in part.names if not name.startswith(AUTOMATIC))
         kept = [
@@ -218,7 +218,7 @@ def _first(batch: StepBatch) -> tuple[int, float]:
 
 
 def _announced(batch: StepBatch) -> StepBatch:
-    """Returns a batch without its records."""
+    """Return a batch without its records."""
     left = StepBatch.of_documents(batch.documents)
     left.new_slots, left.new_structures = batch.new_slots, batch.new_structures
     left.aggregates = np.empty((0, 0, 0, 0), np.float32)

@@ -27,14 +27,14 @@ TENSORBOARD = "tensorboard"
 def about_of(
     place: Location, config: dict[str, Any] | None, started: float, statistics: Sequence[str]
 ) -> About:
-    """Returns the facts about a run that sinks show."""
+    """Return the facts about a run that sinks show."""
     path = place.absolute()
     names = path.name, path.parent.name
     return About(*names, str(path), started, config or {}, tuple(statistics))
 
 
 def selection_of(options: SinkOptions) -> Selection:
-    """Returns the selection that a spec declares."""
+    """Return the selection that a spec declares."""
     return Selection(
         options.nodes,
         tuple(options.passes),
@@ -45,7 +45,7 @@ def selection_of(options: SinkOptions) -> Selection:
 
 
 def maker_of(spec: SinkSpec, about: About) -> Callable[[], Sink]:
-    """Returns a function that creates the sink and imports its tool."""
+    """Return a function that creates the sink and imports its tool."""
     options = spec.options
 
     def make() -> Sink:

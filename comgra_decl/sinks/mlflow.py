@@ -28,7 +28,7 @@ _AT_ONCE_PARAMS = 100
 
 
 class MlflowSink:
-    """Logs to the program's active MLflow run or, if there is none, to a new one.
+    """Log to the program's active MLflow run or, if there is none, to a new one.
 
     MLflow replaces infinite numbers by the largest finite ones, and some of its stores drop NaN.
     Such numbers are therefore not sent as metrics but listed in the artifact `comgra/left_out.json`
@@ -36,7 +36,7 @@ class MlflowSink:
     `naming.decoded`.
 
     Raises:
-        MissingPackageError: MLflow is not installed.
+        MissingPackageError: mLflow is not installed.
     """
 
     def __init__(self, uri: str | None = None, *, experiment: str | None = None) -> None:
@@ -50,7 +50,7 @@ class MlflowSink:
         self._omitted: dict[str, int] = {}
 
     def begin(self, about: About) -> None:
-        """Creates the run, unless the program has one; writes the settings and the run's path."""
+        """Create the run, unless the program has one; writes the settings and the run's path."""
         active = self._mlflow.active_run()
         self._client = self._mlflow.MlflowClient(self._uri)
         self._own = active is None or self._uri is not None
@@ -78,7 +78,7 @@ class MlflowSink:
         return {"id": self._id, "where": self._uri or str(self._mlflow.get_tracking_uri())}
 
     def scalars(self, at: Moment, values: Mapping[str, float]) -> None:
-        """Logs the finite numbers in requests of at most 1,000."""
+        """Log the finite numbers in requests of at most 1,000."""
         metrics = []
         for name, value in values.items():
             text = encoded(name, _ALLOWED)
@@ -95,25 +95,25 @@ class MlflowSink:
     def histogram(
         self, at: Moment, name: str, counts: NDArray[np.int64], edges: NDArray[np.float64]
     ) -> None:
-        """Does nothing: MLflow has no histograms."""
+        """Do nothing: MLflow has no histograms."""
 
     def image(self, at: Moment, name: str, pixels: NDArray[np.uint8]) -> None:
-        """Logs a picture at its step."""
+        """Log a picture at its step."""
         image = needed("PIL.Image", EXTRA).fromarray(pixels)
         key, time = encoded(name, _ALLOWED), int(at.time * 1000)
         self._client.log_image(self._id, image, key=key, step=at.step, timestamp=time)
 
     def text(self, at: Moment, name: str, text: str) -> None:
-        """Stores a text as an artifact."""
+        """Store a text as an artifact."""
         path = encoded(name, _ALLOWED)
         self._client.log_text(self._id, text, f"comgra/{path}/step {at.step}.md")
 
     def graph(self, at: Moment, graph: Graph) -> None:
-        """Stores the graph as an artifact."""
+        """Store the graph as an artifact."""
         self._client.log_dict(self._id, plain(graph), "comgra/graph.json")
 
     def end(self, state: str) -> None:
-        """Lists what could not be sent, and ends the run, unless it is the program's."""
+        """List what could not be sent, and ends the run, unless it is the program's."""
         client, self._client = self._client, None
         if client is None:
             return

@@ -40,12 +40,12 @@ class SeriesName(NamedTuple):
 
 
 def of_metric(name: str, type_: str) -> str:
-    """Returns the name of a metric's series; the metric's own slashes remain."""
+    """Return the name of a metric's series; the metric's own slashes remain."""
     return f"{METRICS if type_ == TRAIN else f'{METRICS} ({_part(type_)})'}/{name}"
 
 
 def of_tensor(key: SlotKey, type_: str) -> str:
-    """Returns the name of a tensor's histogram or picture, with which its series' names begin."""
+    """Return the name of a tensor's histogram or picture, with which its series' names begin."""
     node = _part(key.node)
     if node == METRICS:  # a module may be called so
         node = "%6Detrics"
@@ -55,7 +55,7 @@ def of_tensor(key: SlotKey, type_: str) -> str:
 
 
 def parsed(name: str) -> SeriesName | tuple[str, str]:
-    """Returns what a name shows: the inverse of `SeriesName` and, as (name, type), of `of_metric`.
+    """Return what a name shows: the inverse of `SeriesName` and, as (name, type), of `of_metric`.
 
     Raises:
         ValueError: it is not the name of a series.
@@ -88,7 +88,7 @@ _ESCAPE = re.compile(r"-x([0-9A-F]+)-")
 
 
 def encoded(name: str, allowed: re.Pattern[str]) -> str:
-    """Returns a name in which every character outside `allowed` is written as `-x5B-` (its code).
+    """Return a name in which every character outside `allowed` is written as `-x5B-` (its code).
 
     `allowed` matches one character; it must match "-", "x", digits and capital letters. Also
     encoded are a "-" before an "x", spaces at the ends, and whatever would make a path of the name
@@ -113,5 +113,5 @@ def _coded(part: str, i: int, allowed: re.Pattern[str]) -> str:
 
 
 def decoded(name: str) -> str:
-    """Returns the name that `encoded` has encoded."""
+    """Return the name that `encoded` has encoded."""
     return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), name)

@@ -38,7 +38,7 @@ class Selection:
     pictures: bool = True
 
     def columns(self, stored: Sequence[str]) -> list[tuple[int, int]]:
-        """Returns the selected statistics as (index of the statistic, index of the aggregate).
+        """Return the selected statistics as (index of the statistic, index of the aggregate).
 
         Raises:
             UnknownNameError: a statistic is not among the stored ones.
@@ -47,7 +47,7 @@ class Selection:
         return [_column(name, stored) for name in wanted]
 
     def chosen(self, slots: Sequence[SlotInfo], stored: Sequence[str]) -> list[SlotInfo]:
-        """Returns the selected tensors.
+        """Return the selected tensors.
 
         Raises:
             SelectionError: they have more series than `series`; the message proposes a selection.
@@ -72,7 +72,7 @@ class Selection:
         )
 
     def _proposal(self, slots: Sequence[SlotInfo], stored: Sequence[str]) -> str:
-        """Returns the options of the largest simple selection within the limit."""
+        """Return the options of the largest simple selection within the limit."""
         sizes = {each: self._size(each, slots, stored) for each in self._simpler(slots, stored)}
         fitting = {each: size for each, size in sizes.items() if 0 < size <= self.series}
         if not fitting:

@@ -18,10 +18,10 @@ EXTRA = "tensorboard"
 
 
 class TensorBoardSink:
-    """Writes one run into a folder, as `tensorboard --logdir` reads it.
+    """Write one run into a folder, as `tensorboard --logdir` reads it.
 
     Raises:
-        MissingPackageError: TensorBoard is not installed.
+        MissingPackageError: tensorBoard is not installed.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -33,7 +33,7 @@ class TensorBoardSink:
         self._last = Moment(0, 0.0)
 
     def begin(self, about: About) -> None:
-        """Opens the event file and writes the settings of the program as hyperparameters."""
+        """Open the event file and writes the settings of the program as hyperparameters."""
         self._file = self._writer(self._folder)
         at = self._last = Moment(0, about.started)
         # In the run's own file: `SummaryWriter.add_hparams` would show it as a second run.
@@ -50,7 +50,7 @@ class TensorBoardSink:
         return {"where": self._folder}
 
     def scalars(self, at: Moment, values: Mapping[str, float]) -> None:
-        """Writes numbers, which TensorBoard stores as float32."""
+        """Write numbers, which TensorBoard stores as float32."""
         with np.errstate(over="ignore"):
             numbers = np.array([*values.values()], np.float64).astype(np.float32)
         value = self._summary.Summary.Value
@@ -65,7 +65,7 @@ class TensorBoardSink:
     def histogram(
         self, at: Moment, name: str, counts: NDArray[np.int64], edges: NDArray[np.float64]
     ) -> None:
-        """Writes a histogram with its own edges; sums are those of values in the bins' middles."""
+        """Write a histogram with its own edges; sums are those of values in the bins' middles."""
         middles = (edges[:-1] + edges[1:]) / 2
         histogram = self._summary.HistogramProto(
             min=edges[0],
@@ -80,7 +80,7 @@ class TensorBoardSink:
         self._add(at, self._summary.Summary(value=[value]))
 
     def image(self, at: Moment, name: str, pixels: NDArray[np.uint8]) -> None:
-        """Writes a picture as PNG."""
+        """Write a picture as PNG."""
         file = io.BytesIO()
         needed("PIL.Image", EXTRA).fromarray(pixels).save(file, "PNG")
         height, width, _ = pixels.shape
@@ -91,7 +91,7 @@ class TensorBoardSink:
         self._add(at, self._summary.Summary(value=[value]))
 
     def text(self, at: Moment, name: str, text: str) -> None:
-        """Writes a text, which TensorBoard shows as Markdown."""
+        """Write a text, which TensorBoard shows as Markdown."""
         metadata = needed("tensorboard.plugins.text.metadata", EXTRA).create_summary_metadata(
             display_name="", description=""
         )
@@ -102,13 +102,13 @@ class TensorBoardSink:
         self._add(at, self._summary.Summary(value=[value]))
 
     def graph(self, at: Moment, graph: Graph) -> None:
-        """Writes the graph; parts of a path become nested scopes."""
+        """Write the graph; parts of a path become nested scopes."""
         self._file.add_event(
             self._event(wall_time=at.time, graph_def=_graph_def(graph).SerializeToString())
         )
 
     def end(self, state: str) -> None:
-        """Closes the event file."""
+        """Close the event file."""
         if self._file is None:
             return
         hparams = needed("tensorboard.plugins.hparams.plugin_data_pb2", EXTRA)
@@ -120,7 +120,7 @@ class TensorBoardSink:
         file.close()
 
     def _hparams(self, at: Moment, part: str, content: Any) -> None:
-        """Writes a part of the facts from which TensorBoard builds its HParams page."""
+        """Write a part of the facts from which TensorBoard builds its HParams page."""
         metadata = needed("tensorboard.plugins.hparams.metadata", EXTRA)
         data = needed("tensorboard.plugins.hparams.plugin_data_pb2", EXTRA)
         told = metadata.create_summary_metadata(data.HParamsPluginData(**{part: content}))
@@ -175,5 +175,5 @@ def _graph_def(graph: Graph) -> Any:
 
 
 def _scoped(name: str) -> str:
-    """Returns a path in TensorBoard's form; it gives spaces and colons a meaning of its own."""
+    """Return a path in TensorBoard's form; it gives spaces and colons a meaning of its own."""
     return name.replace("/", "|").replace(".", "/").replace(" ", "_").replace(":", "_")

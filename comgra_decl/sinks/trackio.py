@@ -18,7 +18,7 @@ LINK = "comgra_run"
 
 
 class TrackioSink:
-    """Logs to a new trackio run; accepts all names and non-finite numbers.
+    """Log to a new trackio run; accepts all names and non-finite numbers.
 
     Raises:
         MissingPackageError: trackio is not installed.
@@ -30,7 +30,7 @@ class TrackioSink:
         self._run: Any = None
 
     def begin(self, about: About) -> None:
-        """Creates the run with the settings and the run's path."""
+        """Create the run with the settings and the run's path."""
         self._run = self._trackio.init(
             project=self._project or about.group,
             name=about.name,
@@ -45,30 +45,30 @@ class TrackioSink:
         return {"id": str(self._run.id), "project": str(self._run.project)}
 
     def scalars(self, at: Moment, values: Mapping[str, float]) -> None:
-        """Logs numbers together."""
+        """Log numbers together."""
         self._run.log(dict(values), step=at.step)
 
     def histogram(
         self, at: Moment, name: str, counts: NDArray[np.int64], edges: NDArray[np.float64]
     ) -> None:
-        """Logs a histogram with its own edges."""
+        """Log a histogram with its own edges."""
         found = self._trackio.Histogram(np_histogram=(counts, edges))
         self._run.log({name: found}, step=at.step)
 
     def image(self, at: Moment, name: str, pixels: NDArray[np.uint8]) -> None:
-        """Logs a picture."""
+        """Log a picture."""
         self._run.log({name: self._trackio.Image(pixels)}, step=at.step)
 
     def text(self, at: Moment, name: str, text: str) -> None:
-        """Logs a text as Markdown."""
+        """Log a text as Markdown."""
         self._run.log({name: self._trackio.Markdown(text)}, step=at.step)
 
     def graph(self, at: Moment, graph: Graph) -> None:
-        """Logs the graph as JSON data."""
+        """Log the graph as JSON data."""
         self._run.log({"comgra_graph": plain(graph)}, step=at.step)
 
     def end(self, state: str) -> None:
-        """Ends the run."""
+        """End the run."""
         run, self._run = self._run, None
         if run is not None:
             run.finish()

@@ -23,12 +23,12 @@ _MOST_BINS = 512  # more are refused by W&B
 
 
 class WandbSink:
-    """Logs to the program's active W&B run or, if there is none, to a new one.
+    """Log to the program's active W&B run or, if there is none, to a new one.
 
     W&B accepts all names and tells NaN and both infinities apart, so nothing is encoded.
 
     Raises:
-        MissingPackageError: W&B is not installed.
+        MissingPackageError: w&B is not installed.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class WandbSink:
         self._own = False
 
     def begin(self, about: About) -> None:
-        """Creates the run, unless the program has one; writes the settings and the run's path."""
+        """Create the run, unless the program has one; writes the settings and the run's path."""
         self._run, self._own = self._wandb.run, self._wandb.run is None
         link = {LINK: {"run": about.path, "name": about.name, "group": about.group}}
         if self._own:
@@ -63,13 +63,13 @@ class WandbSink:
         return {"id": str(self._run.id), "project": str(self._run.project), "where": str(where)}
 
     def scalars(self, at: Moment, values: Mapping[str, float]) -> None:
-        """Logs numbers together."""
+        """Log numbers together."""
         self._run.log({STEP: at.step, **values})
 
     def histogram(
         self, at: Moment, name: str, counts: NDArray[np.int64], edges: NDArray[np.float64]
     ) -> None:
-        """Logs a histogram with its own edges; pairs of bins are joined while there are over 512.
+        """Log a histogram with its own edges; pairs of bins are joined while there are over 512.
 
         W&B has one kind of data per name, and a tensor's series have longer names.
         """
@@ -81,22 +81,22 @@ class WandbSink:
         self._run.log({STEP: at.step, name: found})
 
     def image(self, at: Moment, name: str, pixels: NDArray[np.uint8]) -> None:
-        """Logs a picture."""
+        """Log a picture."""
         self._run.log({STEP: at.step, name: self._wandb.Image(pixels)})
 
     def text(self, at: Moment, name: str, text: str) -> None:
-        """Logs a text as HTML, which W&B shows beside the charts."""
+        """Log a text as HTML, which W&B shows beside the charts."""
         from html import escape
 
         body = self._wandb.Html(f"<pre>{escape(text)}</pre>", inject=False)
         self._run.log({STEP: at.step, name: body})
 
     def graph(self, at: Moment, graph: Graph) -> None:
-        """Stores the graph in the run's summary."""
+        """Store the graph in the run's summary."""
         self._run.summary["comgra_graph"] = plain(graph)
 
     def end(self, state: str) -> None:
-        """Ends the run, unless it is the program's."""
+        """End the run, unless it is the program's."""
         run, self._run = self._run, None
         if run is not None and self._own:
             run.finish(exit_code=0 if state == "finished" else 1)

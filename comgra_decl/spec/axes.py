@@ -1,4 +1,4 @@
-"""Names the dims of recorded tensors, from the spec or else from the module class and the shape."""
+"""Name the dims of recorded tensors, from the spec or else from the module class and the shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ONE_DIMENSIONAL = re.compile(r"(Conv|Pool|BatchNorm|InstanceNorm).*1d")
 
 
 def checked_axes(names: list[str]) -> list[str]:
-    """Returns the names if each is a valid axis name and none is repeated."""
+    """Return the names if each is a valid axis name and none is repeated."""
     for name in names:
         if not AXIS_NAME.fullmatch(name):
             raise ValueError(f"{name!r} must be a word of at most 40 characters, such as 'head'")
@@ -42,7 +42,7 @@ def name_axes(
     batched: bool = True,
     declared: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Returns one name for each value dim of a tensor; the batch dim is not included.
+    """Return one name for each value dim of a tensor; the batch dim is not included.
 
     Args:
         shape: sizes of the value dims.
@@ -81,7 +81,7 @@ def _of_parameter(number: int, class_: str) -> tuple[str, ...]:
 def _of_activation(
     shape: Sequence[int], called: tuple[str, ...], whole_numbers: bool, batched: bool
 ) -> tuple[str, ...]:
-    """Names the dims of an output or input; `called` are its class, role and node."""
+    """Name the dims of an output or input; `called` are its class, role and node."""
     number, class_ = len(shape), called[0]
     weights = number > 1 and shape[-1] == shape[-2] and _any(_WEIGHTS, called)
     if number == 1:

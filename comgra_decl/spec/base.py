@@ -1,4 +1,4 @@
-"""Base types of all models of the spec."""
+"""Base types of all models in the spec."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bool = Annotated[bool, Field(strict=True)]
 
 
 class SpecModel(BaseModel):
-    """A part of the spec: rejects unknown keys, immutable."""
+    """A part of the spec; immutable, and rejects unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid",

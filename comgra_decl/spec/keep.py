@@ -77,13 +77,13 @@ class QuantileTrigger(SpecModel):
     """Fires when a value is unusual compared with the values in recent steps of the same type.
 
     It fires if the value is above the quantile, or below it if the quantile is less than 0.5. It
-    can fire only once there are enough values for one of them to lie beyond the quantile: 100
+    cannot fire until there are enough values for one of them to lie beyond the quantile: 100
     values, for example, for 0.99 or 0.01. The quantile is computed exactly from the last `window`
     finite values before the step, with NumPy's method `inverted_cdf`.
     """
 
     quantile: Annotated[Number, Field(gt=0, lt=1)]
-    """A quantile: 0.99 fires at about one in a hundred steps."""
+    """A quantile: 0.99 fires at about one step in a hundred."""
 
     of: MeasureSpec = _LOSS
     """The value to check."""
@@ -199,8 +199,8 @@ class KeepSpec(SpecModel):
     """Conditions for keeping a step; empty if `on_finding.keep` alone decides.
 
     `nonfinite`: a recorded tensor, such as the loss, contains NaN or infinity but did not in its
-    previous record. A mask that is always -inf therefore fires only once. `loss_spike`: short for
-    `{spike: 6.0}`.
+    previous record. A mask that is always -inf therefore fires the trigger only once. `loss_spike`:
+    short for `{spike: 6.0}`.
     """
 
     values: Bool = False
@@ -211,8 +211,8 @@ class KeepSpec(SpecModel):
     """Maximum number of records that triggers may store; null for no limit."""
 
     memory_mb: Annotated[Int, Field(ge=1)] = 256
-    """Maximum memory, in mebibytes, for steps that may still be kept or dropped. If they need more,
-    the ring is shortened, and this is reported."""
+    """Maximum memory, in mebibytes, for steps that have been neither kept nor dropped yet. If they
+    need more, the ring is shortened, and this is reported."""
 
     def unknown_statistics(self, known: Sequence[str]) -> list[str]:
         """Return a sentence for each statistic that a trigger uses but that is not recorded."""

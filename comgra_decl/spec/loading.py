@@ -27,12 +27,12 @@ HYDRA_KEYS = ("_target_", "_recursive_", "_convert_", "_partial_", "_args_", "de
 
 
 def presets() -> dict[str, Path]:
-    """Returns the files of all shipped presets by name."""
+    """Return the files of all shipped presets by name."""
     return {path.stem: path for path in sorted(PRESET_FOLDER.glob("*.yaml"))}
 
 
 Further = Callable[[Mapping[str, Any]], list[str]]
-"""Checks what a spec says, beyond its form, and returns the problems. The content may be
+"""Checks the content of a spec rather than its form, and returns the problems. The content may be
 malformed."""
 
 
@@ -98,7 +98,7 @@ def _named(content: Any) -> Any:
 
 
 def _read(source: object, refused: dict[str, str]) -> DictConfig:
-    """Return the content of a spec; adds values that YAML cannot represent to `refused`."""
+    """Return the content of a spec; add values that YAML cannot represent to `refused`."""
     if isinstance(source, Spec):
         return OmegaConf.create(source.model_dump(mode="json"))
     if isinstance(source, DictConfig):

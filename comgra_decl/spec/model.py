@@ -30,7 +30,7 @@ from comgra_decl.spec.types import TypesSpec
 
 
 def _without_switched_off(entries: Any) -> Any:
-    """Drop entries set to null, which is how a user removes an entry of a preset."""
+    """Drop entries set to null, which is how a user removes an entry from a preset."""
     if not isinstance(entries, Mapping):
         return entries
     return {name: entry for name, entry in entries.items() if entry is not None}

@@ -1,4 +1,4 @@
-"""Pictures that methods make of a probe's samples."""
+"""Pictures of a probe's samples, and the methods that make them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class InputXGradientSpec(_PictureSpec):
 
 
 class GuidedBackpropSpec(_PictureSpec):
-    """The gradient if each ReLU passes on only positive gradients (Springenberg et al. 2015).
+    """The gradient, with each ReLU passing on only positive gradients (Springenberg et al. 2015).
 
     A network without ReLU is rejected, because its picture would be the plain gradient.
     """
@@ -93,7 +93,7 @@ class IntegratedGradientsSpec(_PictureSpec):
 
 
 class OcclusionSpec(_PictureSpec):
-    """How much the target drops if a window in the input is covered (Zeiler and Fergus 2014)."""
+    """How much the target drops when a window of the input is covered (Zeiler and Fergus 2014)."""
 
     method: Literal["occlusion"]
     """Selects the method."""
@@ -106,7 +106,7 @@ class OcclusionSpec(_PictureSpec):
     """Distance between neighbouring windows."""
 
     baseline: Number | Literal["mean"] = 0.0
-    """The value that covers the window; `mean`: the mean of each sample and channel."""
+    """The value that fills the window; `mean`: the mean of each sample and channel."""
 
     @model_validator(mode="after")
     def _covers_everything(self) -> OcclusionSpec:

@@ -18,8 +18,8 @@ class PreviewSpec(SpecModel):
     """
 
     every: Annotated[Int, Field(ge=1)] = 20
-    """Interval between records with previews, in captured records; training and evaluation records
-    are counted separately.
+    """Interval between records with previews, counted in captured records; training and evaluation
+    records are counted separately.
     """
 
 

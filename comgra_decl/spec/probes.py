@@ -95,8 +95,8 @@ class ShowSpec(SpecModel):
 class ProbeSpec(SpecModel):
     """The same samples at every record, passed through a copy of the model.
 
-    The copy has the parameters and buffers with which the step's forward pass began. Nothing it
-    does changes the program. The type of execution of its records is `probe:NAME`.
+    The copy has the parameters and buffers with which the step's forward pass began. It never
+    affects the program. The type of execution of its records is `probe:NAME`.
     """
 
     samples: SamplesSpec = SamplesSpec()

@@ -52,8 +52,8 @@ class RunSpec(SpecModel):
     """The run's folder: `<root>/<group>/<name>`. It is never overwritten."""
 
     root: Annotated[str, Field(min_length=1), AfterValidator(_checked_root)] = "runs"
-    """Folder of all groups, relative to the program's initial working directory, or a location in a
-    bucket, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX` (see docs/store.md)."""
+    """Folder that contains all groups, relative to the program's initial working directory, or a
+    location in a bucket, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX` (see docs/store.md)."""
 
     group: FolderName | None = None
     """Name of the folder that contains the runs to be compared; null for the name of the job or
@@ -107,7 +107,7 @@ class KpisSpec(SpecModel):
     """Metrics that are stored for every step, including steps that are not recorded."""
 
     loss: Bool = True
-    """Whether to store the losses in every step, rather than only those of recorded steps. The
+    """Whether to store the losses of every step, rather than only those of recorded steps. The
     losses are the tensors on which `backward()` is called; they are named "loss", "loss[1]",
     ...."""
 

@@ -116,9 +116,9 @@ class ScheduleSpec(CadenceSpec):
 
     sudden: _Times | None = None
     """Number of steps to record after a loss that is not finite or is far above the earlier losses;
-    null for none. Recording starts at most 32 steps or a quarter of a second later (about a second
-    later for a loss on a device), and at most 16 times in a run. Requires `kpis: {loss: true}`; has
-    no effect with `steps` or on multiple ranks. To store the steps that precede such a loss, use
+    null for none. Recording starts within 32 steps or a quarter of a second (about a second for a
+    loss on a device). This happens at most 16 times in a run. Requires `kpis: {loss: true}`; has no
+    effect with `steps` or on multiple ranks. To store the steps that precede such a loss, use
     `keep`."""
 
     types: dict[str, TypeCadenceSpec | None] = {}

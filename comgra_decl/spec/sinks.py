@@ -17,7 +17,7 @@ class SinkOptions(SpecModel):
     """Glob over nodes whose series are sent; null for all, an empty string for none."""
 
     passes: list[str] = []
-    """Passes that are sent, such as [forward, grad]; all by default."""
+    """Pass that are sent, such as [forward, grad]; all by default."""
 
     statistics: list[str] = []
     """Statistics that are sent, such as [std, l2.abs_max]; by default mean, std and abs_max."""

@@ -116,7 +116,7 @@ class OptionalStatistic(SpecModel):
     statistics for all recorded tensors."""
 
     nodes: Annotated[list[Glob], BeforeValidator(_listed)] = Field(["**"], min_length=1)
-    """Globs over nodes; it is computed only for these."""
+    """Globs over nodes; the statistic is computed only for those that match."""
 
     @field_validator("name", mode="before")
     @classmethod
@@ -146,7 +146,7 @@ class QuantileStatistic(SpecModel):
     """Which tensors to compute it for, as in `capture`; null means all recorded tensors."""
 
     nodes: Annotated[list[Glob], BeforeValidator(_listed)] = Field(["**"], min_length=1)
-    """Globs over nodes; it is computed only for these."""
+    """Globs over nodes; the statistic is computed only for those that match."""
 
 
 class FunctionStatistic(SpecModel):
@@ -178,7 +178,7 @@ class FunctionStatistic(SpecModel):
     """Which tensors to compute it for, as in `capture`; null means all recorded tensors."""
 
     nodes: Annotated[list[Glob], BeforeValidator(_listed)] = Field(["**"], min_length=1)
-    """Globs over nodes; it is computed only for these."""
+    """Globs over nodes; the statistic is computed only for those that match."""
 
 
 OptIn = OptionalStatistic | QuantileStatistic | FunctionStatistic

@@ -68,8 +68,8 @@ class ByFunction(SpecModel):
     """Derives the label from a custom function; other keys are passed to it as keyword arguments.
 
     It is called as `function(module, args, kwargs, **further)` before the first call in each step,
-    with the outermost module and its arguments. It returns a string, the type, or a list of
-    strings, the type followed by tags. It must not draw random numbers. If it fails, the error is
+    with the outermost module and its arguments. It returns the type as a string, or a list of
+    strings: the type, followed by tags. It must not draw random numbers. If it fails, the error is
     reported once, and the mode is used as the type.
     """
 
@@ -99,5 +99,5 @@ class TypesSpec(SpecModel):
         ]
         | None
     ) = None
-    """Source of the type: an input or a function. null: the first tag of the step, or train if it
-    has no tags. Evaluations always have the type eval, regardless of tags."""
+    """The source of the type: an input or a function. null: the first tag of the step, or train if
+    it has no tags. Evaluations always have the type eval, regardless of tags."""

@@ -1,7 +1,7 @@
 """Read the text of a YAML file, rejecting small files that expand to huge content.
 
-A spec may come from the folder of an untrusted run, and OmegaConf copies the value that an alias
-refers to. A file of nine lines, each referring to the previous one ten times, would exhaust the
+A spec may come from the folder of an untrusted run, and OmegaConf copies the value to which an
+alias refers. A file of nine lines, each referring to the previous one ten times, would exhaust
 memory.
 """
 

@@ -1,4 +1,4 @@
-"""Reduces the short rows of several steps with the same layout together.
+"""Reduce the short rows of several steps with the same layout together.
 
 A small network has dozens of tensors with a few hundred elements each. If every step were reduced
 separately, the calls would cost more than the arithmetic. The training thread therefore only copies
@@ -26,7 +26,7 @@ SERIAL_ELEMENTS = 1 << 15
 because its first parallel operation would start a second thread pool in addition to the program's.
 """
 RESULT_BYTES = 16 << 20
-"""Maximum bytes of one batch's results, unless a single step needs more."""
+"""Maximum size of one batch's results, in bytes, unless a single step needs more."""
 
 
 class Batch:
@@ -55,7 +55,7 @@ class Batch:
         self.deferred = bool(self._groups)
 
     def settle(self, upto: int | None = None, *, writer: bool = False) -> None:
-        """Computes the results of all finished steps. Idempotent; callable from either thread.
+        """Compute the results of all finished steps. Idempotent; callable from either thread.
 
         Args:
             upto: return early if this many steps are already final.
@@ -104,7 +104,7 @@ def _strided(x: Tensor, pick: Pick) -> Tensor:
 
 
 def strided_sample(rows: Tensor, stride: int, count: int) -> NDArray[np.float32]:
-    """Returns every `stride`-th element of contiguous rows on the host, as float32."""
+    """Return every `stride`-th element of contiguous rows on the host, as float32."""
     if rows.dtype is torch.float32:
         return rows.numpy().reshape(-1)[::stride].copy()
     sample = np.empty(count, np.float32)

@@ -1,4 +1,4 @@
-"""Reduces tensors on an accelerator and copies the sums to the host asynchronously.
+"""Reduce tensors on an accelerator and copy the sums to the host asynchronously.
 
 All operations run on the stream that is current when the tensor is added, so they are ordered after
 the operation that created the tensor and before any that overwrites it. The sums of a step and its
@@ -7,8 +7,8 @@ the writer thread waits for that event. NaN values cause no extra cost, because 
 values.
 
 On a GPU with Triton, each element is read once (`fused`). Small tensors are deferred, so that one
-launch reads many of them. If a tensor is written before it is read, its `_version` changes. It is
-then reported instead of recorded, and from the next step on, it is read immediately. Some writes
+launch reads many of them. If a tensor is written to before it is read, its `_version` changes. It
+is then reported instead of recorded, and from the next step on, it is read immediately. Some writes
 are not counted by torch, such as those through `.data` or by kernels outside torch. They are
 detected by a trial: before a tensor is deferred for the first time, it is read both immediately and
 later, and both readings must be identical.
@@ -79,7 +79,7 @@ _MOST_HELD, _MOST_BYTES_HELD = 64, 16 << 20
 _MOST_COPIED = 16 << 20
 """If a tensor must be copied to be read and has more bytes than this, it is copied in parts."""
 _PART = 1 << 20
-"""Elements of such a part: 4 or 8 MiB. Reading it takes the same amount again."""
+"""Number of elements in such a part: 4 or 8 MiB. Reading it takes the same amount again."""
 
 _ROUNDING = 1e-5  # relative; float32 lanes add up to 64 numbers
 
@@ -182,14 +182,14 @@ class DeviceStep:
         self._step = _Step()
 
     def restart(self) -> None:
-        """Discards the current step."""
+        """Discard the current step."""
         self._step = _Step()
         self._before = None
         if self.launcher is not None:
             self.launcher.restart()
 
     def take_compiling(self) -> float:
-        """Returns the seconds spent compiling kernels since the last call."""
+        """Return the seconds spent compiling kernels since the last call."""
         launcher = self.launcher or self._before
         seconds = 0.0
         if launcher is not None:
@@ -202,10 +202,10 @@ class DeviceStep:
         return self._step.lost
 
     def follow(self) -> None:
-        """Orders later work on the current stream after this object's work on other streams.
+        """Order later work on the current stream after this object's work on other streams.
 
         Raises:
-            CannotReduceError: A graph is being captured, which would replay our operations.
+            CannotReduceError: a graph is being captured, which would replay our operations.
         """
         if self._module is None:
             return
@@ -221,14 +221,14 @@ class DeviceStep:
         self._address = getattr(stream, "cuda_stream", 0)
 
     def _stays(self) -> bool:
-        """Returns whether `follow` would do nothing; costs a fraction of calling it."""
+        """Return whether `follow` would do nothing; costs a fraction of calling it."""
         if self._module is None:
             return True
         current: int = torch_private.raw_stream(self.device.index)
         return current == self._address and not torch.cuda.is_current_stream_capturing()
 
     def describe(self, node: Node, tensor: Tensor) -> None:
-        """Fills in facts computed once per tensor of this device."""
+        """Fill in facts computed once per tensor of this device."""
         shape, launcher = node.shape, self.launcher
         node.size = Rows(shape.samples, shape.elements, node.stride, node.count)
         if launcher is None:
@@ -240,7 +240,7 @@ class DeviceStep:
             node.holder = self
 
     def hold(self, node: Node, tensor: Tensor) -> Held | None:
-        """Defers a tensor unchanged; returns None if the tensor needs more work (`reduce`).
+        """Defer a tensor unchanged; return None if the tensor needs more work (`reduce`).
 
         Calls no torch operation, so no mode or hook can observe it.
         """
@@ -260,24 +260,24 @@ class DeviceStep:
         return held
 
     def let_go(self, held: Held) -> None:
-        """Undoes the last `hold`."""
+        """Undo the last `hold`."""
         self._step.held.remove(held)
         self._step.bytes_held -= held.rows.nbytes
 
     def begin_together(self) -> None:
-        """Defers all added tensors until `end_together`; no other code runs in between."""
+        """Defer all added tensors until `end_together`; no other code runs in between."""
         self.flush()
         self._together = True
 
     def end_together(self) -> None:
-        """Reads all tensors added since `begin_together`, in as few launches as possible."""
+        """Read all tensors added since `begin_together`, in as few launches as possible."""
         self._together = False
         if self._step.held:
             self.follow()
             self.flush()
 
     def reduce(self, node: Node, rows: Tensor, source: Tensor) -> None:
-        """Reduces the rows of a tensor, immediately or deferred.
+        """Reduce the rows of a tensor, immediately or deferred.
 
         Args:
             node: node of the tensor.
@@ -316,7 +316,7 @@ class DeviceStep:
         return altered or not is_one_block(tensor, batch_dim)
 
     def reduce_in_parts(self, node: Node, tensor: Tensor) -> None:
-        """Reduces a tensor immediately, and copies a part of it at a time.
+        """Reduce a tensor immediately, and copy a part of it at a time.
 
         Args:
             node: node of the tensor.
@@ -343,7 +343,7 @@ class DeviceStep:
             self.flush()
 
     def flush(self) -> None:
-        """Reads the deferred tensors."""
+        """Read the deferred tensors."""
         step = self._step
         held, step.held, step.bytes_held, step.bytes_copied = step.held, [], 0, 0
         kinds: dict[Hashable, list[Held]] = {}
@@ -403,7 +403,7 @@ class DeviceStep:
         return _bytes_of([sums.to(_HOST).to(torch.float64)])
 
     def add_rows(self, node: Node, rows: Tensor) -> None:
-        """Adds precomputed raw sums of shape [r, 8]."""
+        """Add precomputed raw sums of shape [r, 8]."""
         self._take(node, rows, None)
 
     def _take(self, node: Node, sums: Tensor, sample: Tensor | None) -> None:
@@ -413,7 +413,7 @@ class DeviceStep:
             self._step.picks.append(sample)
 
     def to_host(self, value: Tensor) -> NDArray[Any]:
-        """Returns an array that holds a copy of `value` as soon as the step's event has passed."""
+        """Return an array that holds a copy of `value` as soon as the step's event has passed."""
         value = value.resolve_conj().resolve_neg().contiguous()
         if value.dtype == torch.complex32:
             value = value.to(torch.complex64)
@@ -424,7 +424,7 @@ class DeviceStep:
         return as_numpy(host)
 
     def launch(self, form: Form, part: Part) -> Fetch:
-        """Reduces the rest of this step and starts the copy to the host."""
+        """Reduce the rest of this step and start the copy to the host."""
         self.follow()
         self.flush()
         step = self._step
@@ -465,7 +465,7 @@ class DeviceStep:
         return exact(rows) if self.wide is torch.float64 else lean(rows, self.wide)
 
     def _fetched(self, pieces: Sequence[Tensor]) -> list[Tensor]:
-        """Starts copies into one block of host memory; returns each copy's part of it, as bytes."""
+        """Start copies into one block of host memory; return each copy's part of it, as bytes."""
         sizes = [piece.nbytes for piece in pieces]
         pinned = self._module is not None
         host = buffer(sum(sizes), dtype=torch.uint8, device=_HOST, pinned=pinned).split(sizes)
@@ -488,7 +488,7 @@ def _group_sample(node: Node) -> Tensor:
 
 
 def _sample(rows: Tensor, stride: int, *, first: int = 0) -> Tensor:
-    """Returns a float32 copy of every `stride`-th element of contiguous rows."""
+    """Return a float32 copy of every `stride`-th element of contiguous rows."""
     return rows.view(-1)[first::stride].to(torch.float32, copy=True)
 
 
@@ -521,7 +521,7 @@ class Fetch:
         histogram: NDArray[np.float32],
         aggregates: dict[int, NDArray[np.float64]],
     ) -> None:
-        """Waits for the copy and stores the step's results; a second call does nothing."""
+        """Wait for the copy and store the step's results; a second call does nothing."""
         contents, self._contents = self._contents, None
         if contents is None:
             return
@@ -547,7 +547,7 @@ class Fetch:
         return slice(start, start + node.count)
 
     def _put_sums(self, step: _Step, hosts: _Hosts, raw: NDArray[np.float64]) -> None:
-        """Stores sums computed by torch's operations: groups first, then single tensors."""
+        """Store sums computed by torch's operations: groups first, then single tensors."""
         spans = [slice(first, first + rows) for _, rows, first in self._part.groups]
         spans += [self._rows_of(r.nodes[0].index) for r in step.reads if r.launched is None]
         found, at = _raw_sums(hosts.sums), 0
@@ -652,14 +652,14 @@ def _floats(host: Tensor) -> NDArray[np.float32]:
 
 
 def _judge(node: Node, later: NDArray[np.float64], at_once: NDArray[np.float64]) -> None:
-    """Allows a tensor to be deferred if the late and the immediate reading gave the same sums."""
+    """Allow a tensor to be deferred if the late and the immediate reading gave the same sums."""
     if node.put_off is PutOff.SEEN:
         same = is_same(later, at_once, node.shape.elements)
         node.put_off = PutOff.SAFE if same else PutOff.NEVER
 
 
 def is_same(one: NDArray[np.float64], other: NDArray[np.float64], elements: int) -> bool:
-    """Whether two sets of raw sums [r, 8] can come from the same elements, read in other pieces.
+    """Whether two sets of raw sums [r, 8] can come from the same elements, split differently.
 
     Counts, minimum and maximum are exact; sums may have been rounded differently.
     """
@@ -675,7 +675,7 @@ def is_same(one: NDArray[np.float64], other: NDArray[np.float64], elements: int)
 def _about_zero(
     rows: NDArray[np.float64], elements: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns sum, sum of magnitudes and sum of squares [3, r], and their scales."""
+    """Return sum, sum of magnitudes and sum of squares [3, r], and their scales."""
     pivot, total, absolute = rows[:, Raw.PIVOT], rows[:, Raw.SUM], rows[:, Raw.ABS_SUM]
     squares = rows[:, Raw.SQUARES] + pivot * (2.0 * total + elements * pivot)
     sums = np.stack([total + elements * pivot, absolute, squares])
@@ -683,7 +683,7 @@ def _about_zero(
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Returns the dtype for sums on a device: float64 where supported."""
+    """Return the dtype for sums on a device: float64 where supported."""
     if device.type == "mps":
         return torch.float32
     if device.type == "xpu":
@@ -693,7 +693,7 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 
 def device_step(device: torch.device) -> DeviceStep:
-    """Returns the cheapest reducer for a device."""
+    """Return the cheapest reducer for a device."""
     started = time.perf_counter()
     made = launcher_class(device.type)
     launcher = None if made is None else made(device)

@@ -1,4 +1,4 @@
-"""Collects the results of `measures` for a step's tensors as extra columns of its raw sums."""
+"""Collect the results of `measures` for a step's tensors as extra columns of its raw sums."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Extras:
         self._done: set[tuple[int, Measure]] = set()
 
     def clear(self) -> None:
-        """Starts another step."""
+        """Start another step."""
         self._pieces, self._done = [], set()
 
     def add(self, index: int, tensor: Tensor, batch_dim: int | None, measure: Measure) -> bool:
-        """Measures the tensor with the number `index`. Returns whether the measure applies.
+        """Measure the tensor with the number `index`. Return whether the measure applies.
 
         Raises:
-            FunctionError: A custom function failed; its statistic is missing.
+            FunctionError: a custom function failed; its statistic is missing.
         """
         if (index, measure) in self._done:  # the same tensor under another name
             return True
@@ -80,7 +80,7 @@ class Extras:
         rows: NDArray[np.int64],
         aggregates: dict[int, NDArray[np.float64]],
     ) -> tuple[NDArray[np.float64], Callable[[], None]]:
-        """Ends the step.
+        """End the step.
 
         Args:
             starts: first row of each tensor.

@@ -1,4 +1,4 @@
-"""Turns raw sums of recorded steps into stored records; runs on the writer thread.
+"""Turn raw sums of recorded steps into stored records; runs on the writer thread.
 
 The writer thread shares the interpreter with the training code, so it must run very little Python
 per step. Consecutive steps with the same layout therefore share one set of array operations.
@@ -27,7 +27,7 @@ def finalise(
     bins: int | None,
     extra: tuple[str, ...] = (),
 ) -> list[StepBatch]:
-    """Returns the batches to store, one for each series of steps with the same layout object.
+    """Return the batches to store, one for each series of steps with the same layout object.
 
     Waits for pending results from the training thread or a device.
 
@@ -83,7 +83,7 @@ def _batch(
 
 
 def _chosen(steps: list[RawStep], count: int) -> NDArray[np.int64] | None:
-    """Returns the chosen indices [k, count], -1 for none; None if no samples were chosen."""
+    """Return the chosen indices [k, count], -1 for none; None if no samples were chosen."""
     if not count or all(step.chosen is None for step in steps):
         return None
     places = np.tile(np.arange(count), (len(steps), 1))
@@ -122,7 +122,7 @@ class _Plan:
         sample_count: int,
         chosen: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Returns aggregates [k, n, statistics, 3] and samples [k, n, sample_count, statistics].
+        """Return aggregates [k, n, statistics, 3] and samples [k, n, sample_count, statistics].
 
         `names` are the statistics and the columns of `RawStep.extra`. `chosen` [k, sample_count]
         are indices in the batch, -1 for none; None: the first ones.
@@ -145,7 +145,7 @@ class _Plan:
     def _table(
         self, steps: list[RawStep], names: tuple[str, ...], extra: tuple[str, ...]
     ) -> Floats:
-        """Returns the statistics of all samples, of shape [statistics, k, rows]."""
+        """Return the statistics of all samples, of shape [statistics, k, rows]."""
         raw = np.empty((RAW_STATISTICS, len(steps), self.rows))
         for i, step in enumerate(steps):
             raw[:, i] = step.raw[: self.rows].T
@@ -183,13 +183,13 @@ class _Plan:
             np.copyto(samples, picked, where=has[None, :, :, None], casting="same_kind")
 
     def _sample_rows(self, count: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Returns which samples have a row, and its index (0 if none), both [n, count]."""
+        """Return which samples have a row, and its index (0 if none), both [n, count]."""
         number = np.arange(count)
         has = number < self._rows[self.tensors, None]
         return has, np.where(has, self._starts[self.tensors, None] + number, 0)
 
     def _pick(self, table: Floats, samples: NDArray[np.float32], chosen: NDArray[np.int64]) -> None:
-        """Fills in the chosen samples; a tensor without a batch dim is a single sample 0."""
+        """Fill in the chosen samples; a tensor without a batch dim is a single sample 0."""
         batched, rows = self._batched[self.tensors, None], self._rows[self.tensors, None]
         for i, places in enumerate(chosen):
             number = np.where(batched, places, np.arange(len(places)))
@@ -201,7 +201,7 @@ class _Plan:
     def count(
         self, steps: list[RawStep], bins: int | None
     ) -> tuple[NDArray[np.uint32] | None, NDArray[np.float32] | None]:
-        """Returns counts [k, n, bins] and ranges [k, n, 2]; None without histograms."""
+        """Return counts [k, n, bins] and ranges [k, n, 2]; None without histograms."""
         starts = steps[0].histogram_starts
         values = [s.histogram_values for s in steps if s.histogram_values is not None]
         if bins is None or starts is None or not values:
@@ -215,7 +215,7 @@ class _Plan:
 
 
 def _of(aggregates: Floats, names: tuple[str, ...], extra: tuple[str, ...]) -> Floats:
-    """Returns the aggregates of the named statistics: formulas first, then measures."""
+    """Return the aggregates of the named statistics: formulas first, then measures."""
     places = {name: i for i, name in enumerate((*FORMULAS, *extra))}
     found = np.full((len(places), len(AGGREGATES)), np.nan)
     found[: len(aggregates)] = aggregates

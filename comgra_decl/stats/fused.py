@@ -1,4 +1,4 @@
-"""Computes raw sums of many tensors on a GPU in few launches, reading each number once.
+"""Compute raw sums of many tensors on a GPU in few launches, reading each number once.
 
 For tensors with the same sizes, the work of a launch is planned only once (`Plan`), and its table
 remains on the device. There is one result for each piece of a long row and for each short row. The
@@ -33,27 +33,28 @@ Floats = NDArray[np.float64]
 _log = logging.getLogger("comgra_decl")
 
 _WIDTHS = (16, 64, 256, 1024, 4096)
-"""Tile widths for short rows. There are few of them, because each requires a compiled variant."""
+"""Tile widths for short rows: only a few, because each requires a compiled variant."""
 _TILE = 4096
-"""Elements per tile. Rows up to this length count as short."""
+"""Number of elements per tile. Rows up to this length count as short."""
 _BLOCK = 1024
-"""Elements of a long row that a program reads at a time."""
+"""Number of elements of a long row that a program reads at a time."""
 _LEAST_PIECE, _MOST_PIECE = 4 * _BLOCK, 64 * _BLOCK
-"""Elements per program: each float32 lane sums at most 64 of them."""
+"""Number of elements per program; each float32 lane sums at most 64 of them."""
 _PROGRAMS = 528
-"""Programs that keep a GPU busy: four per multiprocessor of the largest GPUs."""
+"""Number of programs that keep a GPU busy: four per multiprocessor of the largest GPUs."""
 _MOST_PLANS, _MOST_TABLES = 512, 8 << 20
-"""Maximum number of cached plans, and of bytes of their tables on the device."""
+"""Maximum number of cached plans, and maximum size of their tables on the device, in bytes."""
 _RESULT_ROWS, _SAMPLES = 1 << 14, 1 << 18
-"""Rows and samples per arena block: 1 MiB each."""
+"""Number of rows and of samples per arena block: 1 MiB each."""
 _KEPT = 8
-"""Blocks of that size that an arena keeps between steps; larger ones are freed."""
+"""Number of blocks of that size that an arena keeps between steps; larger ones are freed."""
 _MOST_LIVE = 8 << 20
 """If an arena has more bytes than this on the device, it is copied to the host within the step."""
 _MOMENT_ROWS = 1024
-"""Samples whose moments a program computes."""
+"""Number of samples whose moments a program computes."""
 _LONG_CHUNK = CHUNK_ROWS // 16
-"""Samples of long rows reduced at a time for tensors with very many samples: one program each."""
+"""Number of samples with long rows that are reduced at a time, one program for each, in tensors
+with very many samples."""
 
 
 class Rows(NamedTuple):
@@ -125,12 +126,12 @@ class Plan:
         return flat
 
     def _ends(self, each: Rows, piece: int) -> NDArray[np.int64]:
-        """Returns the index after the last result of each row."""
+        """Return the index after the last result of each row."""
         pieces = 1 if self.width else -(-each.length // piece)
         return self.results + pieces * np.arange(1, each.rows + 1)
 
     def _add_samples(self, part: NDArray[np.int64], each: Rows) -> None:
-        """Assigns to each program the sample elements that it already reads."""
+        """Assign to each program the sample elements that it already reads."""
         if not each.picked:
             part[:, 6] = 1
             return
@@ -140,14 +141,14 @@ class Plan:
         part[:, 7], part[:, 8] = end - begin, self.samples + begin
 
     def merged(self, results: Floats) -> Floats:
-        """Returns the raw sums [rows, 8] of whole rows, about the pivot of their first piece."""
+        """Return the raw sums [rows, 8] of whole rows, about the pivot of their first piece."""
         if self.width or len(results) == self.rows:
             return results
         return merge_pieces(results, self._starts, self._lengths)
 
 
 def merge_pieces(results: Floats, starts: NDArray[np.intp], lengths: Floats) -> Floats:
-    """Returns the raw sums of whole rows, about the pivot of their first piece.
+    """Return the raw sums of whole rows, about the pivot of their first piece.
 
     Args:
         results: raw sums [pieces, 8], each about its own pivot; the pieces of a row are adjacent.
@@ -173,7 +174,7 @@ def merge_pieces(results: Floats, starts: NDArray[np.intp], lengths: Floats) -> 
 
 
 def width_of(length: int) -> int:
-    """Returns the tile width for rows of the given length; 0 for long rows."""
+    """Return the tile width for rows of the given length; 0 for long rows."""
     return next((width for width in _WIDTHS if length <= width), 0)
 
 
@@ -194,7 +195,7 @@ class Arena:
         self.shipped: list[Tensor] = []
 
     def take(self, size: int) -> tuple[int, int]:
-        """Returns (block, row) of the next `size` rows.
+        """Return (block, row) of the next `size` rows.
 
         Work on previously taken rows must already have been queued on the stream, because this call
         may copy them.
@@ -214,16 +215,16 @@ class Arena:
         return len(self.shipped) + number, 0
 
     def block(self, number: int) -> Tensor:
-        """Returns the memory of the current block, [rows, columns]."""
+        """Return the memory of the current block, [rows, columns]."""
         return self._blocks[number - len(self.shipped)]
 
     def used(self) -> Iterator[Tensor]:
-        """Yields the taken rows that have not been copied yet, block by block."""
+        """Yield the taken rows that have not been copied yet, block by block."""
         for block, size in zip(self._blocks, self._used, strict=False):
             yield block[:size]
 
     def restart(self) -> None:
-        """Discards everything taken; frees blocks above the usual size."""
+        """Discard everything taken; free blocks above the usual size."""
         self._clear()
         self.shipped = []
 
@@ -233,7 +234,7 @@ class Arena:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Starts a copy of contiguous memory to the host; returns it as bytes, valid later."""
+    """Start a copy of contiguous memory to the host; return it as bytes, valid later."""
     source = tensor.reshape(-1).view(torch.uint8)
     pinned = tensor.device.type != "cpu"
     host = buffer(source.numel(), dtype=torch.uint8, device=torch.device("cpu"), pinned=pinned)
@@ -292,7 +293,7 @@ class Launcher:
         return self.results, self.samples, self.moments
 
     def restart(self) -> None:
-        """Discards the current step."""
+        """Discard the current step."""
         for arena in self.arenas:
             arena.restart()
 
@@ -302,7 +303,7 @@ class Launcher:
         return dtype in _POINTERS
 
     def launch(self, tensors: Sequence[Tensor], sizes: tuple[Rows, ...]) -> Launched:
-        """Reads contiguous tensors of one dtype whose rows have the same width.
+        """Read contiguous tensors of one dtype whose rows have the same width.
 
         Args:
             tensors: tensors on the device; not retained.
@@ -316,7 +317,7 @@ class Launcher:
         return Launched(plan, results, samples)
 
     def pool(self, tensor: Tensor, rows: Rows, kept: int) -> Pooled:
-        """Reads a contiguous tensor with very many samples, one chunk of them at a time.
+        """Read a contiguous tensor with very many samples, one chunk of them at a time.
 
         Args:
             tensor: tensor on the device; not retained.
@@ -348,7 +349,7 @@ class Launcher:
         return Pooled(first, moments, sum(programs), sample)
 
     def _here(self) -> AbstractContextManager[Any]:
-        """Makes this device current, because launches go to the current device."""
+        """Make this device current, because launches go to the current device."""
         if self._device.type != "cuda" or torch.cuda.current_device() == self._device.index:
             return nullcontext()
         return torch.cuda.device(self._device)
@@ -381,7 +382,7 @@ class Launcher:
     def _run(
         self, kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequence[Any]
     ) -> None:
-        """Launches a kernel, through its compiled handle if it was launched before.
+        """Launch a kernel, through its compiled handle if it was launched before.
 
         Triton's own lookup of the compiled variant takes longer than the launch. For these kernels,
         only the alignment of the first address matters.
@@ -416,7 +417,7 @@ class Launcher:
         return found
 
     def _pointers(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Returns the start addresses of tensors, on the device.
+        """Return the start addresses of tensors, on the device.
 
         The copy is made from unpinned memory. The driver has read that memory when the call
         returns, so the memory can be freed without waiting for the device.
@@ -452,13 +453,13 @@ def _is_aligned(tensors: Sequence[Tensor], sizes: Sequence[Rows], size: int) -> 
 
 
 def kind_of(dtype: torch.dtype, size: Rows) -> Hashable:
-    """Returns a key for tensors that one launch can cover: same dtype, same width."""
+    """Return a key for tensors that one launch can cover: same dtype, same width."""
     return dtype, width_of(size.length)
 
 
 @cache
 def launcher_class(device_type: str) -> type[Launcher] | None:
-    """Returns the launcher class for a device type; None if Triton does not support it.
+    """Return the launcher class for a device type; None if Triton does not support it.
 
     The host is supported only under Triton's interpreter, for tests.
     """
@@ -480,7 +481,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def warn_once(device: str, error: Exception) -> None:
-    """Logs, once per process, why torch's operations are used for a device."""
+    """Log, once per process, why torch's operations are used for a device."""
     why = f"{type(error).__name__}: {error}"
     if (device, why) in _warned:
         return

@@ -26,7 +26,7 @@ class GradientNorm:
         self._elements: NDArray[np.float64] = np.empty(0)
 
     def add(self, slots: Iterable[SlotInfo]) -> None:
-        """Adds slots in the run; only the gradients of parameters matter."""
+        """Add slots of the run; only the gradients of parameters matter."""
         for slot in slots:
             if slot.kind == "parameter" and slot.key.pass_ == "grad":
                 self._slots.add(slot.id)
@@ -34,7 +34,7 @@ class GradientNorm:
                 self._layout = None
 
     def of(self, step: RawStep) -> float | None:
-        """Returns the norm of the gradients that the optimizer used; None if the record has none.
+        """Return the norm of the gradients that the optimizer used; None if the record has none.
 
         It is NaN if any gradient is not finite.
         """
@@ -52,7 +52,7 @@ class GradientNorm:
         return math.sqrt(max(float(total), 0.0))
 
     def _find(self, layout: Layout) -> None:
-        """Finds the rows of the gradients in a layout, and the number of elements of each row."""
+        """Find the rows of the gradients in a layout, and the number of elements of each row."""
         chosen = np.isin(layout.slots, np.fromiter(self._slots, np.int64, len(self._slots)))
         tensors = np.unique(layout.tensors[chosen])  # a parameter with several names counts once
         rows = [

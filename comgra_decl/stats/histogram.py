@@ -1,4 +1,4 @@
-"""Bins sampled elements of many tensors and steps.
+"""Bin sampled elements of many tensors and steps.
 
 Uses a compiled kernel, which releases Python's lock while it counts, so that training continues in
 parallel. If the kernel cannot be compiled, a few numpy calls give the same results.
@@ -29,9 +29,10 @@ class Counter:
 
     The bins of a tensor are equally wide, between the lowest and the highest finite element *of the
     sample*. The last bin includes its upper edge. Elements at other edges fall on either side,
-    depending on float32 rounding. The counts are of sampled elements and add up to the number of
-    finite ones. If all finite elements are equal, both edges are that value, and the first bin
-    counts all of them. If there are no finite elements, the edges are NaN and all counts are 0.
+    depending on float32 rounding. Only sampled elements are counted, and the counts add up to the
+    number of finite ones. If all finite elements are equal, both edges are that value, and the
+    first bin counts all of them. If there are no finite elements, the edges are NaN and all counts
+    are 0.
 
     Args:
         starts: int64 [tensors + 1]; the elements of tensor i are `starts[i]:starts[i + 1]` of a
@@ -52,7 +53,7 @@ class Counter:
         self._addresses = np.ascontiguousarray(starts, np.int64)
 
     def __call__(self, samples: list[Samples]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-        """Returns counts [k, tensors, bins] and ranges [k, tensors, 2] for k steps.
+        """Return counts [k, tensors, bins] and ranges [k, tensors, 2] for k steps.
 
         Args:
             samples: per step, the concatenated elements of all tensors.
@@ -63,7 +64,7 @@ class Counter:
     def by_kernel(
         self, kernel: _Kernel, samples: list[Samples]
     ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-        """Computes the same with the compiled kernel."""
+        """Compute the same with the compiled kernel."""
         tensors = len(self._starts) - 1
         # an extra bin per tensor counts non-finite elements
         counts = np.zeros((len(samples), tensors, self._bins + 1), np.uint32)
@@ -77,7 +78,7 @@ class Counter:
         return np.ascontiguousarray(counts[..., : self._bins]), ranges
 
     def by_numpy(self, samples: list[Samples]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-        """Computes the same with numpy."""
+        """Compute the same with numpy."""
         tensors = len(self._starts) - 1
         counts = np.zeros((len(samples), tensors, self._bins), np.uint32)
         ranges = np.full((len(samples), tensors, 2), np.nan, np.float32)
@@ -101,7 +102,7 @@ class Counter:
         return counts, edges
 
     def _bincount(self, binned: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Returns the counts [k, tensors, bins] of bin numbers [k, tensors, size]."""
+        """Return the counts [k, tensors, bins] of bin numbers [k, tensors, size]."""
         steps, tensors, _ = binned.shape
         stride = self._bins + 1  # an extra bin per tensor counts non-finite elements
         buckets = np.arange(0, steps * tensors * stride, stride, dtype=np.int32)
@@ -110,7 +111,7 @@ class Counter:
         return counted.reshape(steps, tensors, stride)[..., : self._bins]
 
     def _edges(self, part: Samples) -> tuple[Samples, bool]:
-        """Returns finite minima and maxima [k, filled, 2]; whether any element is non-finite."""
+        """Return finite minima and maxima [k, filled, 2]; whether any element is non-finite."""
         low = np.minimum.reduceat(part, self._first, axis=1)
         high = np.maximum.reduceat(part, self._first, axis=1)
         wild = np.argwhere(~np.isfinite(low) | ~np.isfinite(high))
@@ -123,7 +124,7 @@ class Counter:
         return np.stack((low, high), -1), len(wild) > 0
 
     def _bin(self, x: Samples, edges: Samples, wild: bool) -> NDArray[np.int32]:
-        """Returns the bin of each element [k, run, size]; `bins` for non-finite ones."""
+        """Return the bin of each element [k, run, size]; `bins` for non-finite ones."""
         low, high = edges[..., 0, None], edges[..., 1, None]
         with np.errstate(all="ignore"):
             width = high.astype(np.float64) - low
@@ -341,7 +342,7 @@ _INCREMENT = """\
 
 @cache
 def histogram_kernel() -> _Kernel | None:
-    """Returns the kernel, compiled on the first call; None if it cannot be compiled."""
+    """Return the kernel, compiled on the first call; None if it cannot be compiled."""
     increment = Template(_INCREMENT)
     assembly = Template(_ASSEMBLY).substitute(
         W=_LANES,

@@ -1,14 +1,14 @@
 """A compiled single-pass kernel for raw sums on the CPU.
 
 Each torch reduction reads its tensor separately. The eight raw sums would need eight reads, which
-cost five to ten times as much as one. Here, a single vectorized loop computes all of them. It is
-written in LLVM assembly and compiled in memory by llvmlite on first use, in a fraction of a second
-and without a compiler or files. If llvmlite is missing or fails, there is no kernel, and the
-recipes in `sums` compute the same results with torch's operations.
+cost five to ten times as much as one. Here, a single vectorised loop computes all of them. It is
+written in LLVM assembly and compiled in memory by llvmlite on first use, which takes a fraction of
+a second and needs no compiler or files. If llvmlite is missing or fails, there is no kernel, and
+the recipes in `sums` compute the same results with torch's operations.
 
 The pivot of a row is the mean of its first 4096 elements. Every 512 elements, the sums in a
 vector's lanes are added to float64 lanes, so that rounding errors do not grow with the row. A row
-is unreliable if a sum is NaN or infinite, or if the spread is so small that its squares vanish.
+is unreliable if a sum is NaN or infinite, or if the spread is so small that its squares underflow.
 Such rows are marked by -1 in the NONFINITE column and counted in the result.
 """
 
@@ -238,7 +238,7 @@ exit:
 
 
 def _load(kind: _Type, name: str, index: str, vector: bool) -> str:
-    """Returns instructions that load numbers into `%name`."""
+    """Return instructions that load numbers into `%name`."""
 
     def many(scalar: str) -> str:
         return f"<{kind.lanes} x {scalar}>" if vector else scalar
@@ -258,7 +258,7 @@ def _load(kind: _Type, name: str, index: str, vector: bool) -> str:
 
 
 def _widen(kind: _Type, name: str, value: str, vector: bool = False) -> str:
-    """Returns instructions that convert numbers to double."""
+    """Return instructions that convert numbers to double."""
     number, wide = kind.number, "double"
     if vector:
         number, wide = f"<{kind.lanes} x {number}>", f"<{kind.lanes} x double>"
@@ -275,12 +275,12 @@ def _store(column: str, value: str) -> str:
 
 
 def constant(value: float) -> str:
-    """Returns a double in LLVM's lossless notation."""
+    """Return a double in LLVM's lossless notation."""
     return "0x" + struct.pack(">d", value).hex().upper()
 
 
 def _assembly(kind: _Type) -> str:
-    """Returns the LLVM assembly for one type's kernel."""
+    """Return the LLVM assembly for one type's kernel."""
     macros: dict[str, Callable[[str, str], str]] = {
         "vector": lambda name, index: _load(kind, name, index, vector=True),
         "scalar": lambda name, index: _load(kind, name, index, vector=False),
@@ -310,7 +310,7 @@ def _assembly(kind: _Type) -> str:
 
 @cache
 def kernel_for(dtype: torch.dtype) -> Kernel | None:
-    """Returns the kernel for `dtype`, compiled on the first call; None if unavailable."""
+    """Return the kernel for `dtype`, compiled on the first call; None if unavailable."""
     kind = _TYPES.get(dtype)
     if kind is None:
         return None
@@ -328,10 +328,10 @@ def _compile(kind: _Type) -> Kernel:
 
 
 def address_of(assembly: str, name: str) -> int:
-    """Compiles LLVM assembly for this machine and returns a function's address.
+    """Compile LLVM assembly for this machine and return a function's address.
 
     Raises:
-        Exception: Any error raised by llvmlite; `ImportError` if it is missing.
+        Exception: any error raised by llvmlite; `ImportError` if it is missing.
     """
     import llvmlite.binding as llvm  # type: ignore[import-untyped]
 

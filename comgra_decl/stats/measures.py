@@ -30,7 +30,7 @@ from comgra_decl.stats.spectral import Finish, measure_effective_rank, measure_t
 from comgra_decl.stats.support import real, work_dtype
 
 SAMPLED = 4096
-"""Maximum values per sample that quantiles use."""
+"""Maximum number of values per sample used for quantiles."""
 
 
 class Measure(Protocol):
@@ -41,7 +41,7 @@ class Measure(Protocol):
         """Names of the statistics."""
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Finish | None] | None:
-        """Measures a tensor.
+        """Measure a tensor.
 
         Args:
             x: [samples, ...], without gradient, of any dtype that can be reduced; not written to.
@@ -69,19 +69,19 @@ class Simple:
 
 
 def as_real_rows(x: Tensor) -> Tensor:
-    """Returns [samples, elements] in the precision used for its dtype's statistics."""
+    """Return [samples, elements] in the precision used for its dtype's statistics."""
     return real(x).flatten(1).to(work_dtype(x.dtype)) if x.dim() > 1 else real(x)[:, None]
 
 
 def negative_fraction(rows: Tensor) -> Tensor:
-    """Returns the share of negative numbers [samples]."""
+    """Return the share of negative numbers [samples]."""
     return (rows < 0).sum(1, dtype=torch.float64) / rows.shape[1]
 
 
 def kurtosis(rows: Tensor) -> Tensor:
-    """Returns the kurtosis [samples] in float64; see the module."""
+    """Return the kurtosis [samples] in float64; see the module."""
     centred = rows - rows.mean(1, dtype=torch.float64).to(rows.dtype)[:, None]
-    # scale by the largest deviation, so that no power overflows or vanishes
+    # scale by the largest deviation, so that no power overflows or underflows
     squares = (centred / centred.abs().amax(1, keepdim=True)).square_()
     second = squares.mean(1, dtype=torch.float64)
     return squares.square_().mean(1, dtype=torch.float64) / second.square()
@@ -139,7 +139,7 @@ class EffectiveRank:
 
 
 def _wide_enough(x: Tensor) -> Tensor:
-    """Converts to at least 32 bits, which linear algebra needs."""
+    """Convert to at least 32 bits, which linear algebra needs."""
     if x.is_complex():
         return x.to(torch.complex64) if x.dtype == torch.complex32 else x
     return x.to(work_dtype(x.dtype))
@@ -186,7 +186,7 @@ class Function:
 
 
 def _checked(answer: Any, x: Tensor, number: int) -> Tensor:
-    """Returns a function's result as a column float64 [number, 1]."""
+    """Return a function's result as a column float64 [number, 1]."""
     if isinstance(answer, bool | int | float) and number == 1:
         answer = torch.tensor([answer], dtype=torch.float64)
     if not isinstance(answer, Tensor):
@@ -204,7 +204,7 @@ def _checked(answer: Any, x: Tensor, number: int) -> Tensor:
 
 @contextmanager
 def _random_numbers_as_they_were(device: torch.device) -> Iterator[None]:
-    """Restores the random generators of Python, numpy, torch and the tensor's device."""
+    """Restore the random generators of Python, numpy, torch and the tensor's device."""
     module: Any = getattr(torch, device.type, None)
     away = device.type != "cpu" and hasattr(module, "get_rng_state")
     python, numpy_, host = random.getstate(), np.random.get_state(), torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""Reuses memory for results once it is no longer referenced.
+"""Reuse memory for results once it is no longer referenced.
 
 The system allocates the pages of a large array on the first write. This costs several times as much
 as writing the values: for 5 MB, 9 ms instead of 1 ms on a virtual machine.
@@ -26,7 +26,7 @@ class Memory:
         self._arrays: deque[NDArray[Any]] = deque(maxlen=_MOST)
 
     def take(self, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-        """Returns an uninitialized array that nothing else references, not even through a view."""
+        """Return an uninitialised array that nothing else references, not even through a view."""
         for array in self._arrays:
             if array.shape == shape and array.dtype == dtype and getrefcount(array) == _UNUSED:
                 return array

@@ -14,10 +14,10 @@ import numpy as np
 from comgra_decl.stats.statistics import FORMULAS, Floats, row_statistics
 
 MOST_ROWS = 1 << 17
-"""Maximum number of samples in a tensor for which each sample has a row of raw sums. The rows take
-8 MiB."""
+"""Maximum number of samples a tensor may have for each to get its own row of raw sums. The rows
+take 8 MiB."""
 KEPT = 1 << 12
-"""In tensors with more samples, the number of first samples that have a row each."""
+"""In tensors with more samples, the number of leading samples that have a row each."""
 CHUNK_ROWS = 1 << 18
 """Number of samples that are reduced at a time above `MOST_ROWS`. Their raw sums take 16 MiB."""
 MOMENTS = 4
@@ -25,7 +25,7 @@ MOMENTS = 4
 
 
 def moments(raw: Floats, elements: int) -> Floats:
-    """Returns the moments [len(FORMULAS), MOMENTS] of the statistics of samples.
+    """Return the moments [len(FORMULAS), MOMENTS] of the statistics of samples.
 
     Args:
         raw: float64 [8, rows], the columns of `records.Raw` first; rows > 0.
@@ -40,7 +40,7 @@ def moments(raw: Floats, elements: int) -> Floats:
 
 
 def joined(parts: Floats) -> Floats:
-    """Returns mean, std and abs-max [len(FORMULAS), 3] over the samples of all parts.
+    """Return mean, std and abs-max [len(FORMULAS), 3] over the samples of all parts.
 
     Args:
         parts: moments [k, len(FORMULAS), MOMENTS], k > 0.

@@ -1,4 +1,4 @@
-"""Takes previews: small parts of tensors, averaged along large axes."""
+"""Take previews: small parts of tensors, averaged along large axes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ images.
 
 
 def sizes_of(shape: Sequence[int], names: Sequence[str], *, samples: int, limit: int) -> list[int]:
-    """Returns how many entries of each axis a preview keeps, at most `limit` in total.
+    """Return how many entries of each axis a preview keeps, at most `limit` in total.
 
     Args:
         shape: sizes of the axes.
@@ -80,7 +80,7 @@ class _Plan:
         self.unchanged = not self.pooled and (ids or dtype is torch.uint8)
 
     def take(self, x: Tensor) -> Tensor:
-        """Returns a new contiguous tensor on the device of `x`; its first dim is the samples."""
+        """Return a new contiguous tensor on the device of `x`; its first dim is the samples."""
         part = x[tuple(slice(0, n if i not in self.pooled else None)
                        for i, n in enumerate(self.sizes))]  # fmt: skip
         if self.unchanged:
@@ -107,13 +107,13 @@ class Previews:
         self._events: list[Any] = []  # those that complete the copies to the host
 
     def clear(self) -> None:
-        """Starts another step."""
+        """Start another step."""
         self._taken, self._events = {}, []
 
     def add(
         self, index: int, tensor: Tensor, batch_dim: int | None, names: tuple[str, ...]
     ) -> None:
-        """Takes a preview of the tensor numbered `index`, whose value dims have these `names`."""
+        """Take a preview of the tensor numbered `index`, whose value dims have these `names`."""
         if index in self._taken:  # the same tensor under another name
             return
         with quiet():
@@ -140,7 +140,7 @@ class Previews:
         self._taken[index] = plan, taken
 
     def finish(self) -> tuple[dict[int, StoredPreview], Callable[[], None] | None]:
-        """Ends the step; returns the previews by number, valid after the function has run."""
+        """End the step; return the previews by number, valid after the function has run."""
         found = {
             index: StoredPreview(plan.axes, as_numpy(taken))
             for index, (plan, taken) in self._taken.items()
@@ -166,7 +166,7 @@ def _how(name: str, size: int, kept: int, *, pooled: bool) -> str:
 
 
 def _pool(part: Tensor, dims: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """Averages up to three dims."""
+    """Average up to three dims."""
     last = list(range(-len(dims), 0))
     moved = part.movedim(list(dims), last)
     rows = moved.reshape(1, -1, *moved.shape[-len(dims) :])

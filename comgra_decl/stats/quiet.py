@@ -1,9 +1,9 @@
-"""Isolates torch operations from the program's modes and settings, and vice versa.
+"""Isolate torch operations from the program's modes and settings, and vice versa.
 
 A reduction may run inside the program's autocast, inference mode, `torch.device` context, function
 or dispatch modes, or inside a functorch transform. None of these may affect the results or observe
 the operations. Two guards ensure this. One switches off `__torch_function__` (modes and
-subclasses). The other removes the dispatch keys behind all the rest, including autograd.
+subclasses). The other removes the dispatch keys behind everything else, including autograd.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES = (
 
 
 def _hidden_keys() -> Any:
-    """Returns the dispatch keys a reduction must not pass through, as this torch names them."""
+    """Return the dispatch keys that a reduction must bypass, as named in this torch version."""
     keys = DispatchKeySet(DispatchKey.AutogradFunctionality)
     for name in dir(DispatchKey):
         if name.startswith(_PREFIXES) or name in _NAMES:
@@ -55,7 +55,7 @@ copy_memory: Callable[[int, int, int], None] = ctypes.PYFUNCTYPE(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Runs torch operations without autograd, autocast, modes and transforms (this thread only).
+    """Run torch operations without autograd, autocast, modes and transforms (this thread only).
 
     Hot paths use `without_functions` and `without_keys` directly, because a generator costs another
     microsecond per tensor.
@@ -65,7 +65,7 @@ def quiet() -> Iterator[None]:
 
 
 def copied_to_host(tensor: Tensor) -> tuple[Tensor, Any]:
-    """Starts the copy to pinned memory; returns the copy and the event that completes it."""
+    """Start the copy to pinned memory; return the copy and the event that completes it."""
     host = buffer(*tensor.shape, dtype=tensor.dtype, device=torch.device("cpu"), pinned=True)
     host.copy_(tensor, non_blocking=True)
     module: Any = getattr(torch, tensor.device.type)
@@ -75,6 +75,6 @@ def copied_to_host(tensor: Tensor) -> tuple[Tensor, Any]:
 
 
 def buffer(*shape: int, dtype: torch.dtype, device: torch.device, pinned: bool = False) -> Tensor:
-    """Returns an uninitialised tensor that remains writable outside inference mode."""
+    """Return an uninitialised tensor that remains writable outside inference mode."""
     with quiet(), inference_mode(False):
         return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)

@@ -49,8 +49,8 @@ ARENA_ELEMENTS = 32_000
 it saves, and a row must be shorter than `batch.SERIAL_ELEMENTS`.
 """
 _REMEMBERED = 4
-"""Maximum number of tensors that are recognised when added again. There are only few, because
-writes to `.data` are not counted.
+"""Maximum number of tensors that are recognised when added again. It is small, because writes to
+`.data` are not counted.
 """
 _AS_USUAL = nullcontext()
 MOST_NODES = 20_000
@@ -121,7 +121,7 @@ _Which = tuple[int, Hashable]
 
 
 class _Repeats:
-    """Recognises memory of an accelerator that was already read in this step.
+    """Recognises accelerator memory that was already read in this step.
 
     A tensor is identified by its storage, version, shape and strides. Storages are referenced
     weakly. Their memory can be freed, but as long as the reference exists, no other storage gets
@@ -139,21 +139,21 @@ class _Repeats:
         self.restart()
 
     def restart(self) -> None:
-        """Starts a step."""
+        """Start a step."""
         self.forget()
         self._number = 0
         # repetitions that were read again: which, and the numbers of both tensors
         self.trials: list[tuple[_Which, int, int]] = []
 
     def forget(self) -> None:
-        """Forgets everything read so far."""
+        """Forget everything read so far."""
         self._read: dict[Hashable, int] = {}
         self._storages: list[StorageWeakRef] = []
         # what `known` found: a new tensor and its storage, or a repetition and its first number
         self._found: tuple[Any, Any] | None = None
 
     def known(self, tensor: Tensor, kind: Hashable) -> int | None:
-        """Returns the number of the same tensor; None if the caller must read it and call `kept`.
+        """Return the number of the same tensor; None if the caller must read it and call `kept`.
 
         Args:
             tensor: not created in inference mode, not negated or conjugated lazily.
@@ -174,7 +174,7 @@ class _Repeats:
         return None
 
     def kept(self, index: int) -> None:
-        """Stores the number of a tensor that was read because `known` found no number for it."""
+        """Store the number of a tensor that was read because `known` found no number for it."""
         found, self._found = self._found, None
         if found is None:
             return
@@ -186,7 +186,7 @@ class _Repeats:
             self._storages.append(StorageWeakRef(other))
 
     def judge(self, which: _Which, *, same: bool) -> None:
-        """Stores whether both reads of a repetition gave the same numbers."""
+        """Store whether both reads of a repetition gave the same numbers."""
         if len(self._trusted) >= MOST_NODES:
             self._trusted.clear()
         self._trusted[which] = same and self._trusted.get(which, True)
@@ -201,7 +201,7 @@ class Reducer:
     (`device`). Thread-safe, because autograd uses a thread per device.
 
     Args:
-        histogram_elements: maximum elements per tensor in its histogram; None for no histograms.
+        histogram_elements: maximum number of elements in a tensor's histogram; None: no histograms.
         sample_count: samples per tensor whose values are kept, where requested.
     """
 
@@ -226,12 +226,12 @@ class Reducer:
         self._restart()
 
     def add(self, tensor: Tensor, *, batch_dim: int | None, values: bool = False) -> int:
-        """Reads a tensor of the current step; returns its number within the step.
+        """Read a tensor of the current step; return its number within the step.
 
         If the same tensor is added twice, both calls may return the same number, provided that its
-        version counter shows no change. This happens within a few calls or, on an accelerator, at
-        any distance. Examples are a tensor that both a `Sequential` and its last module return, and
-        a gradient that passes unchanged through a sum.
+        version counter shows no change. This applies to calls that are close together or, on an
+        accelerator, any distance apart. Examples are a tensor that both a `Sequential` and its last
+        module return, and a gradient that passes unchanged through a sum.
 
         Args:
             tensor: real, complex (reduced by magnitude), integer or boolean; on any device.
@@ -239,7 +239,7 @@ class Reducer:
             values: whether to keep the values of the first samples, too.
 
         Raises:
-            CannotReduceError: The tensor cannot be reduced; the step continues without it.
+            CannotReduceError: the tensor cannot be reduced; the step continues without it.
         """
         if type(tensor) not in PLAIN or is_functorch_wrapped(tensor):
             tensor = plain(tensor)
@@ -317,7 +317,7 @@ class Reducer:
             return node.index
 
     def together(self) -> AbstractContextManager[None]:
-        """Reduces tensors added in this context before other code runs; needs few GPU launches."""
+        """Reduce tensors added in this context before other code runs; needs few GPU launches."""
         with self._lock:
             self._seen.clear()  # the program may have written to gradients, uncounted
             self._repeats.forget()
@@ -344,7 +344,7 @@ class Reducer:
                 step.end_together()
 
     def finish(self) -> Reduced:
-        """Ends the step and returns its results; the next `add` starts another step."""
+        """End the step and return its results; the next `add` starts another step."""
         with self._lock, self._no_functions, self._no_keys:
             form = self._node.form or self._new_form()
             batch = self._ring.batch_for(form)
@@ -357,11 +357,11 @@ class Reducer:
             return reduced
 
     def take_compiling(self) -> float:
-        """Returns the seconds spent compiling kernels in `add` and `finish` since the last call."""
+        """Return the seconds spent compiling kernels in `add` and `finish` since the last call."""
         return sum(step.take_compiling() for step in self._devices.values())
 
     def clear(self) -> None:
-        """Drops the current step."""
+        """Drop the current step."""
         nothing = self._node is self._root and not (self._values or self._aggregates)
         if nothing and not (self._rows or self._seen or self._devices):
             return  # the last step has been finished
@@ -380,7 +380,7 @@ class Reducer:
             step.restart()
 
     def _grow(self, key: Hashable, tensor: Tensor) -> Node:
-        """Returns a new node for a tensor not seen at this point of a step before."""
+        """Return a new node for a tensor not seen at this point of a step before."""
         batch_dim: int | None = key[4]  # type: ignore[index]
         check(tensor, batch_dim)
         away = tensor.device.type in self._away and self._can_reduce(tensor)
@@ -408,7 +408,7 @@ class Reducer:
         return step.wide is torch.float64 or work_dtype(tensor.dtype) is not torch.float64
 
     def _reduce(self, node: Node, tensor: Tensor) -> None:
-        """Handles everything beyond a copy: other devices, complex, large or empty tensors."""
+        """Handle everything beyond a copy: other devices, complex, large or empty tensors."""
         away = None if node.device == self._host else self._device(node.device)
         if away is None and tensor.device.type != "cpu":
             tensor = tensor.cpu()  # a device without streams or float64
@@ -441,7 +441,7 @@ class Reducer:
         self._rows.append(sums)
 
     def _pool(self, node: Node, rows: Tensor) -> NDArray[np.float64]:
-        """Aggregates a tensor with very many samples. Returns the rows of the first ones."""
+        """Aggregate a tensor with very many samples. Return the rows of the first ones."""
         sums = (self._large(chunk) for chunk in rows.split(CHUNK_ROWS))
         first = np.empty(0)
         parts: list[NDArray[np.float64]] = []
@@ -452,7 +452,7 @@ class Reducer:
         return first
 
     def _empty(self, node: Node, away: DeviceStep | None) -> None:
-        """Records samples without elements: all sums 0, the minimum inf and the maximum -inf."""
+        """Record samples without elements: all sums 0, the minimum inf and the maximum -inf."""
         sums = np.zeros((node.shape.samples, RAW_STATISTICS))
         sums[:, Raw.MIN], sums[:, Raw.MAX] = np.inf, -np.inf
         if away is None:
@@ -489,7 +489,7 @@ class Reducer:
         raw: Rows,
         trials: list[tuple[_Which, int, int]],
     ) -> None:
-        """Waits for a step and compares the tensors that were read twice in it."""
+        """Wait for a step and compare the tensors that were read twice in it."""
         assert wait is not None
         wait()
         unjudged, trials[:] = trials[:], []  # `wait` may be called again
@@ -502,7 +502,7 @@ class Reducer:
             self._repeats.judge(which, same=same)
 
     def _collect(self, form: Form, batch: Batch) -> Reduced:
-        """Assembles the step's results; some of them are still pending."""
+        """Assemble the step's results; some of them are still pending."""
         number = batch.finished
         raw, histogram = batch.raw[number], batch.histogram[number]
         part = form.parts[self._host]
@@ -548,7 +548,7 @@ def _is_counted(tensor: Tensor) -> bool:
 def _wait(
     batch: Batch, number: int, fetches: list[Fetch], aggregates: dict[int, NDArray[np.float64]]
 ) -> None:
-    """Makes the results of step `number` of `batch` valid."""
+    """Make the results of step `number` of `batch` valid."""
     batch.settle(number + 1, writer=True)
     for fetch in fetches:
         fetch.wait(batch.raw[number], batch.histogram[number], aggregates)

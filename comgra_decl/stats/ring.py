@@ -16,9 +16,9 @@ from comgra_decl.stats.memory import Memory
 from comgra_decl.stats.trie import Form, Group, Node
 
 STEP_BYTES = 16 << 20
-"""Maximum bytes copied per step; later tensors are reduced immediately."""
+"""Maximum number of bytes copied per step; later tensors are reduced immediately."""
 RING_BYTES = 8 << 20
-"""Memory for steps reduced together, if it fits more than one."""
+"""Memory for steps that are reduced together, if more than one step fits."""
 MOST_SLOTS = 64
 MOST_BYTES = 64 << 20
 """Size limit of the groups. If it is exceeded, because shapes change in every step, all groups are
@@ -36,13 +36,13 @@ class Ring:
         self._slots = 1
         self.slot = 0
         self.nbytes = 0
-        """Total bytes of all groups."""
+        """Total size of all groups, in bytes."""
         self._memory = Memory()
         self._batch: Batch | None = None
         self._opened = 0.0
 
     def place(self, node: Node, dtype: torch.dtype) -> None:
-        """Assigns a place to the rows of a new node, for this and all later steps with its form."""
+        """Assign a place to the rows of a new node, for this and all later steps with its form."""
         key = (node.shape.elements, dtype, node.device)
         group = self._groups.get(key)
         local = node.device == self._host
@@ -60,7 +60,7 @@ class Ring:
             self._weigh()
 
     def batch_for(self, form: Form) -> Batch:
-        """Returns the batch that the step in the current slot extends."""
+        """Return the batch that the step in the current slot extends."""
         if self._batch is None or self._batch.form is not form:
             self.close()
             most = self._slots - self.slot
@@ -69,7 +69,7 @@ class Ring:
         return self._batch
 
     def advance(self, form: Form) -> None:
-        """Ends the step in the current slot."""
+        """End the step in the current slot."""
         batch = self._batch
         assert batch is not None
         assert batch.form is form
@@ -87,20 +87,20 @@ class Ring:
             self._fit()
 
     def close(self) -> None:
-        """Completes all results; the next step starts a new batch."""
+        """Complete all results; the next step starts a new batch."""
         if self._batch is not None:
             self._batch.settle()
             self._batch = None
 
     def forget(self) -> None:
-        """Frees all groups."""
+        """Free all groups."""
         self.close()
         self._groups.clear()
         self.nbytes = 0
         self._slots, self.slot = 1, 0
 
     def _fit(self) -> None:
-        """Sets the number of slots once steps appear to repeat."""
+        """Set the number of slots once steps appear to repeat."""
         local = [g for (_, _, device), g in self._groups.items() if device == self._host]
         per_step = sum(g.nbytes for g in local) // self._slots
         slots = max(1, min(MOST_SLOTS, RING_BYTES // max(per_step, 1)))

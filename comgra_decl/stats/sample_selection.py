@@ -1,4 +1,4 @@
-"""Selects the samples to record individually, with equal numbers per category."""
+"""Select the samples to record individually, with equal numbers per category."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger("comgra_decl")
 
 
 def choose_samples(raw: RawStep, count: int) -> None:
-    """Replaces the first samples of a step with `count` selected ones, if it has labels.
+    """Replace the first samples of a step with `count` selected ones, if it has labels.
 
     Sets `info.samples` to their batch indices and `info.extra["labels"]` to their labels, and
     reduces the values to these samples. Without exactly one label per sample, the first samples are
@@ -46,7 +46,7 @@ def choose_samples(raw: RawStep, count: int) -> None:
 
 
 def balanced(labels: Sequence[Any], count: int) -> list[int]:
-    """Returns up to `count` indices: the first of each label, then the second, and so on.
+    """Return up to `count` indices: the first of each label, then the second, and so on.
 
     Labels alternate in ascending order, numbers before strings. The order is therefore the same in
     every batch that contains all labels.
@@ -69,7 +69,7 @@ def _rank(label: Any) -> tuple[bool, float, str]:
 
 
 def _first_values(raw: RawStep, count: int) -> None:
-    """Reduces the values to the first samples; until now, the values of all samples were kept."""
+    """Reduce the values to the first samples; until now, the values of all samples were kept."""
     _reduce_values(raw, np.arange(count))
 
 

@@ -1,4 +1,4 @@
-"""Selects the elements of a tensor that enter its histogram."""
+"""Select the elements of a tensor that enter its histogram."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from math import gcd
 
 
 def sample_stride(numel: int, elements: int, limit: int) -> tuple[int, int]:
-    """Returns (stride, count) of the flat elements `0, stride, 2 * stride, ...` to sample.
+    """Return (stride, count) of the flat elements `0, stride, 2 * stride, ...` to sample.
 
     If there are at most `limit` elements, all of them are sampled. Otherwise, the stride is the
-    smallest one that keeps within `limit` and shares no divisor with `elements`, the number of
+    smallest one that stays within `limit` and shares no divisor with `elements`, the number of
     elements in one sample. With a stride of 64, a [batch, 256] activation would contribute only the
     same four features of every sample, and the histogram would show these features instead of the
     layer. A coprime stride visits every position of the value dims equally often and reaches the

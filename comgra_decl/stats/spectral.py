@@ -18,11 +18,11 @@ s1 is computed by the Lanczos method on A A^H (G. H. Golub and C. F. Van Loan, "
 computations", chapter 10), with every vector orthogonalised against all previous ones. It always
 starts from the same vector, so the result depends only on the matrix. It depends neither on a
 random number generator nor, as with a warm start, on earlier records. The method approaches s1^2
-from below. It stops when an eigenvalue is certain to lie within a relative 1e-3 of the estimate,
-which means 5e-4 of s1, and after at most 48 steps. In practice, the error is quadratic in that
-bound, that is, below 1e-5 unless s1 and s2 are nearly equal. On an accelerator, the method always
-takes 24 steps, because a check would wait for the device. On the host, matrices whose smaller side
-is at most 64 are decomposed, which is faster.
+from below. It stops once an eigenvalue is certain to lie within a relative 1e-3 of the estimate,
+which means 5e-4 of s1, or after 48 steps. In practice, the error is quadratic in that bound, that
+is, below 1e-5 unless s1 and s2 are nearly equal. On an accelerator, the method always takes 24
+steps, because a check would wait for the device. On the host, matrices whose smaller side is at
+most 64 are decomposed, which is faster.
 
 The effective rank needs all singular values. They are the square roots of the eigenvalues of the
 smaller Gram matrix in float64. Singular values below 1e-8 s1 are therefore inexact and are ignored.
@@ -53,7 +53,7 @@ _IN_RANGE = 1e-12, 1e12  # norms whose squares and fourth powers fit float32
 
 
 def as_matrices(x: Tensor) -> Tensor | None:
-    """Returns [samples, ...] as matrices [samples, m, n], m <= n; None if they are not matrices."""
+    """Return [samples, ...] as matrices [samples, m, n], m <= n; None if they are not matrices."""
     if x.dim() < 3 or x.numel() == 0:
         return None
     matrices = x.flatten(2)
@@ -61,7 +61,7 @@ def as_matrices(x: Tensor) -> Tensor | None:
 
 
 def in_range(a: Tensor, *, host: bool) -> tuple[Tensor, Tensor]:
-    """Returns matrices scaled so that none of their products overflows or vanishes, and the scale.
+    """Return matrices, scaled so that no product overflows or underflows, and the scale.
 
     Matrices on the host are copied only if necessary. NaN and infinite values are preserved.
     """
@@ -90,7 +90,7 @@ class Lanczos:
         self._rounding = 30 * torch.finfo(a.dtype).eps
 
     def step(self) -> None:
-        """Performs one step without waiting for the device."""
+        """Perform one step without waiting for the device."""
         k = self._steps
         w = self._a @ (self._adjoint @ self._vector)
         adjoint = self._basis[:, : k + 1].conj()
@@ -115,13 +115,13 @@ class Lanczos:
         return self._steps >= self._basis.shape[1]
 
     def tridiagonal(self) -> Tensor:
-        """Returns diagonals and off-diagonals so far, float64 [s, 2, steps]."""
+        """Return diagonals and off-diagonals so far, float64 [s, 2, steps]."""
         return self._tridiagonal[:, :, : self._steps]
 
 
 @lru_cache(maxsize=64)
 def _start(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns an irregular start vector that is unlikely to be orthogonal to a matrix."""
+    """Return an irregular start vector that is unlikely to be orthogonal to a matrix."""
     numbers = torch.arange(1, length + 1, dtype=torch.float64)
     vector = torch.cos(numbers * numbers * 0.7071067811865476) + 0.25
     unit: Tensor = vector / torch.linalg.vector_norm(vector)
@@ -129,7 +129,7 @@ def _start(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def largest(tridiagonal: Floats) -> tuple[Floats, Floats]:
-    """Returns the largest eigenvalues [s] and bounds of their distance to one of A A^H."""
+    """Return the largest eigenvalues [s] and bounds of their distance to one of A A^H."""
     s, _, k = tridiagonal.shape
     matrices = np.zeros((s, k, k))
     i = np.arange(k)
@@ -143,7 +143,7 @@ def largest(tridiagonal: Floats) -> tuple[Floats, Floats]:
 
 
 def top_square(a: Tensor) -> Floats:
-    """Returns the squares of the largest singular values [s] of matrices on the host."""
+    """Return the squares of the largest singular values [s] of matrices on the host."""
     if a.shape[1] <= _SMALL_SIDE:
         wide = a.to(_wide(a))
         gram = (wide @ wide.mH).resolve_conj().numpy()
@@ -161,7 +161,7 @@ def top_square(a: Tensor) -> Floats:
 
 
 def measure_top(x: Tensor, *, host: bool = True) -> tuple[Tensor, Finish] | None:
-    """Returns the data for `singular_value` and `stable_rank` [samples, 2]; None if not matrices.
+    """Return the data for `singular_value` and `stable_rank` [samples, 2]; None if not matrices.
 
     Args:
         x: [samples, ...] of at least 32 bits.
@@ -202,7 +202,7 @@ def _finish_top(packed: Floats) -> Floats:
 
 
 def measure_effective_rank(x: Tensor, *, host: bool = True) -> tuple[Tensor, Finish] | None:
-    """Returns the Gram matrices for `effective_rank` [samples, 1]."""
+    """Return the Gram matrices for `effective_rank` [samples, 1]."""
     a = as_matrices(x)
     if a is None or a.shape[1] > MOST_SIDE:
         return None

@@ -1,4 +1,4 @@
-r"""Defines each statistic in terms of raw sums.
+r"""Define each statistic in terms of raw sums.
 
 One row holds the sums over the n elements x of one sample (`records.Raw`): the pivot p,
 S = sum(x - p), Q = sum((x - p)^2), A = sum|x|, min, max, Z = number of x != 0, and F = number of x
@@ -58,7 +58,7 @@ Floats = NDArray[np.float64]
 
 
 def row_statistics(raw: Floats, elements: Floats, names: tuple[str, ...]) -> Floats:
-    """Returns the statistics of samples.
+    """Return the statistics of samples.
 
     Args:
         raw: float64 [8, ..., rows], the columns of `records.Raw` first.
@@ -162,7 +162,7 @@ def _blank_empty(out: Floats, empty: NDArray[np.bool_], names: tuple[str, ...]) 
 
 
 def aggregate(statistics: Floats, bounds: NDArray[np.intp], owner: NDArray[np.intp]) -> Floats:
-    """Returns mean, std and abs-max over the samples of each tensor.
+    """Return mean, std and abs-max over the samples of each tensor.
 
     Args:
         statistics: float64 [..., rows].

@@ -1,6 +1,6 @@
 """Four ways to compute raw sums, all with the same results.
 
-All give float64 with the columns of `records.Raw`, one row per sample. They differ in what is
+All give float64 with the columns of `records.Raw`, one row per sample. They differ in the value
 subtracted before squaring (the pivot), which is therefore part of the row:
 
 `compiled` one pass of a kernel compiled for this CPU (`kernel`), if available.
@@ -13,8 +13,8 @@ subtracted before squaring (the pivot), which is therefore part of the row:
 The float32 recipes use only operations that torch vectorises (`var_mean`, `aminmax` and
 `count_nonzero` are 10 to 100 times slower on a CPU than `sum`), and only `sum` for adding, because
 it sums pairwise: `vector_norm` is a little faster than squaring first, but loses digits. Rows that
-float32 cannot hold (NaN, infinities, squares that overflow or vanish) are recognised by their sums
-and recomputed with `exact`; therefore, NaN and infinite values are always counted exactly.
+float32 cannot hold (NaN, infinities, squares that overflow or underflow) are recognised by their
+sums and recomputed with `exact`; therefore, NaN and infinite values are always counted exactly.
 
 All must run inside `quiet()`.
 """
@@ -37,22 +37,22 @@ from comgra_decl.stats.support import work_dtype
 Rows = NDArray[np.float64]
 
 BLOCK = 1 << 18
-"""Elements per operation and thread. Smaller blocks need more calls; larger blocks exceed the
-cache.
+"""Number of elements per operation and thread. Smaller blocks need more calls; larger blocks exceed
+the cache.
 """
 PIVOT_ELEMENTS = 4096
 MOST_BLOCK = 1 << 22
-"""Maximum elements per operation, to limit memory."""
+"""Maximum number of elements per operation, to limit memory use."""
 _TINY = 1e-32  # mean squares below this may have lost elements to float32 underflow
 _HUGE = 3e38
-_LEAST_SPREAD = 1e-16  # squares of smaller differences vanish in float32
+_LEAST_SPREAD = 1e-16  # squares of smaller differences underflow in float32
 _MOST_DESKS = 256
 _FEW_ROWS = 16  # up to this, numpy's count_nonzero per row beats a vectorised sign and sum
 _CPU = torch.device("cpu")
 
 
 def exact(x: Tensor, pivot: Tensor | None = None) -> Tensor:
-    """Returns the raw sums over the last dim, computed in float64 on the tensor's device.
+    """Return the raw sums over the last dim, computed in float64 on the tensor's device.
 
     Args:
         x: real numbers [..., n], n > 0.
@@ -75,13 +75,13 @@ def exact(x: Tensor, pivot: Tensor | None = None) -> Tensor:
 
 
 def first_mean(x: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
-    """Returns the mean of each row's first 4096 elements, 0 where it is not finite."""
+    """Return the mean of each row's first 4096 elements, 0 where it is not finite."""
     mean: Tensor = x[..., :PIVOT_ELEMENTS].mean(-1, dtype=wide)
     return mean.nan_to_num_(0.0, 0.0, 0.0)
 
 
 def exact_large(x: Tensor, block: int = MOST_BLOCK) -> Tensor:
-    """Returns `exact` for [rows, n], computed on at most `block` elements at a time."""
+    """Return `exact` for [rows, n], computed on at most `block` elements at a time."""
     return _by_blocks(exact, x, block)
 
 
@@ -100,7 +100,7 @@ def _by_blocks(
 
 
 def lean(x: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
-    """Returns `exact` for rows [r, n] on an accelerator, without a float64 copy of them.
+    """Return `exact` for rows [r, n] on an accelerator, without a float64 copy of them.
 
     Torch's reductions read float32 and add in float64. The squared differences are computed in
     float32, so values that spread by less than 1e-7 of their mean have lost digits.
@@ -139,7 +139,7 @@ def _nonzero(numbers: Tensor, wide: torch.dtype) -> Tensor:
 
 
 def _power_sum(numbers: Tensor, power: int, wide: torch.dtype) -> Tensor:
-    """Returns sums of powers of magnitudes, without a copy where that loses no digits."""
+    """Return sums of powers of magnitudes, without a copy where that loses no digits."""
     if wide is not torch.float64:
         return (numbers.abs() if power == 1 else numbers.square()).sum(-1)
     found: Tensor = torch.linalg.vector_norm(numbers, power, -1, dtype=wide)
@@ -147,7 +147,7 @@ def _power_sum(numbers: Tensor, power: int, wide: torch.dtype) -> Tensor:
 
 
 def merge(parts: list[Tensor]) -> Tensor:
-    """Returns the raw sums of rows, given those of their pieces (with a common pivot)."""
+    """Return the raw sums of rows, given those of their pieces (with a common pivot)."""
     if len(parts) == 1:
         return parts[0]
     pieces = torch.stack(parts)
@@ -159,7 +159,7 @@ def merge(parts: list[Tensor]) -> Tensor:
 
 
 def small(x: Tensor, out: Rows) -> None:
-    """Writes the raw sums of float32 rows [..., n], n > 0, on the CPU into `out` [..., 8]."""
+    """Write the raw sums of float32 rows [..., n], n > 0, on the CPU into `out` [..., 8]."""
     n = x.shape[-1]
     table = np.zeros((RAW_STATISTICS, *x.shape[:-1]))
     total = x.sum(-1, dtype=torch.float64)
@@ -180,7 +180,7 @@ def small(x: Tensor, out: Rows) -> None:
 
 
 def _represented(table: Rows) -> NDArray[np.bool_]:
-    """Returns a mask of the rows of `small` [8, ...] that fit float32; False if a sum is NaN."""
+    """Return a mask of the rows of `small` [8, ...] that fit float32; False if a sum is NaN."""
     with np.errstate(invalid="ignore", over="ignore"):
         spread = table[Raw.MAX] - table[Raw.MIN]
         size = table[Raw.SQUARES] + table[Raw.ABS_SUM]
@@ -190,7 +190,7 @@ def _represented(table: Rows) -> NDArray[np.bool_]:
 
 
 def compiled(x: Tensor, out: Rows) -> bool:
-    """Writes raw sums of host rows with the compiled kernel. Returns False if there is none.
+    """Write raw sums of host rows with the compiled kernel. Return False if there is none.
 
     Args:
         x: [k, rows, n], n > 0, each of the k parts contiguous.
@@ -212,7 +212,7 @@ def compiled(x: Tensor, out: Rows) -> bool:
 
 
 def compiled_at(kernel: Kernel, x: Tensor, rows: int, n: int) -> Rows | None:
-    """Returns the raw sums [rows, 8] of contiguous memory; None if the kernel marks any row.
+    """Return the raw sums [rows, 8] of contiguous memory; None if the kernel marks any row.
 
     Like `compiled`, but for one large tensor, without calls that would double the cost.
     """
@@ -229,7 +229,7 @@ class LargeSums:
         self._desks: dict[tuple[int, int], _Desk] = {}
 
     def __call__(self, x: Tensor) -> Rows:
-        """Returns the raw sums [r, 8] of contiguous rows [r, n], r and n > 0."""
+        """Return the raw sums [r, 8] of contiguous rows [r, n], r and n > 0."""
         work = work_dtype(x.dtype)
         if x.numel() <= MOST_BLOCK and kernel_for(x.dtype) is None:
             x = x.to(work)
@@ -239,7 +239,7 @@ class LargeSums:
         return exact_large(x).numpy() if work is torch.float64 else self.passes(x).T
 
     def passes(self, x: Tensor) -> Rows:
-        """Returns the raw sums [8, r] (columns first) with torch's operations, up to float32."""
+        """Return the raw sums [8, r] (columns first) with torch's operations, up to float32."""
         rows, n = x.shape
         block = min(BLOCK * torch.get_num_threads(), MOST_BLOCK)
         if rows * n <= block:
@@ -259,7 +259,7 @@ class LargeSums:
         return sums
 
     def _block(self, x: Tensor) -> Rows:
-        """Returns the raw sums [8, r] about zero of at most one block [r, n]."""
+        """Return the raw sums [8, r] about zero of at most one block [r, n]."""
         if x.dtype is not torch.float32:
             x = x.to(torch.float32)
         desk = self._desk(x)
@@ -279,7 +279,7 @@ class LargeSums:
         return out
 
     def _mend(self, x: Tensor, sums: Rows, fine: NDArray[np.bool_], block: int) -> None:
-        """Recomputes rows, about their mean where |mean| >> std and in float64 elsewhere."""
+        """Recompute rows, about their mean where |mean| >> std and in float64 elsewhere."""
         low, high = sums[Raw.MIN], sums[Raw.MAX]
         with np.errstate(invalid="ignore", over="ignore"):
             spread = high - low
@@ -293,7 +293,7 @@ class LargeSums:
                 sums[:, row] = exact_large(x[row : row + 1])[0].numpy()
 
     def _centre(self, x: Tensor, mean: float, block: int) -> tuple[float, float, float]:
-        """Returns pivot, sum and squares about the mean of one row."""
+        """Return pivot, sum and squares about the mean of one row."""
         pivot = float(np.float32(mean))
         total = squares = 0.0
         for span in _spans(x.shape[0], block):
@@ -327,14 +327,14 @@ class _Desk:
 
 
 def _held(squares: Rows, absolute: Rows, n: int) -> NDArray[np.bool_]:
-    """Returns a mask of the rows in which no float32 sum overflowed, vanished or is NaN."""
+    """Return a mask of the rows in which no float32 sum overflowed, underflowed or is NaN."""
     held: NDArray[np.bool_] = squares > _TINY * n
     held &= squares + absolute < _HUGE
     return held
 
 
 def _count_nonzero(magnitudes: Tensor) -> NDArray[np.float64]:
-    """Returns the number of non-zero elements per row of |x| in float32."""
+    """Return the number of non-zero elements per row of |x| in float32."""
     if magnitudes.shape[0] > _FEW_ROWS:
         return magnitudes.sign().sum(1).numpy().astype(np.float64)
     # as integers, because only +0.0 has no bit set, and numpy counts integers with SIMD
@@ -343,7 +343,7 @@ def _count_nonzero(magnitudes: Tensor) -> NDArray[np.float64]:
 
 
 def _add(parts: list[Rows]) -> Rows:
-    """Returns the raw sums [8, r] about zero of rows from those of their pieces."""
+    """Return the raw sums [8, r] about zero of rows from those of their pieces."""
     if len(parts) == 1:
         return parts[0]
     pieces = np.stack(parts)

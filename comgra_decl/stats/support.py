@@ -1,4 +1,4 @@
-"""Determines which tensors can be reduced, and in which precision; converts tensors to numpy."""
+"""Determine which tensors can be reduced, and in which precision; convert tensors to numpy."""
 
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ class CannotReduceError(ComgraError, TypeError):
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """Returns the dtype as it is stored in the slot table, e.g. `"bfloat16"`."""
+    """Return the dtype as it is stored in the slot table, e.g. `"bfloat16"`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the precision in which statistics of `dtype` are computed.
+    """Return the precision in which statistics of `dtype` are computed.
 
     This is float64 for float64, complex128 and integers of 32 bits or more; 64-bit integers beyond
-    2**53 are rounded. It is float32 for everything narrower, where the conversion is exact.
+    2**53 are rounded. It is float32 for all narrower types, whose conversion is exact.
     """
     return torch.float64 if dtype in _DOUBLE else torch.float32
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Returns the local, ordinary tensor behind `tensor`.
+    """Return the local, ordinary tensor behind `tensor`.
 
     For a DTensor, this is the local shard; ranks are merged offline, without communication.
     Asynchronous results of collectives are awaited. Wrappers of `torch.func.grad`, `vjp` and `jvp`
     return the numbers they wrap.
 
     Raises:
-        CannotReduceError: Wrappers without their own numbers (vmap, fake tensors, subclasses
+        CannotReduceError: wrappers without their own numbers (vmap, fake tensors, subclasses
             with their own dispatch, uninitialised parameters).
     """
     while functorch.is_gradtrackingtensor(tensor):
@@ -99,7 +99,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Returns whether plain torch operations can read the numbers of a tensor."""
+    """Return whether plain torch operations can read the numbers of a tensor."""
     return (
         type(tensor) in PLAIN
         and not is_functorch_wrapped(tensor)
@@ -111,10 +111,10 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def check(tensor: Tensor, batch_dim: int | None) -> None:
-    """Rejects tensors without strided numbers in memory, or without the batch dimension.
+    """Reject tensors without strided numbers in memory, or without the batch dimension.
 
     Raises:
-        CannotReduceError: See the message.
+        CannotReduceError: see the message.
     """
     if tensor.layout is not torch.strided:
         raise CannotReduceError(f"cannot reduce layout {str(tensor.layout).split('.')[-1]}")
@@ -132,10 +132,10 @@ def check(tensor: Tensor, batch_dim: int | None) -> None:
 
 
 def with_memory(tensor: Tensor) -> Tensor:
-    """Returns a tensor with allocated memory for one that has no address.
+    """Return a tensor with allocated memory for one that has no address.
 
     Raises:
-        CannotReduceError: Its storage was freed; reading it would crash the program.
+        CannotReduceError: its storage was freed; reading it would crash the program.
     """
     if tensor._is_zerotensor():  # autograd's zeros that were never written
         return tensor.clone()
@@ -145,7 +145,7 @@ def with_memory(tensor: Tensor) -> Tensor:
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Returns real numbers unchanged, complex ones as magnitudes."""
+    """Return real numbers unchanged, complex ones as magnitudes."""
     if not tensor.is_complex():
         return tensor.resolve_neg()
     if tensor.dtype == torch.complex32:  # few operators support it
@@ -154,7 +154,7 @@ def real(tensor: Tensor) -> Tensor:
 
 
 def to_numpy(tensor: Tensor) -> NDArray[Any]:
-    """Returns a copy as a numpy array in the tensor's own dtype; never a view.
+    """Return a copy as a numpy array in the tensor's own dtype; never a view.
 
     bfloat16 and float8 become the types of `ml_dtypes`, complex32 becomes complex64 (numpy has no
     half complex). Waits for the device if the tensor is on one.
@@ -164,7 +164,7 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
 
 
 def as_numpy(host: Tensor) -> NDArray[Any]:
-    """Returns a contiguous host tensor as a numpy array that shares memory where possible."""
+    """Return a contiguous host tensor as a numpy array that shares memory where possible."""
     integer = _VIA_INTEGER.get(host.dtype)
     if integer is not None:
         import ml_dtypes  # needed for raw values, not for statistics
@@ -179,7 +179,7 @@ def as_numpy(host: Tensor) -> NDArray[Any]:
 
 
 def as_rows(tensor: Tensor, batch_dim: int | None) -> Tensor:
-    """Returns [samples, elements], contiguous, without a copy where memory allows.
+    """Return [samples, elements], contiguous, without a copy where memory allows.
 
     Statistics ignore the order of elements within a sample, so the value dims are taken in memory
     order. Tensors in channels_last format and transposed tensors are therefore not copied.
@@ -197,7 +197,7 @@ def is_one_block(tensor: Tensor, batch_dim: int | None) -> bool:
 
 
 def parts_of(tensor: Tensor, batch_dim: int | None, most: int) -> Iterator[tuple[int, Tensor]]:
-    """Yields `as_rows` in order, in parts of at most `most` elements, each copied when asked for.
+    """Yield `as_rows` in order, in parts of at most `most` elements, each copied on demand.
 
     Yields:
         The first sample of a part, and its rows [r, n]: whole samples, or a part of one sample.
@@ -213,7 +213,7 @@ def parts_of(tensor: Tensor, batch_dim: int | None, most: int) -> Iterator[tuple
 
 
 def _samples_first(tensor: Tensor, batch_dim: int | None) -> Tensor:
-    """Returns a view [samples, values...] whose value dims are in memory order."""
+    """Return a view [samples, values...] whose value dims are in memory order."""
     values = [d for d in range(tensor.dim()) if d != batch_dim]
     values.sort(key=tensor.stride, reverse=True)
     if batch_dim is None:
@@ -227,7 +227,7 @@ def _split(view: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def _pieces(view: Tensor, most: int) -> Iterator[Tensor]:
-    """Yields views of the numbers of `view`, in order, of at most `most` numbers each."""
+    """Yield views of at most `most` numbers each that together cover `view`, in order."""
     if view.numel() <= most:
         yield view
         return

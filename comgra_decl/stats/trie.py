@@ -2,9 +2,9 @@
 
 The tensors in one step arrive in nearly the same order every time. `Node`s form a tree over these
 sequences: the path from the root is the sequence so far. The position of a tensor's rows depends
-only on the tensors before it. A node therefore knows that position, and keeps the view to copy
-into. The first step builds the path; later ones only follow it. The node at which a step ends has a
-`Form`.
+only on the tensors before it. A node therefore knows that position, and keeps the view into which
+to copy. The first step builds the path; later ones only follow it. The node at which a step ends
+has a `Form`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Group:
         return self.rows.numel() * self.rows.element_size()
 
     def resize(self, slots: int, capacity: int, keep: int | None = None) -> None:
-        """Replaces the memory; only the rows of slot `keep` survive."""
+        """Replace the memory; only the rows of slot `keep` survive."""
         old = self.rows
         self.rows = buffer(slots, capacity, self.length, dtype=self.dtype, device=self.device)
         self.version += 1
@@ -81,7 +81,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(tensor: Tensor, batch_dim: int | None) -> Shape:
-    """Returns how `tensor` splits into samples; without a batch dim it is one sample."""
+    """Return how `tensor` splits into samples; without a batch dim it is one sample."""
     full = tuple(tensor.shape)
     if batch_dim is None:
         return Shape(full, None, 1, prod(full))
@@ -134,7 +134,7 @@ class Node:
         self.size: Any = None  # `fused.Rows`, on an accelerator
         self.kind: Hashable = None  # tensors that share a launch have equal kinds
         self.row = self.stride = self.count = 0
-        self.kept = 0  # number of first samples with a row of raw sums each
+        self.kept = 0  # number of leading samples with a row of raw sums each
         self._views: list[Tensor] = []
         self._addresses: list[int] = []
         self._version = -1
@@ -142,7 +142,7 @@ class Node:
     def describe(
         self, tensor: Tensor, batch_dim: int | None, *, device: torch.device, histogram: int | None
     ) -> None:
-        """Fills in facts that depend on the tensor alone, and the device that reduces it."""
+        """Fill in facts that depend on the tensor alone, and the device that reduces it."""
         self.shape = shape_of(tensor, batch_dim)
         samples = self.shape.samples
         self.kept = KEPT if samples > MOST_ROWS and self.shape.elements else samples
@@ -156,14 +156,14 @@ class Node:
         return self.kept < self.shape.samples
 
     def place(self, group: Group) -> None:
-        """Places the rows after those of the same group earlier in this step."""
+        """Place the rows after those of the same group earlier in this step."""
         self.group = group
         self.row = self.used.get(group, 0)
         self.used = {**self.used, group: self.row + self.shape.samples}
         self.bytes += self.shape.samples * group.length * group.rows.element_size()
 
     def view(self, slot: int) -> Tensor:
-        """Returns the memory of this tensor's rows in one slot, in the shape of the tensor."""
+        """Return the memory of this tensor's rows in one slot, in the shape of the tensor."""
         group = self.group
         assert group is not None
         if self._version != group.version:
@@ -173,7 +173,7 @@ class Node:
         return self._views[slot]
 
     def address(self, slot: int) -> int:
-        """Returns the start address of these rows; 0 if `view` must look it up."""
+        """Return the start address of these rows; 0 if `view` must look it up."""
         assert self.group is not None
         return self._addresses[slot] if self._version == self.group.version else 0
 
@@ -186,7 +186,7 @@ class Node:
         return mine.view(samples, *rest).movedim(0, batch_dim)
 
     def path(self) -> list[Node]:
-        """Returns the nodes of the step that ends here, in order."""
+        """Return the nodes of the step that ends here, in order."""
         nodes = []
         node: Node = self
         while node.parent is not None:
@@ -273,7 +273,7 @@ class Form:
         return row
 
     def _picks(self, host: torch.device) -> list[Pick]:
-        """Returns the elements to copy from the host's groups; merges neighbours where possible."""
+        """Return the elements to copy from the host's groups; merge neighbours where possible."""
         picks: list[Pick] = []
         for node in self.parts[host].nodes:
             if node.group is None or not node.count:

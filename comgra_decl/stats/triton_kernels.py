@@ -8,7 +8,7 @@ For tensors with very many samples, `row_moments` reads the results of each samp
 moments of the statistics (`moments`).
 
 Float32 lanes sum at most 64 numbers each, and the lanes are summed in float64. If squares overflow
-float32, or squares of differences vanish in it, the numbers are read again in float64.
+float32, or squares of differences underflow in it, the numbers are read again in float64.
 
 The kernels run on tensors on the host under Triton's interpreter (`TRITON_INTERPRET=1`).
 """
@@ -30,7 +30,7 @@ columns for the samples follow: first element, stride, count, and position of th
 """
 
 _HUGE = 3e38  # larger float32 sums have overflowed or are about to
-_LEAST_SPREAD = 1e-16  # squares of smaller differences vanish in float32
+_LEAST_SPREAD = 1e-16  # squares of smaller differences underflow in float32
 
 COLUMNS_ = tl.constexpr(COLUMNS)
 STATISTICS_ = tl.constexpr(RAW_STATISTICS)
@@ -47,7 +47,7 @@ def _finite_or_zero(x):
 
 @triton.jit
 def _long_sums(x, length, WORK: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the raw sums of `length` numbers from `x` on, and whether they fit `WORK`."""
+    """Return the raw sums of `length` numbers from `x` on, and whether they fit `WORK`."""
     lanes = tl.arange(0, BLOCK)
     head = tl.load(x + lanes, mask=lanes < length, other=0.0).to(WORK)
     few = tl.minimum(length, BLOCK).to(tl.float64)
@@ -186,7 +186,7 @@ def long_rows(
 
 @triton.jit
 def _short_sums(v, n, within, inside, WORK: tl.constexpr):
-    """Returns the raw sums of each row of a tile, and whether they fit `WORK`."""
+    """Return the raw sums of each row of a tile, and whether they fit `WORK`."""
     v = v.to(WORK)
     number = n.to(tl.float64)
     zero = tl.zeros_like(v)
@@ -273,7 +273,7 @@ def short_rows(
 
 @triton.jit
 def _store_moments(out, s, within, number):
-    """Stores the moments of one statistic of some rows."""
+    """Store the moments of one statistic for some rows."""
     mean = tl.sum(tl.where(within, s, 0.0), 0) / number
     off = tl.where(within, s - mean, 0.0)
     size = tl.where(within, tl.abs(s), 0.0)

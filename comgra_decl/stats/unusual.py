@@ -1,4 +1,4 @@
-"""Converts sparse, nested and quantised tensors to ordinary ones.
+"""Convert sparse, nested and quantised tensors to ordinary ones.
 
 Called only for tensors that a reducer rejects, so that other tensors cost nothing.
 """
@@ -22,7 +22,7 @@ _SPARSE = tuple(
 
 
 def ordinary(tensor: Tensor) -> Tensor | None:
-    """Returns a strided tensor with the numbers of `tensor`; None if impossible.
+    """Return a strided tensor with the numbers of `tensor`; None if impossible.
 
     Sparse tensors become dense, including zeros, because statistics cover the whole tensor. The
     parts of nested tensors are concatenated, along dim 0 if their other dims agree and flat

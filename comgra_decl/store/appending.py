@@ -1,4 +1,4 @@
-"""Resumes an existing run: checks whether it can be extended, and returns facts for tracing."""
+"""Resume an existing run: check whether it can be extended, and return facts for tracing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Past:
 
 
 def append_to(path: Where, meta: RunMeta) -> tuple[RunWriter, Past]:
-    """Opens an existing run for appending.
+    """Open an existing run for appending.
 
     Args:
         path: the run's folder, or its location in a bucket.
@@ -41,9 +41,9 @@ def append_to(path: Where, meta: RunMeta) -> tuple[RunWriter, Past]:
             match.
 
     Raises:
-        StoreError: The run is being written, has different storage settings, or cannot be written.
-        RunNotFoundError: There is no run.
-        DamagedRunError: The run cannot be read.
+        StoreError: the run is being written, has different storage settings, or cannot be written.
+        RunNotFoundError: there is no run.
+        DamagedRunError: the run cannot be read.
     """
     Reader(path)  # raises before anything is locked
     with settled(location(path)):
@@ -56,7 +56,7 @@ def append_to(path: Where, meta: RunMeta) -> tuple[RunWriter, Past]:
 
 
 def last_step(reader: Reader) -> int | None:
-    """Returns the last training step among the run's records and scalars."""
+    """Return the last training step among the run's records and scalars."""
     view = reader.view
     logged = view.scalars["step"][~view.superseded_scalars]
     known = [int(logged.max())] if len(logged) else []
@@ -79,7 +79,7 @@ def _refuse_living(reader: Reader) -> None:
 
 
 def _refuse_another_form(reader: Reader, meta: RunMeta) -> None:
-    """Raises if a resumed run would change its statistics, samples or bins."""
+    """Raise if a resumed run would change its statistics, samples or bins."""
     before = reader.meta
     pairs = {
         "stats": (list(before.statistics), list(meta.statistics)),
@@ -99,7 +99,7 @@ def _refuse_another_form(reader: Reader, meta: RunMeta) -> None:
 
 
 def discard_unused(path: Path, uuid: str) -> None:
-    """Removes a run that this process has just created, if the run contains no records.
+    """Remove a run that this process has just created, if the run contains no records.
 
     Args:
         path: the run's folder; kept if it contains anything else.

@@ -19,7 +19,7 @@ DRAFT = ".compacting"
 """Folder in which a compaction prepares the new database."""
 
 _MOST = 4 << 30
-"""Maximum bytes of a file copied from or to a bucket."""
+"""Maximum size, in bytes, of a file copied from or to a bucket."""
 
 
 def copy_files(
@@ -29,7 +29,7 @@ def copy_files(
     *,
     databases: Sequence[Location] = (),
 ) -> None:
-    """Copies the files next to the databases, except links, pipes and devices.
+    """Copy the files next to the databases, except links, pipes and devices.
 
     Args:
         source: the run.
@@ -52,7 +52,7 @@ def copy_files(
 
 
 def _ours(source: Location, databases: Sequence[Location]) -> frozenset[str]:
-    """Returns the names below a run that are not files next to its databases."""
+    """Return the names below a run that are not files next to its databases."""
     below = [_below(source, place) for place in databases]
     return frozenset(str(path / name) for path in below for name in (DATABASE, DRAFT))
 
@@ -68,7 +68,7 @@ def _below(source: Location, place: Location) -> PurePosixPath:
 def _contents(
     source: Location, passed_over: PassedOver, ours: Collection[str]
 ) -> Iterator[tuple[PurePosixPath, bytes]]:
-    """Yields the name (below the run) and the content of each file."""
+    """Yield the name (below the run) and the content of each file."""
     if isinstance(source, Remote):
         objects = Objects(source)
         for key in objects.names():
@@ -99,7 +99,7 @@ def _is_plain(name: str) -> bool:
 
 
 def refuse_within(source: Location, target: Location) -> None:
-    """Raises StoreError if a copy or an export would be inside the run.
+    """Raise StoreError if a copy or an export would be inside the run.
 
     Otherwise, the next copy would include the nested one, and compaction and readers would
     encounter files that do not belong to the run.

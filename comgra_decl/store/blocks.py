@@ -1,4 +1,4 @@
-"""Splits the records of a commit into rows, complete blocks, and the open block."""
+"""Split the records of a commit into rows, complete blocks, and the open block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Piece = tuple[str, int, NDArray[Any]]
 
 
 def whole_blocks(first: int, count: int, block: int) -> tuple[int, int]:
-    """Returns the range of records in a commit that fill complete blocks."""
+    """Return the range of records in a commit that fill complete blocks."""
     start = -(-first // block) * block
     end = (first + count) // block * block
     return (start, end) if start < end else (first, first)
@@ -31,7 +31,7 @@ class BlockBuffer:
         self._pending: list[Families] = []
 
     def pieces(self, first: int, families: Families) -> Iterator[Piece]:
-        """Yields all writes of a commit that starts at record `first`."""
+        """Yield all writes of a commit that starts at record `first`."""
         count = len(families["kpi"])
         start, end = whole_blocks(first, count, self._block)
         boundary = self._boundary(first, count)
@@ -50,7 +50,7 @@ class BlockBuffer:
                 )
 
     def accept(self, first: int, families: Families) -> None:
-        """Marks the commit as written; retains the rows in the open block and drops all others."""
+        """Mark the commit as written; retain the rows in the open block and drop all others."""
         count = len(families["kpi"])
         open_start = (first + count) // self._block * self._block
         if open_start >= first:
@@ -61,11 +61,11 @@ class BlockBuffer:
             self._pending.append({k: v[rest:].copy() if rest else v for k, v in families.items()})
 
     def resume(self, rows: list[Families]) -> None:
-        """Restores the rows of a resumed run's open block."""
+        """Restore the rows of a resumed run's open block."""
         self._pending = rows
 
     def _boundary(self, first: int, count: int) -> int | None:
-        """Returns the end of the block that was open before this commit, if the commit fills it."""
+        """Return the end of the block that was open before this commit, if the commit fills it."""
         end = -(-first // self._block) * self._block
         return end if end != first and end <= first + count else None
 
@@ -90,7 +90,7 @@ class RecordChunks:
         self._written: tuple[int, NDArray[np.float64]] | None = None
 
     def pieces(self, first: int, kpi: NDArray[np.float64]) -> Iterator[Piece]:
-        """Yields the chunks completed by this commit's rows, which start at record `first`."""
+        """Yield the chunks completed by this commit's rows, which start at record `first`."""
         new = kpi[:, :SYSTEM_COLUMNS]
         self._written = first, new
         edge = first // RECORDS_CHUNK * RECORDS_CHUNK
@@ -100,7 +100,7 @@ class RecordChunks:
             yield RECORDS_ARRAY, edge, facts[: end - edge]
 
     def accept(self) -> None:
-        """Marks the commit as written; retains the facts that are not yet in a complete chunk."""
+        """Mark the commit as written; retain the facts that are not yet in a complete chunk."""
         if self._written is None:
             return
         first, new = self._written
@@ -112,9 +112,9 @@ class RecordChunks:
         self._written = None
 
     def discard(self) -> None:
-        """Discards the staged commit, which will be retried."""
+        """Discard the staged commit, which will be retried."""
         self._written = None
 
     def resume(self, facts: NDArray[np.float64]) -> None:
-        """Restores the facts of a resumed run that are not yet in a complete chunk."""
+        """Restore the facts of a resumed run that are not yet in a complete chunk."""
         self._pending = [facts[:, :SYSTEM_COLUMNS].copy()]

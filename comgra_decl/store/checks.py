@@ -18,7 +18,7 @@ FOLDER = "checks"
 EXPERIMENTS = ("batch_mixing", "overfit_one_batch")
 """Names of the experiments."""
 
-_MOST = 1 << 20  # maximum bytes read from such a file
+_MOST = 1 << 20  # maximum number of bytes read from such a file
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class NotedCheck:
 
 
 def note_check(run: Location, check: NotedCheck) -> None:
-    """Stores a verdict next to a run, replacing any earlier verdict of the same experiment.
+    """Store a verdict next to a run, replacing any earlier verdict of the same experiment.
 
     Raises:
-        StoreError: The file cannot be written.
+        StoreError: the file cannot be written.
     """
     assert check.name in EXPERIMENTS, check.name
     content = (json.dumps(asdict(check), indent=1) + "\n").encode()
@@ -70,7 +70,7 @@ class NotedChecks:
 
     Attributes:
         verdicts: newest verdict of each experiment, by name.
-        damaged: the reasons why verdicts cannot be read, including the file names, by experiment.
+        damaged: why verdicts cannot be read, including the file names, by experiment.
     """
 
     verdicts: tuple[NotedCheck, ...] = ()
@@ -83,10 +83,10 @@ class NotedChecks:
 
 
 def noted_checks(run: Location) -> NotedChecks:
-    """Reads the verdicts stored next to a run.
+    """Read the verdicts stored next to a run.
 
     Raises:
-        StoreError: The run is in an unreachable bucket.
+        StoreError: the run is in an unreachable bucket.
     """
     found: list[NotedCheck] = []
     damaged: dict[str, str] = {}
@@ -101,12 +101,12 @@ def noted_checks(run: Location) -> NotedChecks:
 
 
 def file_of(name: str) -> str:
-    """Returns the path, below a run, of an experiment's verdict."""
+    """Return the path, below a run, of an experiment's verdict."""
     return f"{FOLDER}/{name}.json"
 
 
 def _verdict(content: bytes, name: str) -> NotedCheck:
-    """Returns the verdict in a file; raises DamagedRunError for any other content."""
+    """Return the verdict in a file; raise DamagedRunError for any other content."""
     try:
         found = json.loads(content)
     except RecursionError:

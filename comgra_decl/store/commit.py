@@ -24,16 +24,16 @@ class Commit:
         self._futures: list[Any] = []  # discarding a write's future silently cancels the write
 
     def read(self, key: str) -> bytes | None:
-        """Reads a key within this transaction; None if it does not exist."""
+        """Read a key within this transaction; None if it does not exist."""
         found = self._kv.read(key).result()
         return bytes(found.value) if found.state == "value" else None
 
     def put(self, key: str, value: bytes) -> None:
-        """Writes a key."""
+        """Write a key."""
         self._futures.append(self._kv.write(key, value))
 
     def put_json(self, key: str, value: Any, *, revision: int | None = None) -> None:
-        """Writes a JSON key; `revision` identifies the content of a key written repeatedly."""
+        """Write a JSON key; `revision` identifies the content of a key written repeatedly."""
         self.put(key, self._db.encode(key, value, revision=revision))
 
     def write(
@@ -44,7 +44,7 @@ class Commit:
         data: NDArray[Any],
         lane: int = 0,
     ) -> None:
-        """Writes `data` [records, slots or lanes, ...], whole chunks, at (first, lane) of an array.
+        """Write `data` [records, slots or lanes, ...], whole chunks, at (first, lane) of an array.
 
         `data` is referenced, not copied, so it must not change before `finish` returns.
         """
@@ -54,7 +54,7 @@ class Commit:
             self._sums.add(form, first, data, lane)
 
     def join_sums(self, others: SumsReader) -> set[str]:
-        """Merges the checksums already stored under the same keys into those of this commit.
+        """Merge the checksums already stored under the same keys into those of this commit.
 
         Returns:
             The merged keys.
@@ -62,7 +62,7 @@ class Commit:
         return self._sums.join(others)
 
     def finish(self) -> None:
-        """Makes all writes visible and durable, atomically."""
+        """Make all writes visible and durable, atomically."""
         for key, known in self._sums:
             self.put(key, packed(key, known))
         self.transaction.commit_async().result()

@@ -1,4 +1,4 @@
-"""Compacts a finished run without changing any recorded number.
+"""Compact a finished run without changing any recorded number.
 
 A record in a complete block is also stored as a row, and OCDBT keeps every version of its index.
 Compaction copies the run to an adjacent folder, without the duplicate rows and the old versions. It
@@ -47,7 +47,7 @@ class Compacted:
 
 
 def compact(path: Where, *, progress: Progress | None = None) -> Compacted:
-    """Compacts a finished database in place; safe to kill at any moment.
+    """Compact a finished database in place; safe to kill at any moment.
 
     Open readers must refresh afterwards (`Run.refresh`).
 
@@ -56,10 +56,10 @@ def compact(path: Where, *, progress: Progress | None = None) -> Compacted:
         progress: called with the progress.
 
     Raises:
-        RunNotFoundError: There is no run.
-        DamagedRunError: Part of the run cannot be read; nothing was changed. If the record of a
+        RunNotFoundError: there is no run.
+        DamagedRunError: part of the run cannot be read; nothing was changed. If the record of a
         damaged row is also in a complete block, the row is dropped like any other duplicate.
-        StoreError: The run is being written or compacted, is in a bucket, or its folder is not
+        StoreError: the run is being written or compacted, is in a bucket, or its folder is not
             writable.
     """
     place = location(path)
@@ -104,7 +104,7 @@ def _write_draft(reader: Reader, draft: Path, progress: Progress | None) -> None
 
 
 def _check(draft: Path, progress: Progress | None) -> None:
-    """Reads the copy back. Its chunks are byte-identical to the run's, so both are checked."""
+    """Read the copy back. Its chunks are byte-identical to the run's, so both are checked."""
     verdict = verify(draft, progress=progress)
     if not verdict.whole:
         first = verdict.damages[0]
@@ -116,7 +116,7 @@ def _check(draft: Path, progress: Progress | None) -> None:
 
 
 def _swap(new: Path, old: Path) -> None:
-    """Replaces the old database; renaming the manifest is the commit point."""
+    """Replace the old database; renaming the manifest is the commit point."""
     kept = set()
     (old / "d").mkdir(exist_ok=True)
     for path in [*(new / "d").iterdir()]:
@@ -131,7 +131,7 @@ def _swap(new: Path, old: Path) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Flushes a folder's entries to disk."""
+    """Flush a folder's entries to disk."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -142,7 +142,7 @@ def _settle(folder: Path) -> None:
 
 @contextmanager
 def _written(run: Path) -> Iterator[None]:
-    """Converts OS errors to StoreError."""
+    """Convert OS errors to StoreError."""
     try:
         yield
     except OSError as error:
@@ -158,7 +158,7 @@ def _remove(draft: Path) -> None:
 
 
 def _size(folder: Path) -> tuple[int, int]:
-    """Returns the number of bytes and files below a folder."""
+    """Return the number of bytes and files below a folder."""
     sizes = [p.lstat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
     return sum(sizes), len(sizes)
 

@@ -1,4 +1,4 @@
-"""Turns batches into the writes of one transaction."""
+"""Turn batches into the writes of one transaction."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Contents:
         logged: Sequence[ScalarBatch],
         head: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Writes everything except the head, and returns the new head."""
+        """Write everything except the head, and return the new head."""
         records = [batch for batch in batches if batch.steps]  # the others contain only documents
         if records:
             self._write_records(commit, int(head["n"]), records)
@@ -108,7 +108,7 @@ class Contents:
         self._written = first, families
 
     def resume(self, view: View, head: Mapping[str, Any]) -> None:
-        """Restores the state of a resumed run.
+        """Restore the state of a resumed run.
 
         Args:
             view: view of all data below the run's head.
@@ -140,7 +140,7 @@ class Contents:
         self._records.resume(view.records[view.n // RECORDS_CHUNK * RECORDS_CHUNK :])
 
     def accept(self) -> None:
-        """Marks the batches as written."""
+        """Mark the batches as written."""
         if self._written is not None:
             assert self._blocks is not None
             self._blocks.accept(*self._written)
@@ -152,7 +152,7 @@ class Contents:
         self._written = None
 
     def discard(self) -> None:
-        """Reverts the staged changes after a failed commit."""
+        """Revert the staged changes after a failed commit."""
         for stage in self._stages:
             stage.discard()
         self._created.clear()
@@ -172,7 +172,7 @@ class Contents:
             raise StoreError(f"more than {SLOTS_LIMIT} slots; select fewer nodes.")
 
     def _stage_forms(self, commit: Commit) -> BlockBuffer:
-        """Creates the arrays at the first commit; the number of slots determines the chunks."""
+        """Create the arrays at the first commit; the number of slots determines the chunks."""
         forms = standard_forms(
             slots=len(self._shapes),
             columns=len(self._meta.columns),
@@ -199,7 +199,7 @@ class Contents:
         return {"kpi": kpi, **stack(batches, shapes, width=width, meta=self._meta)}
 
     def _shape_codes(self, batch: StepBatch) -> NDArray[np.float32]:
-        """Returns the "shape" column of a batch's slots, [n]; see `RunMeta.columns`."""
+        """Return the "shape" column of a batch's slots, [n]; see `RunMeta.columns`."""
         codes = np.zeros(len(batch.slots), np.float32)
         for at, (slot, shape) in enumerate(zip(batch.slots.tolist(), batch.shapes, strict=False)):
             if shape is not None and shape != self._shapes[slot]:
@@ -226,7 +226,7 @@ class Contents:
             commit.put_json(step_key(first), facts)
 
     def _array(self, form: ArrayForm, commit: Commit) -> ts.TensorStore:
-        """Returns the array within the commit, creating it on first use."""
+        """Return the array within the commit, creating it on first use."""
         known = self._handles.get(form.name)
         if known is not None:
             return known.with_transaction(commit.transaction)
@@ -237,7 +237,7 @@ class Contents:
 
 
 def _with_previews(values: Values, infos: Sequence[StepInfo]) -> Values:
-    """Returns everything to write into the arrays of values, [records]."""
+    """Return everything to write into the arrays of values, [records]."""
     if not any(info.previews for info in infos):
         return values
     return [
@@ -260,7 +260,7 @@ def _advanced(head: Mapping[str, Any], batches: Sequence[StepBatch]) -> dict[str
 def _write_documents(
     commit: Commit, batches: Sequence[StepBatch], head: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Writes graphs and documents; returns the documents' revisions."""
+    """Write graphs and documents; return the documents' revisions."""
     revisions = dict(head["documents"])
     for batch in batches:
         for structure in batch.new_structures:

@@ -1,4 +1,4 @@
-"""Copies a consistent state of a run byte for byte, even while the run is being written."""
+"""Copy a consistent state of a run byte for byte, even while the run is being written."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _READ = 512
 """Number of keys read concurrently."""
 
 _COMMIT_BYTES = 64 << 20
-"""Bytes per transaction; each transaction creates one file."""
+"""Number of bytes per transaction; each transaction creates one file."""
 
 
 @overload
@@ -76,7 +76,7 @@ def copy_run(
     progress: Progress | None = None,
     passed_over: PassedOver | None = None,
 ) -> Location:
-    """Copies a run to `to`, which appears only when the copy is complete.
+    """Copy a run to `to`, which appears only when the copy is complete.
 
     Source and target may be in buckets. The copy contains the run as of the call. If the run is
     still being written, the copy has the state "stopped", with a reason. Other files in the run's
@@ -96,10 +96,10 @@ def copy_run(
         The folder of the copy; a `Remote` if it is in a bucket.
 
     Raises:
-        RunNotFoundError: There is no run.
-        DamagedRunError: Part of the run cannot be read.
-        StoreError: The target exists, is inside the run, or cannot be written.
-        UnknownNameError: The version does not exist.
+        RunNotFoundError: there is no run.
+        DamagedRunError: part of the run cannot be read.
+        StoreError: the target exists, is inside the run, or cannot be written.
+        UnknownNameError: the version does not exist.
     """
     source = location(path)
     source = source if isinstance(source, Remote) else source.resolve()
@@ -136,7 +136,7 @@ def _into_folder(target: Path, fill: Fill) -> Path:
 
 
 def _into_bucket(target: Remote, fill: Fill) -> Remote:
-    """Writes a copy to a bucket. Buckets lack renaming, so the run's first key is written last."""
+    """Write a copy to a bucket. Buckets lack renaming, so the run's first key is written last."""
     Objects(target).try_writing()
     try:
         fill(target)
@@ -147,7 +147,7 @@ def _into_bucket(target: Remote, fill: Fill) -> Remote:
 
 
 def _free(target: Remote, name: str) -> Remote:
-    """Returns the target location; raises StoreError if it is not empty."""
+    """Return the target location; raise StoreError if it is not empty."""
     found = Objects(target).names()
     if (found or not target.key) and not database_exists(target):
         target = target / name
@@ -158,7 +158,7 @@ def _free(target: Remote, name: str) -> Remote:
 
 
 def _counterpart(part: Location, source: Location, target: Location) -> Location:
-    """Returns the target location that corresponds to part of the source."""
+    """Return the target location that corresponds to part of the source."""
     if isinstance(part, Remote):
         assert isinstance(source, Remote)
         return target / part.relative_to(source)
@@ -171,7 +171,7 @@ def databases(run: Path) -> list[Path]: ...
 @overload
 def databases(run: Location) -> Sequence[Location]: ...
 def databases(run: Location) -> Sequence[Location]:
-    """Returns the locations of a run's databases: a single one, or one per rank."""
+    """Return the locations of a run's databases: a single one, or one per rank."""
     if isinstance(run, Remote):
         return [p for p in databases_within(run) if p in (run, run / RANKS / p.name)]
     ranks = run / RANKS
@@ -180,7 +180,7 @@ def databases(run: Location) -> Sequence[Location]:
 
 
 def pinned(run: Location, version: int | None = None) -> Reader:
-    """Opens a run pinned to its current or a given version, bypassing all caches."""
+    """Open a run pinned to its current or a given version, bypassing all caches."""
     newest = newest_version(run)
     number = newest if version is None else version
     unknown = version is not None and newest is not None and not 1 <= version <= newest
@@ -212,7 +212,7 @@ def transfer(
     compact: bool,
     progress: Progress | None = None,
 ) -> None:
-    """Copies all keys in a run into an empty database, those that mark it as a run last.
+    """Copy all keys in a run into an empty database, ending with those that mark it as a run.
 
     Args:
         reader: the run, pinned to a version.
@@ -260,7 +260,7 @@ def _copy_keys(
 
 
 def _copy_facts(source: Database, target: Database, facts: Region) -> set[str]:
-    """Copies the facts of records and marks the records as having no rows.
+    """Copy the facts of records and mark the records as having no rows.
 
     Returns:
         The keys of the checksums that changed and were written.
@@ -281,7 +281,7 @@ def _copy_facts(source: Database, target: Database, facts: Region) -> set[str]:
 
 
 def _ended(reader: Reader) -> dict[str, object]:
-    """Returns the head for a copy, which has no writer."""
+    """Return the head for a copy, which has no writer."""
     head = dict(reader.head)
     if not head["closed"]:
         alive = reader.state in ("live", "waiting")

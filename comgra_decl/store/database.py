@@ -1,4 +1,4 @@
-"""Opens a run's OCDBT database with a single spec and context, and converts TensorStore errors.
+"""Open a run's OCDBT database with a single spec and context, and convert TensorStore errors.
 
 All handles of a database must share one Context, and their specs must be byte-identical. Otherwise,
 an "atomic" transaction silently becomes two commits. Specs are therefore built only here.
@@ -37,7 +37,7 @@ _ABSENT = "NOT_FOUND"
 """Prefix of TensorStore errors about missing files and folders."""
 
 _MOST_JSON = 128 << 20
-"""Maximum bytes of a JSON key."""
+"""Maximum size of a JSON key, in bytes."""
 
 _MOST_PARTS = 4 << 20
 """Maximum total number of lists, mappings and items in a key. Each takes up to 200 bytes of
@@ -49,18 +49,18 @@ class TransientStoreError(StoreError):
 
 
 def database_place(run: Where) -> Location:
-    """Returns the location of a run's database, normalized: TensorStore rejects `./` and `../`."""
+    """Return the location of a run's database, normalised: TensorStore rejects `./` and `../`."""
     place = location(run)
     return (place if isinstance(place, Remote) else place.resolve()) / DATABASE
 
 
 def database_path(run: str | os.PathLike[str]) -> str:
-    """Returns the absolute path of the database of a run on this machine."""
+    """Return the absolute path of the database of a run on this machine."""
     return str(Path(run).resolve() / DATABASE)
 
 
 def new_context(*, cache_bytes: int, copy_threads: int = 1) -> ts.Context:
-    """Returns a context; `copy_threads` limits the number of cores taken from training."""
+    """Return a context; `copy_threads` limits the number of cores taken from training."""
     return ts.Context(
         {
             "cache_pool": {"total_bytes_limit": cache_bytes},
@@ -82,10 +82,10 @@ class Database:
         version: int | None = None,
         uuid: str | None = None,
     ) -> None:
-        """Opens the database of a run.
+        """Open the database of a run.
 
         Args:
-            run: the run's folder, or its place in a bucket.
+            run: the run's folder, or its location in a bucket.
             context: caches and threads.
             version: version to read permanently; None for the newest.
             uuid: identity of a new database; None for a random one.
@@ -97,7 +97,8 @@ class Database:
             _refuse_strange(self.place)
         self._largest = largest_file(self.place) if isinstance(self.place, Path) else None
         self.bound = True
-        """Whether checksums cover a key and its content; in older runs, only the content."""
+        """Whether checksums cover a key and its content; in older runs, they cover only the
+        content."""
         self.context = context
         self.spec: dict[str, Any] = {
             "driver": "ocdbt",
@@ -113,7 +114,7 @@ class Database:
 
     @property
     def uuid(self) -> str:
-        """Identity by which TensorStore recognizes the database."""
+        """Identity by which TensorStore recognises the database."""
         return str(self.kv.spec().to_json()["config"]["uuid"])
 
     def array(
@@ -125,7 +126,7 @@ class Database:
         recheck: float | bool = True,
         cached: bool = True,
     ) -> ts.TensorStore:
-        """Opens (or creates) an array.
+        """Open (or create) an array.
 
         Args:
             form: form of the array from the array table.
@@ -152,7 +153,7 @@ class Database:
         return ts.open(spec, context=self.context, create=create, transaction=transaction).result()
 
     def read_json(self, key: str, *, revision: int | None = None) -> Any:
-        """Reads a JSON key. Raises DamagedRunError if it is missing.
+        """Read a JSON key. Raises DamagedRunError if it is missing.
 
         Args:
             key: the key.
@@ -164,7 +165,7 @@ class Database:
         return self.parse(key, value, revision=revision)
 
     def read_bytes(self, key: str, *, most: int = _MOST_JSON) -> bytes | None:
-        """Reads a key; None if it does not exist. Raises DamagedRunError if it is too large."""
+        """Read a key; None if it does not exist. Raises DamagedRunError if it is too large."""
         self._refuse_large([key], most)
         with self.reading(key):
             result = self.kv.read(key).result()
@@ -175,7 +176,7 @@ class Database:
         return bytes(result.value)
 
     def _refuse_large(self, keys: Sequence[str], most: int) -> None:
-        """Rejects keys of more than `most` bytes; an empty read returns the size from the index."""
+        """Reject keys of more than `most` bytes; an empty read returns the size from the index."""
         if isinstance(self.place, Remote) or (self._largest is not None and self._largest < most):
             return  # the check would cost a request per key
         reads = [self.kv.read(key, byte_range=slice(most, most)) for key in keys]
@@ -193,11 +194,11 @@ class Database:
         )
 
     def read_all(self, keys: Sequence[str], *, most: int | None = None) -> list[bytes]:
-        """Reads existing keys concurrently. Raises DamagedRunError if one is missing.
+        """Read existing keys concurrently. Raises DamagedRunError if one is missing.
 
         Args:
             keys: the keys.
-            most: maximum bytes of each; None: no limit.
+            most: maximum size of each, in bytes; None: no limit.
         """
         if most is not None:
             self._refuse_large(keys, most)
@@ -211,17 +212,17 @@ class Database:
         return [bytes(result.value) for result in found]
 
     def keys(self, low: str, high: str) -> list[str]:
-        """Returns the keys from `low` (included) to `high` (excluded), ascending."""
+        """Return the keys from `low` (included) to `high` (excluded), ascending."""
         with self.reading(low):
             found = self.kv.list(ts.KvStore.KeyRange(low, high)).result()
         return sorted(key.decode() for key in found)
 
     def encode(self, key: str, value: Any, *, revision: int | None = None) -> bytes:
-        """Encodes JSON for a key of this database; see `encode`."""
+        """Encode JSON for a key of this database; see `encode`."""
         return encode(value, _named(key, revision) if self.bound else None)
 
     def parse(self, key: str, value: bytes, *, revision: int | None = None) -> Any:
-        """Decodes a key written by `encode`. Raises DamagedRunError if the bytes differ.
+        """Decode a key written by `encode`. Raises DamagedRunError if the bytes differ.
 
         A deleted data file reads as empty bytes.
         """
@@ -241,7 +242,7 @@ class Database:
 
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
-        """Converts TensorStore errors raised while reading `what` to DamagedRunError.
+        """Convert TensorStore errors raised while reading `what` to DamagedRunError.
 
         An unreachable bucket is not damage: raises TransientStoreError, or StoreError if access is
         denied.
@@ -256,7 +257,7 @@ class Database:
             raise DamagedRunError(f"{self.path}: cannot read {what!r}: {text}") from error
 
     def refuse_out_of_reach(self, error: BaseException) -> None:
-        """Raises an error if an unreachable bucket, not the data, caused a TensorStore error."""
+        """Raise an error if an unreachable bucket, not the data, caused a TensorStore error."""
         text = message(error, self.place)
         if not isinstance(self.place, Remote) or not text.startswith((*TRANSIENT, *REFUSED)):
             return
@@ -265,7 +266,7 @@ class Database:
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:
-        """Converts TensorStore errors raised while writing `what` to StoreError."""
+        """Convert TensorStore errors raised while writing `what` to StoreError."""
         try:
             yield
         except ComgraError:
@@ -278,18 +279,18 @@ class Database:
             raise kind(f"{self.path}: writing {what} failed: {text}") from error
 
     def gone(self) -> RunGoneError:
-        """Returns the error for a run whose folder no longer exists."""
+        """Return the error for a run whose folder no longer exists."""
         run = self.path.rstrip("/").rpartition("/")[0]
         return RunGoneError(f"the run's folder {run!r} was removed, moved or unmounted.")
 
 
 def encode(value: Any, name: str | None) -> bytes:
-    """Encodes compact JSON; other objects (paths, dates) are converted to strings.
+    """Encode compact JSON; other objects (paths, dates) are converted to strings.
 
     Appends a line with a checksum, which detects flipped bits and swapped keys.
 
     Args:
-        value: JSON-serializable object.
+        value: JSON-serialisable object.
         name: key, and its revision if any; None for runs of format version 2, whose checksums cover
             only the content.
     """
@@ -315,7 +316,7 @@ def database_exists(run: Where) -> bool:
     """Whether a location contains a run's database, complete or not.
 
     Raises:
-        StoreError: A bucket cannot be reached.
+        StoreError: a bucket cannot be reached.
     """
     place = database_place(run)
     if isinstance(place, Remote):
@@ -324,7 +325,7 @@ def database_exists(run: Where) -> bool:
 
 
 def newest_version(path: Where) -> int | None:
-    """Returns the newest version number of a run's database; None if there is none."""
+    """Return the newest version number of a run's database; None if there is none."""
     place = database_place(path)
     if isinstance(place, Remote):
         if not database_exists(path):

@@ -1,4 +1,4 @@
-"""Converts batches to the dense arrays written by one commit, [records, padded slots, ...]."""
+"""Convert batches to the dense arrays written by one commit, [records, padded slots, ...]."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stack(
     width: int,
     meta: RunMeta,
 ) -> Families:
-    """Stacks the statistics of all batches; NaN (counts: 0) where a batch lacks a slot.
+    """Stack the statistics of all batches; NaN (counts: 0) where a batch lacks a slot.
 
     Args:
         batches: consecutive batches, each with its own slots.
@@ -73,7 +73,7 @@ def _check_counts(counts: NDArray[np.uint32], dtype: np.dtype[Any]) -> None:
 def _placed(
     batches: Iterable[StepBatch],
 ) -> Iterator[tuple[slice, slice | NDArray[np.int32], StepBatch]]:
-    """Yields each batch's position: records and slots (a slice if possible, for faster copying)."""
+    """Yield each batch's position: records and slots (a slice if possible, for faster copying)."""
     start = 0
     for batch in batches:
         slots, end = batch.slots, start + len(batch.steps)
@@ -84,7 +84,7 @@ def _placed(
 
 
 def record_columns(batches: Sequence[StepBatch], names: Names) -> NDArray[np.float64]:
-    """Returns the "kpi" family [k, columns]: numeric facts, followed by the KPIs by code.
+    """Return the "kpi" family [k, columns]: numeric facts, followed by the KPIs by code.
 
     KPIs missing from a record are set to `MISSING`. The caller fills the columns WIDTH, FACTS and
     FORM.

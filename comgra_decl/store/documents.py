@@ -132,10 +132,10 @@ _EXACT = 1 << 53
 
 
 def check_document(name: str, content: Any) -> Any:
-    """Returns a document if it matches the schema for its name.
+    """Return a document if it matches the schema for its name.
 
     Raises:
-        ValueError: The document does not match; the message says where.
+        ValueError: the document does not match; the message says where.
     """
     if name in _FORMS:
         _check(content, _FORMS[name], name)

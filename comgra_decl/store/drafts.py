@@ -22,14 +22,14 @@ _RANDOM = "[a-z0-9_]{8}"
 
 @contextmanager
 def drafted(target: Path, kind: str) -> Iterator[Path]:
-    """Yields an empty folder next to `target` and removes it afterwards, unless it was renamed.
+    """Yield an empty folder next to `target` and remove it afterwards, unless it was renamed.
 
     Args:
         target: folder to create.
         kind: label of the operation: "copying", "exporting".
 
     Raises:
-        StoreError: The folder is not writable, or the block raises an OSError.
+        StoreError: the folder is not writable, or the block raises an OSError.
     """
     prefix = f".{kind}-{target.name}-"
     try:
@@ -50,7 +50,7 @@ def drafted(target: Path, kind: str) -> Iterator[Path]:
 
 
 def _sweep(folder: Path, prefix: str) -> None:
-    """Removes drafts of programs that have ended; they are recognized by their free locks."""
+    """Remove drafts of programs that have ended; they are recognised by their free locks."""
     pattern = re.compile(re.escape(prefix) + _RANDOM)
     for path in [path for path in folder.iterdir() if pattern.fullmatch(path.name)]:
         with suppress(OSError):

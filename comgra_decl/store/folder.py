@@ -1,6 +1,6 @@
-"""Opens files in a run's folder, which is untrusted; all other code must use this module.
+"""Open files in a run's folder, which is untrusted; all other code must use this module.
 
-A pipe would block, a device could be read forever, and a link could lead to another folder. Only
+A pipe would block, reading a device might never end, and a link could lead to another folder. Only
 plain files up to a size limit are therefore opened. The path to the run's folder may contain links.
 A test ensures that no other code opens files in a run's folder.
 """
@@ -25,15 +25,15 @@ _SPARSE = 64 << 20
 
 
 def read_file(folder: Path, name: str, *, most: int) -> bytes | None:
-    """Returns the content of a file in a run's folder; None if it does not exist.
+    """Return the content of a file in a run's folder; None if it does not exist.
 
     Args:
         folder: folder of the run.
         name: path of the file below the folder.
-        most: maximum bytes.
+        most: maximum size, in bytes.
 
     Raises:
-        DamagedRunError: The file is not plain, is too large, or cannot be read.
+        DamagedRunError: the file is not plain, is too large, or cannot be read.
     """
     try:
         handle = _opened(folder, name)
@@ -51,11 +51,11 @@ def read_file(folder: Path, name: str, *, most: int) -> bytes | None:
 
 
 def copy_file(folder: Path, name: str, target: Path) -> None:
-    """Copies a plain file from a run's folder; rejects files that `plain_files` does not yield.
+    """Copy a plain file from a run's folder; reject files that `plain_files` does not yield.
 
     Raises:
-        DamagedRunError: The file is not plain.
-        OSError: The file cannot be read or written.
+        DamagedRunError: the file is not plain.
+        OSError: the file cannot be read or written.
     """
     handle = _opened(folder, name)
     if handle is None:
@@ -73,7 +73,7 @@ PassedOver = Callable[[str, str], None]
 def plain_files(
     folder: Path, passed_over: PassedOver, *, without: Collection[str] = ()
 ) -> Iterator[PurePosixPath]:
-    """Yields the plain files below a folder by name; skips links, pipes and devices.
+    """Yield the plain files below a folder by name; skip links, pipes and devices.
 
     Also skips sparse files without data, because copying them could fill the disk.
 
@@ -103,7 +103,7 @@ def _plain_files(
 
 
 def _strangeness(found: os.stat_result) -> str | None:
-    """Returns the reason why a file cannot be copied; None for a plain file."""
+    """Return the reason why a file cannot be copied; None for a plain file."""
     if stat.S_ISREG(found.st_mode):
         return f"it claims {found.st_size} bytes but contains none" if _is_hollow(found) else None
     kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
@@ -111,7 +111,7 @@ def _strangeness(found: os.stat_result) -> str | None:
 
 
 def strange_file(database: Path) -> str | None:
-    """Returns the problem with the files of a database about to be opened; None if there is none.
+    """Return the problem with the files of a database about to be opened; None if there is none.
 
     TensorStore opens the files without such checks, so it would block on a pipe or follow a link.
     """
@@ -131,7 +131,7 @@ def strange_file(database: Path) -> str | None:
 
 
 def largest_file(database: Path) -> int | None:
-    """Returns the size of the largest data file in bytes; None if there are too many to check.
+    """Return the size of the largest data file in bytes; None if there are too many to check.
 
     No value can be larger than the largest file, so most runs need no size check per key.
     """
@@ -148,7 +148,7 @@ def largest_file(database: Path) -> int | None:
 
 
 def _first_strange(folder: Path) -> str | None:
-    """Returns the first entry below a folder, by name, that is not a file or folder."""
+    """Return the first entry below a folder, by name, that is not a file or folder."""
     if not folder.is_dir():
         return None
     strange, folders = [], []
@@ -179,7 +179,7 @@ def _is_hollow(found: os.stat_result) -> bool:
 
 
 def _opened(folder: Path, name: str) -> int | None:
-    """Opens a plain file below a folder; None if it does not exist."""
+    """Open a plain file below a folder; None if it does not exist."""
     path = folder
     for part in PurePosixPath(name).parts[:-1]:
         path = path / part

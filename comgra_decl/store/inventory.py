@@ -1,4 +1,4 @@
-"""Lists the parts of a run that must exist below its `head`, and the parts stored twice.
+"""List the parts of a run that must exist below its `head`, and the parts stored twice.
 
 Used by operations on a whole run: verification reads every region, and compaction omits superseded
 parts.
@@ -25,7 +25,7 @@ WIDTHS = {
     "smp": RecordColumn.WIDTH,
     "hist": RecordColumn.WIDTH,
 }
-"""The record fact that holds the number of columns, for each array family."""
+"""The record fact that states the number of columns, for each array family."""
 
 _RECORDS = "records"
 
@@ -66,7 +66,7 @@ class Region:
         return tuple(slice(low, high) for low, high in zip(self.low, self.high, strict=True))
 
     def parts(self, elements: int) -> Iterator[Region]:
-        """Yields regions of at most `elements` elements each, or of a single chunk."""
+        """Yield regions of at most `elements` elements each, or of a single chunk."""
         if self.elements <= elements or self.chunks == 1:
             yield self
         else:
@@ -74,7 +74,7 @@ class Region:
                 yield from half.parts(elements)
 
     def halves(self) -> tuple[Region, Region]:
-        """Returns two regions of whole chunks; requires more than one chunk."""
+        """Return two regions of whole chunks; requires more than one chunk."""
         axis = max(range(len(self.low)), key=self._chunks_along)
         middle = self._chunks_along(axis) // 2 * self.form.chunk[axis] + self.low[axis]
         return (
@@ -87,18 +87,18 @@ class Region:
 
 
 def block_of(view: View) -> int:
-    """Returns the number of records per block."""
+    """Return the number of records per block."""
     form = view.tables.forms.get("kpi/blk")
     return form.chunk[0] if form else 1
 
 
 def edge_of(view: View) -> int:
-    """Returns the first record that is not in a complete block."""
+    """Return the first record that is not in a complete block."""
     return view.n // block_of(view) * block_of(view)
 
 
 def regions(view: View) -> Iterator[Region]:
-    """Yields every array region that must exist: rows, blocks, raw values."""
+    """Yield every array region that must exist: rows, blocks, raw values."""
     forms = view.tables.forms
     for family in WIDTHS:
         if f"{family}/row" in forms:
@@ -109,9 +109,9 @@ def regions(view: View) -> Iterator[Region]:
 
 
 def fact_regions(view: View) -> list[Region]:
-    """Returns the regions that store whether records in complete blocks also have rows.
+    """Return the regions that store whether records in complete blocks also have rows.
 
-    These are the facts of records: the first columns of "kpi" and of "records" (missing in older
+    These are the facts of records: the first columns of "kpi" and of "records" (missing from older
     runs).
     """
     form, edge = view.tables.forms.get("kpi/blk"), edge_of(view)
@@ -120,14 +120,14 @@ def fact_regions(view: View) -> list[Region]:
 
 
 def _records(view: View) -> Iterator[Region]:
-    """Yields the second copy of the records' facts, in a few large chunks."""
+    """Yield the second copy of the records' facts, in a few large chunks."""
     form = view.tables.forms.get(_RECORDS)
     if form is not None and view.n >= form.chunk[0]:
         yield Region(form, (0, 0), (view.n // form.chunk[0] * form.chunk[0], form.shape[1]))
 
 
 def _rows(view: View, family: str) -> Iterator[Region]:
-    """Yields the records that are stored as rows, in long stretches of equal width."""
+    """Yield the records that are stored as rows, in long stretches of equal width."""
     table, form = view.records, view.tables.forms[f"{family}/row"]
     widths = np.where(table[:, RecordColumn.FORM] == 0, table[:, WIDTHS[family]], 0)
     for first, last, width in _equal(widths):
@@ -136,7 +136,7 @@ def _rows(view: View, family: str) -> Iterator[Region]:
 
 
 def _blocks(view: View, family: str) -> Iterator[Region]:
-    """Yields the blocks. A block is as wide as its last record, which completed it."""
+    """Yield the blocks. A block is as wide as its last record, which completed it."""
     block, edge = block_of(view), edge_of(view)
     form = view.tables.forms[f"{family}/blk"]
     widths = view.records[block - 1 : edge : block, WIDTHS[family]]
@@ -160,7 +160,7 @@ def _values(view: View) -> Iterator[Region]:
 
 
 def _lane_chunks(lanes: Sequence[int], chunk: int) -> Iterator[tuple[int, int]]:
-    """Yields the ranges of lanes covered by the chunks of these lanes."""
+    """Yield the ranges of lanes covered by the chunks of these lanes."""
     held = np.zeros(max(lanes, default=-1) // chunk + 1, np.int64)
     held[[lane // chunk for lane in lanes]] = 1
     for first, last, there in _equal(held):
@@ -175,7 +175,7 @@ def _region(form: ArrayForm, first: int, last: int, width: int) -> Region:
 
 
 def _equal(numbers: NDArray[Any]) -> Iterator[tuple[int, int, int]]:
-    """Yields (first, end, number) for each run of equal numbers; `end` is exclusive."""
+    """Yield (first, end, number) for each run of equal numbers; `end` is exclusive."""
     edges = np.flatnonzero(np.diff(numbers)) + 1
     for first, last in zip([0, *edges], [*edges, len(numbers)], strict=True):
         if first < last:
@@ -203,7 +203,7 @@ def is_superseded(key: str, *, edge: int, scalars: int) -> bool:
 
 
 def keys_of(region: Region) -> Iterator[str]:
-    """Yields the keys of a region's chunks."""
+    """Yield the keys of a region's chunks."""
     spans = [
         range(low // chunk, -(-high // chunk))
         for low, high, chunk in zip(region.low, region.high, region.form.chunk, strict=True)

@@ -26,10 +26,10 @@ _LARGEST = 1 << 53
 
 
 def write_last_seen(folder: Path, facts: dict[str, Any]) -> None:
-    """Replaces the file; facts that are not numbers are left out.
+    """Replace the file; facts that are not numbers are left out.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError: the file cannot be written.
     """
     content = {name: facts[name] for name in _NUMBERS if facts.get(name) is not None}
     draft = folder / f"{FILE}.{os.getpid()}"
@@ -38,13 +38,13 @@ def write_last_seen(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def remove_last_seen(folder: Path) -> None:
-    """Removes the file when a run is finished."""
+    """Remove the file when a run is finished."""
     with suppress(OSError):
         (folder / FILE).unlink(missing_ok=True)
 
 
 def last_seen(run: Location) -> dict[str, Any] | None:
-    """Returns the content of the file; None if there is none, or if it is not valid."""
+    """Return the content of the file; None if there is none, or if it is not valid."""
     if not isinstance(run, Path):
         return None
     try:

@@ -87,7 +87,7 @@ SYSTEM_COLUMNS = 12
 KPI_CHUNK = 16
 RECORDS_ARRAY = "records"
 RECORDS_CHUNK = 8192
-"""Records per chunk of the array with the second copy of all records' numeric facts."""
+"""Number of records per chunk in the array with the second copy of all records' numeric facts."""
 
 MISSING_BITS = 0x7FF8_4D49_5353_4544
 """A NaN with a payload: a KPI that was not recorded, as opposed to a recorded NaN."""
@@ -104,17 +104,17 @@ class ArrayForm:
     fill: Any
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the form as a row of the array table."""
+        """Return the form as a row of the array table."""
         return {**vars(self), "shape": list(self.shape), "chunk": list(self.chunk)}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> ArrayForm:
-        """Returns the form stored in a row of the array table."""
+        """Return the form stored in a row of the array table."""
         shape, chunk = tuple(map(int, row["shape"])), tuple(map(int, row["chunk"]))
         return cls(str(row["name"]), str(row["dtype"]), shape, chunk, row["fill"])
 
     def metadata(self) -> dict[str, Any]:
-        """Returns the zarr v3 metadata of the array."""
+        """Return the zarr v3 metadata of the array."""
         return {
             "shape": list(self.shape),
             "data_type": self.dtype,
@@ -129,17 +129,17 @@ class ArrayForm:
 
 
 def round_up(number: int, multiple: int) -> int:
-    """Returns the smallest multiple of `multiple` that is at least `number`."""
+    """Return the smallest multiple of `multiple` that is at least `number`."""
     return -(-number // multiple) * multiple
 
 
 def slot_chunk(slots: int) -> int:
-    """Returns the slot width of row chunks for a run that starts with this many slots."""
+    """Return the slot width of row chunks for a run that starts with this many slots."""
     return min(256, max(32, round_up(slots, 32)))
 
 
 def block_steps(record_bytes: int) -> int:
-    """Returns the records per block: a power of two, from 32 to 256.
+    """Return the number of records per block: a power of two, from 32 to 256.
 
     Longer blocks reduce the number of reads per series. However, the open block is held in memory,
     and its records are read one by one.
@@ -151,7 +151,7 @@ def block_steps(record_bytes: int) -> int:
 
 
 _OPEN_BLOCK_BYTES = 32 << 20
-"""Maximum bytes of the open block in the writer's memory, unless 32 records need more."""
+"""Maximum size, in bytes, of the open block in the writer's memory, unless 32 records need more."""
 
 _BLOCK_CHUNK_BYTES = 64 << 10
 """Target size of a block's chunks in bytes. Reading a series reads this amount per block."""
@@ -160,7 +160,7 @@ _BLOCK_CHUNK_BYTES = 64 << 10
 def standard_forms(
     *, slots: int, columns: int, samples: int, statistics: int, bins: int | None, counts: str
 ) -> list[ArrayForm]:
-    """Returns the forms of all arrays that every run has.
+    """Return the forms of all arrays that every run has.
 
     Args:
         slots: slots known at the first commit.
@@ -190,7 +190,7 @@ def standard_forms(
 
 
 def _narrow(block: int, width: int, inner: int) -> tuple[int, int, int]:
-    """Returns a block array's chunk shape: few of `width` slots, to read a series cheaply."""
+    """Return a block array's chunk shape: few of `width` slots, to read a series cheaply."""
     aim = _power_of_two(_BLOCK_CHUNK_BYTES // (4 * block * inner))
     while width % aim:  # rows are padded to whole row chunks, which must align with these chunks
         aim //= 2
@@ -203,7 +203,7 @@ def _records_form() -> ArrayForm:
 
 
 def _power_of_two(number: int) -> int:
-    """Returns the largest power of two that does not exceed `number`, but at least 1."""
+    """Return the largest power of two that does not exceed `number`, but at least 1."""
     return 1 << max(0, number.bit_length() - 1)
 
 
@@ -218,10 +218,10 @@ def _pair(
 
 
 def raw_form(dtype: str, shape: Sequence[int], itemsize: int) -> ArrayForm:
-    """Returns the form of the array for raw values of one dtype and [samples, *value dims].
+    """Return the form of the array for raw values of one dtype and [samples, *value dims].
 
-    Dims are [record, lane, *shape]. A chunk holds at most about 1 MB; if lanes are small, it holds
-    several of them.
+    Dims are [record, lane, *shape]. A chunk contains at most about 1 MB; if lanes are small, it
+    contains several of them.
     """
     size = itemsize
     for extent in shape:
@@ -235,7 +235,7 @@ def raw_form(dtype: str, shape: Sequence[int], itemsize: int) -> ArrayForm:
 
 
 def _split(shape: Sequence[int], itemsize: int, limit: int = 1 << 20) -> list[int]:
-    """Splits leading dims until a chunk has at most `limit` bytes: samples first, then rows."""
+    """Split leading dims until a chunk has at most `limit` bytes: samples first, then rows."""
     chunk = [max(1, extent) for extent in shape]
     for axis in range(len(chunk)):
         rest = itemsize
@@ -248,35 +248,35 @@ def _split(shape: Sequence[int], itemsize: int, limit: int = 1 << 20) -> list[in
 
 
 def log_key(log: str, first: int) -> str:
-    """Returns the key for the rows of a log from row `first` on."""
+    """Return the key for the rows of a log from row `first` on."""
     return f"{log}/{first:0{DIGITS}d}.json"
 
 
 def scalar_block_key(first: int) -> str:
-    """Returns the key of the block of `SCALAR_BLOCK` scalars from number `first` on."""
+    """Return the key of the block of `SCALAR_BLOCK` scalars from number `first` on."""
     return f"scalars/blk/{first:0{DIGITS}d}"
 
 
 def scalar_piece_key(first: int) -> str:
-    """Returns the key of the scalars from `first` on that a commit wrote to an open block."""
+    """Return the key of the scalars from `first` on that a commit wrote to an open block."""
     return f"scalars/row/{first:0{DIGITS}d}"
 
 
 def sums_key(kind: str, first: int) -> str:
-    """Returns the key for the checksums of a kind of array, from record `first` on."""
+    """Return the key for the checksums of a kind of array, from record `first` on."""
     return f"sums/{kind}/{first:0{DIGITS}d}"
 
 
 def step_key(first: int) -> str:
-    """Returns the key of the JSON facts of the records from `first` on."""
+    """Return the key of the JSON facts of the records from `first` on."""
     return f"steps/{first:0{DIGITS}d}.json"
 
 
 def graph_key(digest: str) -> str:
-    """Returns the key of a dependency graph."""
+    """Return the key of a dependency graph."""
     return f"graphs/{digest}.json"
 
 
 def document_key(name: str) -> str:
-    """Returns the key of a named document."""
+    """Return the key of a named document."""
     return f"docs/{name}.json"

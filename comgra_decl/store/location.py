@@ -44,16 +44,16 @@ class Remote:
         return Remote(self.scheme, self.bucket, self.key.rpartition("/")[0])
 
     def __truediv__(self, part: str | PurePath) -> Remote:
-        """Returns a location below this one."""
+        """Return a location below this one."""
         text = part.as_posix() if isinstance(part, PurePath) else part
         return Remote(self.scheme, self.bucket, "/".join(filter(None, (self.key, *_parts(text)))))
 
     def absolute(self) -> Remote:
-        """Returns itself: buckets have no current folder."""
+        """Return itself: buckets have no current folder."""
         return self
 
     def relative_to(self, other: Remote) -> PurePosixPath:
-        """Returns the relative path from another location; ValueError if it is not within it."""
+        """Return the relative path from another location; ValueError if it is not within it."""
         if (self.scheme, self.bucket) != (other.scheme, other.bucket):
             raise ValueError(f"{str(self)!r} is not within {str(other)!r}")
         return PurePosixPath(self.key or ".").relative_to(other.key or ".")
@@ -68,10 +68,10 @@ Where = str | os.PathLike[str] | Remote
 
 
 def location(where: Where) -> Location:
-    """Returns the location of a path or URL.
+    """Return the location of a path or URL.
 
     Raises:
-        StoreError: The URL does not refer to a bucket, or the text is empty.
+        StoreError: the URL does not refer to a bucket, or the text is empty.
     """
     if isinstance(where, Remote):
         return where
@@ -90,10 +90,10 @@ def location(where: Where) -> Location:
 
 
 def require_path(text: str) -> str:
-    """Returns a path unchanged; rejects an empty one, which pathlib would treat as `.`.
+    """Return a path unchanged; reject an empty one, which pathlib would treat as `.`.
 
     Raises:
-        StoreError: The path is empty.
+        StoreError: the path is empty.
     """
     if not text:
         raise StoreError(
@@ -104,13 +104,13 @@ def require_path(text: str) -> str:
 
 
 def joined(base: Path, where: str) -> Location:
-    """Returns the location of a path or URL relative to the folder `base`."""
+    """Return the location of a path or URL relative to the folder `base`."""
     place = location(where or ".")
     return place if isinstance(place, Remote) else base.absolute() / place.expanduser()
 
 
 def _parts(text: str) -> list[str]:
-    """Returns the parts of a key; rejects `..`, which has no meaning in buckets."""
+    """Return the parts of a key; reject `..`, which has no meaning in buckets."""
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise StoreError(f"{text!r} is not a location in a bucket: it contains '..'")

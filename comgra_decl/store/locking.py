@@ -1,8 +1,8 @@
-"""Locks folders while a run is being changed; locks are released when their process ends.
+"""Lock folders while a run is being changed; locks are released when their process ends.
 
 A compaction holds the database's lock throughout. A compaction briefly holds the run's lock while
-it moves the new database into place, as does a program that resumes the run. Neither of them
-therefore sees an intermediate state of the other.
+it moves the new database into place, as does a program that resumes the run. As a result, neither
+sees an intermediate state of the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .location import Location
 
 @contextmanager
 def alone(database: Path) -> Iterator[None]:
-    """Holds the lock on a database's folder. Raises StoreError if another process holds it."""
+    """Hold the lock on a database's folder. Raises StoreError if another process holds it."""
     with _held(database) as lock:
         if lock is not None and not _taken(lock, wait=False):
             raise StoreError(f"{str(database.parent)!r} is already being compacted.")
@@ -28,7 +28,7 @@ def alone(database: Path) -> Iterator[None]:
 
 @contextmanager
 def settled(run: Location) -> Iterator[None]:
-    """Waits for the lock on a run's folder and holds it.
+    """Wait for the lock on a run's folder and hold it.
 
     Buckets support neither locks nor compaction, so fenced commits are sufficient there.
     """
@@ -40,14 +40,14 @@ def settled(run: Location) -> Iterator[None]:
 
 @contextmanager
 def held_alone(folder: Path) -> Iterator[bool]:
-    """Tries to hold the lock on a folder; yields whether it succeeded (False without locks)."""
+    """Try to hold the lock on a folder; yield whether it succeeded (False without locks)."""
     with _held(folder) as lock:
         yield lock is not None and _taken(lock, wait=False)
 
 
 @contextmanager
 def _held(folder: Location) -> Iterator[int | None]:
-    """Yields a handle of a folder; None where it cannot be locked (a bucket, not POSIX)."""
+    """Yield a handle to a folder; None if it cannot be locked (in a bucket, without POSIX)."""
     if not isinstance(folder, Path) or os.name != "posix":
         yield None
         return
@@ -59,7 +59,7 @@ def _held(folder: Location) -> Iterator[int | None]:
 
 
 def _taken(handle: int, *, wait: bool) -> bool:
-    """Takes a lock; returns whether it was taken.
+    """Take a lock; return whether it was taken.
 
     Also returns True if the file system has no locks. In that case, only TensorStore's own locks
     apply.

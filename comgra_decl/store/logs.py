@@ -18,10 +18,10 @@ class Stage(Protocol):
     """Writer state changed by a commit; final only after the commit has succeeded."""
 
     def accept(self) -> None:
-        """Makes the staged state final."""
+        """Make the staged state final."""
 
     def discard(self) -> None:
-        """Reverts the staged state after a failed commit, which will be retried."""
+        """Revert the staged state after a failed commit, which will be retried."""
 
 
 class Log:
@@ -33,24 +33,24 @@ class Log:
         self._staged: list[Any] = []
 
     def stage(self, row: Any) -> int:
-        """Stages a row for the next commit. Returns its number."""
+        """Stage a row for the next commit. Return its number."""
         self._staged.append(row)
         return self.count + len(self._staged) - 1
 
     def flush(self, commit: Commit) -> int:
-        """Writes the staged rows. Returns the row count after the commit."""
+        """Write the staged rows. Return the row count after the commit."""
         for first in range(0, len(self._staged), _ROWS_OF_KEY):
             rows = self._staged[first : first + _ROWS_OF_KEY]
             commit.put_json(log_key(self.name, self.count + first), rows)
         return self.count + len(self._staged)
 
     def accept(self) -> None:
-        """Marks the staged rows as written."""
+        """Mark the staged rows as written."""
         self.count += len(self._staged)
         self._staged = []
 
     def discard(self) -> None:
-        """Drops the staged rows of a failed commit; the retry stages them again."""
+        """Drop the staged rows of a failed commit; the retry stages them again."""
         self._staged = []
 
 
@@ -63,13 +63,13 @@ class Names:
         self._staged: list[tuple[str, str]] = []
 
     def resume(self, names: Mapping[str, Sequence[str]]) -> None:
-        """Restores the names of a resumed run, by table."""
+        """Restore the names of a resumed run, by table."""
         self._codes = {
             table: {name: code for code, name in enumerate(rows)} for table, rows in names.items()
         }
 
     def code(self, table: str, name: str) -> int:
-        """Returns the code of a name; stages new names."""
+        """Return the code of a name; stage new names."""
         codes = self._codes.setdefault(table, {})
         known = codes.get(name)
         if known is not None:
@@ -80,15 +80,15 @@ class Names:
         return codes[name]
 
     def size(self, table: str) -> int:
-        """Returns the number of names in a table."""
+        """Return the number of names in a table."""
         return len(self._codes.get(table, ()))
 
     def accept(self) -> None:
-        """Marks the staged names as written."""
+        """Mark the staged names as written."""
         self._staged = []
 
     def discard(self) -> None:
-        """Removes the names staged by the failed commit."""
+        """Remove the names staged by the failed commit."""
         for table, name in self._staged:
             del self._codes[table][name]
         self._staged = []
@@ -103,7 +103,7 @@ class Facts:
         self._before: tuple[int, dict[str, Any] | None] = (0, None)
 
     def stage(self, record: int, runs: dict[str, list[list[Any]]]) -> bool:
-        """Stages run-length encoded facts from `record` on. Returns whether to store them."""
+        """Stage run-length encoded facts from `record` on. Return whether to store them."""
         self._before = (self.first, self._last)
         starts = {name: run[0][1] for name, run in runs.items()}
         if starts == self._last and all(len(run) == 1 for run in runs.values()):
@@ -112,16 +112,16 @@ class Facts:
         return True
 
     def accept(self) -> None:
-        """Marks the staged facts as written."""
+        """Mark the staged facts as written."""
         self._before = (self.first, self._last)
 
     def discard(self) -> None:
-        """Reverts the staged facts after a failed commit."""
+        """Revert the staged facts after a failed commit."""
         self.first, self._last = self._before
 
 
 def slot_row(slot: SlotInfo) -> dict[str, Any]:
-    """Returns a slot as a row of the slot table; its id equals the row number."""
+    """Return a slot as a row of the slot table; its id equals the row number."""
     key = slot.key
     return {
         "node": key.node,
@@ -140,7 +140,7 @@ def slot_row(slot: SlotInfo) -> dict[str, Any]:
 
 
 def read_slot(number: int, row: dict[str, Any]) -> SlotInfo:
-    """Returns the slot in a row of the slot table."""
+    """Return the slot in a row of the slot table."""
     key = SlotKey(row["node"], row["role"], int(row["iteration"]), row["pass"])
     return SlotInfo(
         id=number,

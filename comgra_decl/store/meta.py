@@ -26,7 +26,7 @@ class RunMeta:
 
     `statistics` names the statistics of every slot, `sample_count` is the number of samples
     recorded per slot, and `bins` the number of histogram bins (None: no histograms). `spec`,
-    `config` and `facts` are JSON-serializable. `started` is in Unix seconds. `counts_rows`: whether
+    `config` and `facts` are JSON-serialisable. `started` is in Unix seconds. `counts_rows`: whether
     the run stores the number of samples behind each aggregate. `bound`: whether checksums cover
     their key. `tells_shapes`: whether records store the shapes of their tensors.
     """
@@ -64,7 +64,7 @@ class RunMeta:
         return names + (["histogram.low", "histogram.high"] if self.bins else [])
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the document `meta/run.json`."""
+        """Return the document `meta/run.json`."""
         return {
             "format": FORMAT,
             **versions(self),
@@ -83,7 +83,7 @@ class RunMeta:
 
     @classmethod
     def from_json(cls, document: Any, *, where: str) -> RunMeta:
-        """Reads `meta/run.json`. Raises FormatError if too new, DamagedRunError if invalid."""
+        """Read `meta/run.json`. Raises FormatError if too new, DamagedRunError if invalid."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
             raise DamagedRunError(f"{where}: 'meta/run.json' does not describe a {FORMAT!r}.")
         check_version(document, where=where)
@@ -109,13 +109,13 @@ class RunMeta:
 
 
 def versions(meta: RunMeta) -> dict[str, int]:
-    """Returns the format version of a document, and the version needed to read it."""
+    """Return the format version of a document, and the version needed to read it."""
     number = VERSION if meta.tells_shapes else BOUND_SINCE if meta.bound else BOUND_SINCE - 1
     return {"version": number, "min_reader": number}
 
 
 def check_version(document: Mapping[str, Any], *, where: str) -> None:
-    """Refuses a document of an older format, or one that needs a newer reader."""
+    """Refuse a document of an older format, or one that needs a newer reader."""
     needed, written = document.get("min_reader", 0), document.get("version")
     if isinstance(written, int) and written < MIN_READER:
         raise FormatError(
@@ -132,7 +132,7 @@ def check_version(document: Mapping[str, Any], *, where: str) -> None:
 
 
 class FolderHandle:
-    """An open handle of a run's folder, which shows other processes that the run is being written.
+    """An open handle to a run's folder, which shows other processes that the run is being written.
 
     If a writer stops because its disk fails, it may be unable to store that fact in the run. It
     then closes the handle, so `holds_folder` returns False although the writer's process is still
@@ -145,7 +145,7 @@ class FolderHandle:
             self.number = os.open(folder, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
 
     def close(self) -> None:
-        """Closes the handle. Idempotent."""
+        """Close the handle. Idempotent."""
         number, self.number = self.number, None
         if number is not None:
             with suppress(OSError):  # the program has closed all files
@@ -153,7 +153,7 @@ class FolderHandle:
 
 
 def writer_identity(handle: FolderHandle | None = None) -> dict[str, Any]:
-    """Returns the identity of this process, so that a reader can tell whether it is alive.
+    """Return the identity of this process, so that a reader can tell whether it is alive.
 
     Args:
         handle: shows that it writes; None in a bucket.
@@ -170,7 +170,7 @@ def writer_identity(handle: FolderHandle | None = None) -> dict[str, Any]:
 
 
 def writer_alive(writer: Mapping[str, Any], *, last_commit: float, patience: float = 3600) -> bool:
-    """Returns whether the writer of an unclosed run is probably alive.
+    """Return whether the writer of an unclosed run is probably alive.
 
     On the same machine and in the same process namespace, checks whether the process exists.
     Otherwise, the writer counts as alive for `patience` seconds after its last commit.
@@ -185,7 +185,7 @@ def writer_alive(writer: Mapping[str, Any], *, last_commit: float, patience: flo
 
 
 def holds_folder(writer: Mapping[str, Any], folder: Path) -> bool:
-    """Returns whether a living writer on this machine still has its run's folder open.
+    """Return whether a living writer on this machine still has its run's folder open.
 
     Returns True if this is unknown, because the writer has no handle or belongs to another user.
     """
@@ -216,7 +216,7 @@ def _exists(pid: int) -> bool:
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Returns the fields of /proc/<pid>/stat after the command name; empty if missing."""
+    """Return the fields of /proc/<pid>/stat after the command name; empty if missing."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -234,7 +234,7 @@ def _process_start(pid: int) -> str | None:
 
 
 def _machine() -> str:
-    """Identifies this boot and process namespace (containers share the boot)."""
+    """Identify this boot and process namespace (containers share the boot)."""
     parts = [socket.gethostname()]
     try:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

@@ -1,4 +1,4 @@
-"""Decides when the writer thread commits, based only on times and counts."""
+"""Decide when the writer thread commits, based only on times and counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 NUMBERS_PATIENCE = 5.0
-"""Seconds that logged values wait for the commit of a record."""
+"""Number of seconds that logged values wait for a record to be committed."""
 
 _NUMBERS_SHARE, _NUMBERS_LONGEST = 0.01, 20.0  # longer in long runs: a separate commit takes 4 kB
 _BLOCK_PATIENCE = 3.0  # maximum seconds that records wait for a block to be completed
@@ -49,26 +49,26 @@ class Pace:
         self._since: float | None = None  # end of the last commit
 
     def spacing(self, now: float) -> float:
-        """Returns the minimum number of seconds between two commits after this elapsed time."""
+        """Return the minimum number of seconds between two commits, given the elapsed time."""
         if not self._interval:
             return 0.0
         return max(self._interval, min(_LONGEST_INTERVAL, _STRETCH * (now - self._started)))
 
     def committed(self, now: float) -> None:
-        """Starts the wait for the next commit."""
+        """Start the wait for the next commit."""
         self._since = now
         self.postpone(now)
 
     def postpone(self, now: float) -> None:
-        """Postpones a commit that would store no data."""
+        """Postpone a commit that would store no data."""
         self._due = now + self.spacing(now)
 
     def pause(self, now: float, backlog: Backlog) -> float:
-        """Returns the seconds until the next commit is due (<= 0: now, inf: no data is waiting)."""
+        """Return the seconds until the next commit is due (<= 0: now, inf: no data is waiting)."""
         return min(self._pause_of_numbers(now, backlog), self._pause_of_records(now, backlog))
 
     def share(self, backlog: Backlog) -> int:
-        """Returns how many of the queued steps the next commit takes.
+        """Return how many of the queued steps the next commit takes.
 
         A fast run fills whole blocks between two commits. If the commit ends at the end of a block,
         the remaining records wait for the next commit and are not stored twice, as rows now and in
@@ -98,5 +98,5 @@ class Pace:
             return left
         missing = -(backlog.committed + waiting) % block
         waited = now - self._since
-        rest = missing * waited / waiting  # at the pace since the last commit
+        rest = missing * waited / waiting  # at the pace observed since the last commit
         return rest if waited + rest <= _BLOCK_PATIENCE else 0.0

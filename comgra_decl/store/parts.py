@@ -1,4 +1,4 @@
-"""Selects parts of arrays with numpy's indexing syntax, so that only required chunks are read."""
+"""Select parts of arrays with numpy's indexing syntax, so that only required chunks are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Index = tuple[int | slice, ...]
 
 
 def cut(part: Part, shape: Sequence[int]) -> tuple[tuple[slice, ...], Index]:
-    """Returns the smallest box that contains a part, and the part's index within that box.
+    """Return the smallest box that contains a part, and the part's index within that box.
 
     Args:
         part: index into the array.
@@ -25,7 +25,7 @@ def cut(part: Part, shape: Sequence[int]) -> tuple[tuple[slice, ...], Index]:
         One slice without a step per dim, and the index to apply to the box.
 
     Raises:
-        UnknownNameError: The index is out of range or has too many dims.
+        UnknownNameError: the index is out of range or has too many dims.
     """
     items = _expanded(part, len(shape))
     dims = enumerate(zip(items, shape, strict=True))
@@ -34,7 +34,7 @@ def cut(part: Part, shape: Sequence[int]) -> tuple[tuple[slice, ...], Index]:
 
 
 def _expanded(part: Part, dims: int) -> list[int | slice]:
-    """Returns one integer or slice per dim."""
+    """Return one integer or slice per dim."""
     items = [_item(item) for item in (part if isinstance(part, tuple) else (part,))]
     if items.count(...) > 1:
         raise UnknownNameError("an index of values can contain at most one ...")
@@ -54,7 +54,7 @@ def _no_part(item: object) -> UnknownNameError:
 
 
 def _item(item: object) -> int | slice | EllipsisType:
-    """Returns an item as a Python object; rejects arrays, which can behave like integers."""
+    """Return an item as a Python object; reject arrays, which can behave like integers."""
     if isinstance(item, (slice, EllipsisType)):
         return item
     try:

@@ -1,4 +1,4 @@
-"""Plausibility checks of a run's metadata, which is untrusted.
+"""Plausibility checks for a run's metadata, which is untrusted.
 
 If a number is too large, the reader would allocate too much memory or use an index that is out of
 range. Every function raises ValueError, TypeError or KeyError; callers add the key's name.
@@ -49,7 +49,7 @@ _EXACT = float(1 << 53)  # integers up to this are exact in float64
 
 
 def check_head(head: Mapping[str, Any]) -> None:
-    """Rejects a head with impossible numbers."""
+    """Reject a head with impossible numbers."""
     _whole(head["n"], "n", _RECORDS)
     _whole(head.get("scalars", 0), "scalars", _ROWS)
     for name in LOGS:
@@ -72,7 +72,7 @@ def check_head(head: Mapping[str, Any]) -> None:
 
 
 def check_sessions(lines: Any) -> None:
-    """Rejects invalid entries of `head.sessions`."""
+    """Reject invalid entries of `head.sessions`."""
     if not isinstance(lines, list):
         raise TypeError("'sessions' is not a list")
     for line in lines:
@@ -83,7 +83,7 @@ def check_sessions(lines: Any) -> None:
 
 
 def check_meta(meta: RunMeta) -> None:
-    """Rejects impossible run metadata."""
+    """Reject impossible run metadata."""
     names = meta.statistics
     if len(names) > _STATISTICS or len({*names}) != len(names):
         raise ValueError(f"{len(names)} statistics have {len({*names})} different names")
@@ -102,7 +102,7 @@ def check_meta(meta: RunMeta) -> None:
 
 
 def check_depth(content: Any, name: str) -> None:
-    """Raises ValueError for JSON nested too deeply."""
+    """Raise ValueError for JSON nested too deeply."""
     level = [content]
     for _ in range(_DEEPEST):
         level = [
@@ -117,7 +117,7 @@ def check_depth(content: Any, name: str) -> None:
 
 
 def check_slot(slot: SlotInfo) -> SlotInfo:
-    """Returns a row of the slot table if it is plausible."""
+    """Return a row of the slot table if it is plausible."""
     texts = (*slot.key[:2], slot.key.pass_, slot.kind, slot.dtype, slot.module_class, *slot.names)
     texts = (*texts, *slot.axes)
     if not all(isinstance(text, str) for text in texts):
@@ -135,7 +135,7 @@ def check_slot(slot: SlotInfo) -> SlotInfo:
 
 
 def check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns a shape if it is plausible."""
+    """Return a shape if it is plausible."""
     for extent in shape:
         _whole(extent, "shape", _ELEMENTS)
     if len(shape) > _MOST_DIMS or math.prod(shape) > _ELEMENTS:
@@ -144,7 +144,7 @@ def check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_forms(forms: Mapping[str, ArrayForm], meta: RunMeta) -> None:
-    """Rejects arrays whose statistics, samples or bins differ from the run's."""
+    """Reject arrays whose statistics, samples or bins differ from the run's."""
     if not forms:
         return
     # slots per chunk depend on the initial number of slots; everything else is fixed
@@ -174,7 +174,7 @@ def check_forms(forms: Mapping[str, ArrayForm], meta: RunMeta) -> None:
 
 
 def check_form(form: ArrayForm) -> ArrayForm:
-    """Returns an array form if it is valid."""
+    """Return an array form if it is valid."""
     if form.dtype not in RAW_DTYPES:
         raise ValueError(f"unknown dtype {form.dtype!r}")
     if not 1 <= len(form.shape) == len(form.chunk) <= _DIMS:
@@ -187,7 +187,7 @@ def check_form(form: ArrayForm) -> ArrayForm:
 
 
 def check_records(facts: NDArray[np.float64], names: Mapping[str, Sequence[str]], n: int) -> None:
-    """Rejects facts of records with codes out of range; there are `n` records."""
+    """Reject facts of records with codes out of range; there are `n` records."""
     lost = facts[:, RecordColumn.STEP] == LOST
     there = facts[~lost] if lost.any() else facts
     if not len(there):
@@ -211,7 +211,7 @@ def check_records(facts: NDArray[np.float64], names: Mapping[str, Sequence[str]]
 
 
 def check_facts(facts: Any) -> dict[str, Any]:
-    """Returns the JSON facts of records if they are well-formed."""
+    """Return the JSON facts of records if they are well-formed."""
     for name in ("samples", "extra", "values"):
         for offset, value in facts[name]:
             _whole(offset, "offset", 1 << 40)
@@ -227,7 +227,7 @@ def check_facts(facts: Any) -> dict[str, Any]:
 
 
 def _check_previews(index: Any) -> None:
-    """Rejects an index of previews that cannot have been written by this package."""
+    """Reject an index of previews that cannot have been written by this package."""
     if not isinstance(index, dict):
         raise TypeError(f"a record has previews of type {type(index).__name__}")
     for name, groups in index.items():
@@ -244,7 +244,7 @@ def _check_previews(index: Any) -> None:
 
 
 def _check_axis(axis: Any, kept: int) -> None:
-    """Rejects an impossible axis of a preview; `kept` is the number of entries kept along it."""
+    """Reject an impossible axis of a preview; `kept` is the number of entries kept along it."""
     name, how, size = axis
     if not isinstance(name, str) or not AXIS_NAME.fullmatch(name) or how not in _HOW:
         raise ValueError("an axis of a preview is invalid")
@@ -254,7 +254,7 @@ def _check_axis(axis: Any, kept: int) -> None:
 
 
 def check_edges(edges: Sequence[tuple[int, int, bool]], *, nodes: int) -> None:
-    """Rejects edges with nodes out of range."""
+    """Reject edges with nodes out of range."""
     if not all(0 <= source < nodes and 0 <= sink < nodes for source, sink, _ in edges):
         raise ValueError("an edge refers to a missing node")
 
@@ -265,7 +265,7 @@ def _whole(number: Any, name: str, limit: int) -> None:
 
 
 def _itemsize_share(dtype: str) -> float:
-    """Returns 16 / bytes per element for dtypes known to numpy; else 16."""
+    """Return 16 / bytes per element for dtypes known to numpy; else 16."""
     try:
         return 16 / np.dtype(dtype).itemsize
     except TypeError:  # an ml_dtypes dtype of one or two bytes

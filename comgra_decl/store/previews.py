@@ -16,7 +16,7 @@ Index = dict[str, list[list[Any]]]
 def preview_index(
     previews: Mapping[int, StoredPreview], array_of: Callable[[NDArray[Any]], str]
 ) -> Index:
-    """Returns the index of a record's previews as stored; `array_of` returns a value's array."""
+    """Return the index of a record's previews as stored; `array_of` returns a value's array."""
     groups: dict[str, dict[tuple[Axis, ...], list[int]]] = {}
     for slot, preview in previews.items():
         axes = groups.setdefault(array_of(preview.values), {})
@@ -28,7 +28,7 @@ def preview_index(
 
 
 def find_preview(index: Index, slot: int) -> tuple[str, tuple[Axis, ...]] | None:
-    """Returns the array and the axes of a slot's preview; None if there is none."""
+    """Return the array and the axes of a slot's preview; None if there is none."""
     for name, groups in index.items():
         for axes, slots in groups:
             if slot in slots:

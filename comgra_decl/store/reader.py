@@ -1,4 +1,4 @@
-"""Reads a live or finished run by polling `head`, and returns consistent views."""
+"""Read a live or finished run by polling `head`, and return consistent views."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ _CREATION = 10.0
 """Seconds for which a run without its first key is assumed to be under construction."""
 
 _MOST_META = 16 << 20
-"""Maximum bytes of the keys that are read first. Usually, they have about ten thousand bytes."""
+"""Maximum size, in bytes, of the keys that are read first. Usually, it is about ten thousand
+bytes."""
 
 _context: ts.Context | None = None
 _limit = CACHE_BYTES
 
 
 def limit_cache(nbytes: int) -> None:
-    """Limits the cache shared by readers that this process opens from now on.
+    """Limit the cache shared by readers that this process opens from now on.
 
     Args:
-        nbytes: total bytes of decoded chunks and index nodes, for all readers together.
+        nbytes: total size of decoded chunks and index nodes, for all readers together.
     """
     global _context, _limit
     if nbytes != _limit:
@@ -66,18 +67,18 @@ class Reader:
         version: int | None = None,
         context: ts.Context | None = None,
     ) -> None:
-        """Opens the run at `path`.
+        """Open the run at `path`.
 
         Args:
-            path: the run's folder, or its place in a bucket.
+            path: the run's folder, or its location in a bucket.
             version: database version to read permanently; None: the newest.
             context: context with separate caches; None: the process's shared one.
 
         Raises:
-            RunNotFoundError: There is no run in this folder.
-            FormatError: The run has a newer format.
-            DamagedRunError: The run cannot be read; the message names key and reason.
-            StoreError: The run is in an unreachable bucket.
+            RunNotFoundError: there is no run in this folder.
+            FormatError: the run has a newer format.
+            DamagedRunError: the run cannot be read; the message names key and reason.
+            StoreError: the run is in an unreachable bucket.
         """
         self.path = location(path)
         self._version = version
@@ -110,13 +111,13 @@ class Reader:
         self._refuse_old(newest)
 
     def _newest(self) -> int | None:
-        """Returns the version to be read, if it can be determined without a request to a bucket."""
+        """Return the version to be read, if it can be determined without a request to a bucket."""
         if self._version is not None or isinstance(self.path, Remote):
             return self._version
         return newest_version(self.path)
 
     def _refuse_old(self, newest: int | None) -> None:
-        """Rejects a head that is not from the newest commit in the manifest."""
+        """Reject a head that is not from the newest commit in the manifest."""
         found = self._head.get("generation")
         if newest is not None and isinstance(found, int) and found < newest:
             raise DamagedRunError(
@@ -162,7 +163,7 @@ class Reader:
             return self._view
 
     def poll(self) -> bool:
-        """Checks for new data. Returns whether `head` has changed."""
+        """Check for new data. Return whether `head` has changed."""
         with self._lock:
             if not self._read_head():
                 return False
@@ -170,7 +171,7 @@ class Reader:
             return True
 
     def _has_news(self) -> bool:
-        """Returns whether the next poll finds a newer head, such as that of a closed run."""
+        """Return whether the next poll finds a newer head, such as that of a closed run."""
         try:
             return self._db.read_bytes(HEAD_KEY, most=_MOST_META) != self._head_bytes
         except ComgraError:
@@ -230,7 +231,7 @@ class Reader:
         return view
 
     def _read_log_or_report(self, name: str, count: int) -> None:
-        """Reads a table; if notes or lanes are damaged, records the damage and continues."""
+        """Read a table; if notes or lanes are damaged, record the damage and continue."""
         try:
             self._read_log(name, count)
         except DamagedRunError as error:
@@ -258,7 +259,7 @@ class Reader:
 
 
 def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
-    """Returns the error for a missing manifest; a new database may be under construction."""
+    """Return the error for a missing manifest; a new database may be under construction."""
     folder = db.place
     if isinstance(folder, Remote):  # the manifest exists, and a copy writes this key last
         return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")

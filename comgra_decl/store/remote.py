@@ -1,6 +1,6 @@
-"""Sends requests to buckets: configures TensorStore, and accesses objects next to a database.
+"""Send requests to buckets: configure TensorStore, and access objects next to a database.
 
-Endpoint and credentials are read from the environment, as by the cloud vendors' own tools.
+The endpoint and credentials are read from the environment, as the cloud vendors' own tools do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DRIVERS = {"s3": "s3", "gs": "gcs"}
 """TensorStore's drivers by URL scheme."""
 
 TRANSIENT = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED")
-"""Prefixes of errors after which the same call may succeed later."""
+"""Prefixes of error messages after which a retry may succeed."""
 
 RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
 """TensorStore's retries per request. A bucket counts as unreachable after about ten seconds."""
@@ -32,7 +32,7 @@ INTERVAL = 10.0
 object."""
 
 REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED", "INTERNAL: Failed to get credentials")
-"""Prefixes of errors that report denied access."""
+"""Prefixes of error messages that report denied access."""
 
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), AWS_REGION, and "
@@ -45,7 +45,7 @@ _opened_in: int | None = None
 
 
 def refuse_forked_child() -> None:
-    """Raises StoreError in a forked child: TensorStore's threads do not survive a fork."""
+    """Raise StoreError in a forked child: TensorStore's threads do not survive a fork."""
     global _opened_in
     if _opened_in is not None and _opened_in != os.getpid():
         raise StoreError(
@@ -56,13 +56,13 @@ def refuse_forked_child() -> None:
 
 
 def base_spec(place: Location) -> dict[str, Any]:
-    """Returns TensorStore's spec for all keys below a location.
+    """Return TensorStore's spec for all keys below a location.
 
     The spec must not contain values that differ between calls, such as credentials. Transactions
     across two handles are atomic only if the specs of the handles are identical.
 
     Raises:
-        MissingPackageError: This build of TensorStore lacks the driver.
+        MissingPackageError: this build of TensorStore lacks the driver.
     """
     if not isinstance(place, Remote):
         return {"driver": "file", "path": f"{place}/"}
@@ -78,7 +78,7 @@ def base_spec(place: Location) -> dict[str, Any]:
 
 
 def _s3() -> dict[str, str]:
-    """Returns the S3 endpoint settings, read as Amazon's own tools do."""
+    """Return the S3 endpoint settings, read as Amazon's own tools do."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if endpoint and not region:
@@ -97,7 +97,7 @@ def _has(driver: str) -> bool:
 
 
 def resources() -> dict[str, Any]:
-    """Returns context resources: the retry policy and the source of credentials.
+    """Return context resources: the retry policy and the source of credentials.
 
     If the environment holds keys, only the environment is queried. Otherwise, Amazon's library
     would log every missing credentials file to the terminal.
@@ -120,7 +120,7 @@ def _knows(credentials: str) -> bool:
 
 
 def message(error: BaseException, place: Location) -> str:
-    """Returns TensorStore's message without details, but with the source of credentials."""
+    """Return TensorStore's message without details, but with the source of credentials."""
     text = str(error.args[0]) if error.args else type(error).__name__
     for mark in (" [tensorstore_spec=", " [source locations="):
         text = text.partition(mark)[0]
@@ -136,7 +136,7 @@ class Objects:
     """Objects below a location in a bucket, named relative to it."""
 
     def __init__(self, place: Remote) -> None:
-        """Raises StoreError if the location cannot be opened; sends no request yet."""
+        """Raise StoreError if the location cannot be opened; send no request yet."""
         refuse_forked_child()
         self.place = place
         with self._converted_errors():
@@ -149,7 +149,7 @@ class Objects:
         return bool(found.state == "value")
 
     def read(self, name: str, *, most: int) -> bytes | None:
-        """Returns an object; None if missing. Raises DamagedRunError if it is too large."""
+        """Return an object; None if missing. Raises DamagedRunError if it is too large."""
         with self._converted_errors():
             found = self._kv.read(name).result()
         if found.state != "value":
@@ -159,12 +159,12 @@ class Objects:
         return bytes(found.value)
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes an object."""
+        """Write an object."""
         with self._converted_errors():
             self._kv.write(name, content).result()
 
     def claim(self, name: str, content: bytes) -> bool:
-        """Creates an object unless it exists. Returns whether it was created."""
+        """Create an object unless it exists. Return whether it was created."""
         with self._converted_errors():
             found = self._kv.read(name).result()
             if found.state == "value":
@@ -177,7 +177,7 @@ class Objects:
         raise self._no_bucket()
 
     def try_writing(self) -> None:
-        """Writes and removes a test object. Raises StoreError if that fails.
+        """Write and remove a test object. Raises StoreError if that fails.
 
         Call this before writing a database, because TensorStore 0.1.86 ends the process if it
         commits to a missing bucket.
@@ -193,12 +193,12 @@ class Objects:
         return StoreError(text)
 
     def names(self) -> list[str]:
-        """Returns the sorted names of all objects; takes one request per thousand names."""
+        """Return the sorted names of all objects; takes one request per thousand names."""
         with self._converted_errors():
             return sorted(name.decode() for name in self._kv.list().result())
 
     def remove(self, prefix: str) -> None:
-        """Removes all objects whose names start with `prefix`."""
+        """Remove all objects whose names start with `prefix`."""
         with self._converted_errors():
             self._kv.delete_range(ts.KvStore.KeyRange(prefix, _after(prefix))).result()
 
@@ -213,19 +213,19 @@ class Objects:
 
 
 def databases_within(place: Remote) -> list[Remote]:
-    """Returns all database locations at or below a location, by listing all names."""
+    """Return all database locations at or below a location, by listing all names."""
     mark = f"{DATABASE}/manifest.ocdbt"
     names = [name for name in Objects(place).names() if f"/{name}".endswith(f"/{mark}")]
     return [place / name.removesuffix(mark) for name in names]
 
 
 def written_bytes() -> int:
-    """Returns the number of bytes that this process has written to buckets."""
+    """Return the number of bytes that this process has written to buckets."""
     found = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/")
     wanted = {f"/tensorstore/kvstore/{driver}/bytes_written" for driver in DRIVERS.values()}
     return sum(int(m["values"][0]["value"]) for m in found if m["name"] in wanted and m["values"])
 
 
 def _after(prefix: str) -> str:
-    """Returns the first name after all names that start with `prefix`."""
+    """Return the first name after all names that start with `prefix`."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)

@@ -1,6 +1,6 @@
-"""Reads damaged arrays: returns the intact data, marks lost parts as missing, and logs them.
+"""Read damaged arrays: return the intact data, mark lost parts as missing, and log them.
 
-A failed read is repeatedly halved at chunk edges until the unreadable chunks are known. If a block
+A failed read is halved repeatedly at chunk edges until the unreadable chunks are known. If a block
 is damaged, its records are read from the rows, which exist unless the run was compacted. Data that
 cannot be read from any copy is replaced by the fill value, which is NaN for statistics, and is
 marked as lost.
@@ -66,7 +66,7 @@ class Salvage:
         self._logged: set[str] = set()
 
     def read(self, name: str, *index: int | slice) -> Data:
-        """Returns the part of an array selected by an index, with fill values for lost elements."""
+        """Return the part of an array selected by an index, with fill values for lost elements."""
         try:
             return self._read(name, *index)
         except TooLargeError:
@@ -82,7 +82,7 @@ class Salvage:
             return data[tuple(slice(None) if isinstance(i, slice) else 0 for i in index)]
 
     def lost(self, family: str, *index: int | slice) -> NDArray[np.bool_] | None:
-        """Returns a mask of the lost entries of an index (record, slot, ...); None if none are."""
+        """Return a mask of the lost entries of an index (record, slot, ...); None if none are."""
         boxes = [box for name, box in self._lost if name == family]
         if not boxes:
             return None
@@ -98,7 +98,7 @@ class Salvage:
         return gone[tuple(slice(None) if isinstance(i, slice) else 0 for i in index)]
 
     def _fill(self, data: Data, form: ArrayForm, box: Box) -> None:
-        """Reads a box into `data`; lost parts keep the fill value."""
+        """Read a box into `data`; lost parts keep the fill value."""
         try:
             data[...] = self._read(form.name, *(slice(*ends) for ends in box))
         except TooLargeError:
@@ -107,7 +107,7 @@ class Salvage:
             self._split(data, form, box, error)
 
     def _split(self, data: Data, form: ArrayForm, box: Box, error: DamagedRunError) -> None:
-        """Reads the readable parts of a box that cannot be read as a whole."""
+        """Read the readable parts of a box that cannot be read as a whole."""
         axis, middle = _middle(box, form.chunk)
         if middle is None:
             self._look_elsewhere(data, form, box, error)
@@ -137,7 +137,7 @@ class Salvage:
     def _row_spans(
         self, family: str, first: int, last: int
     ) -> Iterator[tuple[int, int, int | None]]:
-        """Yields runs of records with rows of equal width; None means that they have no rows."""
+        """Yield runs of records with rows of equal width; None means that they have no rows."""
         column = RecordColumn.KPIS if family == "kpi" else RecordColumn.WIDTH
         facts = self._records[first:last]
         widths = np.where(facts[:, RecordColumn.FORM] == 0, facts[:, column], -1)
@@ -162,7 +162,7 @@ class Salvage:
 
 
 def reserve(size: int, place: str, name: str) -> None:
-    """Raises TooLargeError if a read lacks memory, as TensorStore would end the process."""
+    """Raise TooLargeError if a read lacks memory, as TensorStore would end the process."""
     if size > _LARGE:
         try:
             np.empty(size, np.uint8)
@@ -172,7 +172,7 @@ def reserve(size: int, place: str, name: str) -> None:
 
 
 def _box(form: ArrayForm, index: Sequence[int | slice]) -> Box:
-    """Returns the box selected by an index; dims not in the index are selected completely."""
+    """Return the box selected by an index; dims not in the index are selected completely."""
     ends = []
     for axis, extent in enumerate(form.shape):
         chosen = index[axis] if axis < len(index) else slice(None)
@@ -185,7 +185,7 @@ def _box(form: ArrayForm, index: Sequence[int | slice]) -> Box:
 
 
 def _middle(box: Box, chunk: Sequence[int]) -> tuple[int, int | None]:
-    """Returns the axis and chunk edge at which to split a box; None for a single chunk."""
+    """Return the axis and chunk edge at which to split a box; None for a single chunk."""
     spans = [-(-high // size) - low // size for (low, high), size in zip(box, chunk, strict=True)]
     axis = int(np.argmax(spans))
     if spans[axis] < 2:

@@ -39,7 +39,7 @@ Rows = NDArray[np.void]
 _MANY_BLOCKS = 1000
 
 MOST_BYTES = 1 << 20
-"""Maximum bytes of a key; a block of random numbers takes 24 kB."""
+"""Maximum size of a key, in bytes; a block of random numbers takes 24 kB."""
 
 LOST = int(np.iinfo(np.int64).min)
 """Step of an unreadable scalar. The scalar keeps its position, because scalars are numbered."""
@@ -58,7 +58,7 @@ class ScalarTable:
         self._staged: tuple[int, Rows] | None = None
 
     def write(self, commit: Commit, logged: Sequence[ScalarBatch]) -> int:
-        """Writes logged values; returns the resulting number of scalars."""
+        """Write logged values; return the resulting number of scalars."""
         rows = np.concatenate([self._open, *map(self._rows, logged)])
         full = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
         for start in range(0, full, SCALAR_BLOCK):
@@ -74,20 +74,20 @@ class ScalarTable:
         commit.put(key, packed(rows, key if self._bound else None))
 
     def accept(self) -> None:
-        """Marks the staged scalars as written."""
+        """Mark the staged scalars as written."""
         if self._staged is not None:
             self._edge, self._open = self._staged
             self._staged = None
 
     def discard(self) -> None:
-        """Reverts the staged scalars after a failed commit."""
+        """Revert the staged scalars after a failed commit."""
         self._staged = None
 
     def resume(self, rows: Rows) -> None:
-        """Restores the scalars of a resumed run.
+        """Restore the scalars of a resumed run.
 
         Raises:
-            DamagedRunError: Scalars of the open block are lost, so the block cannot be completed.
+            DamagedRunError: scalars of the open block are lost, so the block cannot be completed.
         """
         self._edge = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
         self._open = rows[self._edge :].copy()
@@ -113,7 +113,7 @@ class ScalarReader:
         self._lock = threading.Lock()
 
     def rows(self, count: int) -> Rows:
-        """Returns the first `count` scalars; unreadable ones have the step `LOST`."""
+        """Return the first `count` scalars; unreadable ones have the step `LOST`."""
         with self._lock:
             if len(self._rows) < count:
                 self._read(count)
@@ -133,7 +133,7 @@ class ScalarReader:
         self._rows = np.concatenate([self._rows[:known], *parts])
 
     def _refuse_many_missing(self, known: int, edge: int) -> None:
-        """Rejects a count far above the number of existing scalars, before memory is allocated."""
+        """Reject a count far above the number of existing scalars, before memory is allocated."""
         wanted = (edge - known) // SCALAR_BLOCK
         if wanted <= _MANY_BLOCKS:
             return
@@ -145,7 +145,7 @@ class ScalarReader:
             )
 
     def _keys(self, known: int, edge: int, count: int) -> Iterator[tuple[str, int]]:
-        """Yields the keys of the rows from `known` on, and the number of rows in each.
+        """Yield the keys of the rows from `known` on, and the number of rows in each.
 
         Blocks are complete; each piece of the open block ends where the next one starts.
         """
@@ -160,7 +160,7 @@ class ScalarReader:
             yield scalar_piece_key(first), last - first
 
     def _values(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Reads keys concurrently; unreadable ones are None."""
+        """Read keys concurrently; unreadable ones are None."""
         try:
             return [*self._db.read_all(keys, most=MOST_BYTES)]
         except DamagedRunError:
@@ -187,7 +187,7 @@ class ScalarReader:
 
 
 def packed(rows: Rows, key: str | None) -> bytes:
-    """Returns rows as bytes to store under a key; None for format version 2."""
+    """Return rows as bytes to store under a key; None for format version 2."""
     steps = rows["step"]
     columns = [np.diff(steps, prepend=np.int64(0)), rows["value"], rows["name"], rows["type"]]
     content = zlib.compress(b"".join(_by_significance(column) for column in columns), 1)
@@ -199,7 +199,7 @@ def _seal(content: bytes, key: str) -> bytes:
 
 
 def unpacked(value: bytes, key: str | None) -> Rows:
-    """Decodes stored bytes to rows. Raises zlib.error or ValueError if they are damaged.
+    """Decode stored bytes to rows. Raises zlib.error or ValueError if they are damaged.
 
     Args:
         value: stored bytes.

@@ -36,7 +36,7 @@ class Session:
 
 
 def read_sessions(lines: Sequence[Mapping[str, Any]], notes: Sequence[Note]) -> list[Session]:
-    """Returns the sessions of a run, given `head.sessions` and the notes."""
+    """Return the sessions of a run, given `head.sessions` and the notes."""
     sessions = [Session(0, 0, None, None)]
     for number, line in enumerate(lines):
         first = int(line["note"])
@@ -52,7 +52,7 @@ def superseded(
     trained: NDArray[np.bool_],
     begins: Sequence[tuple[int, int | None]],
 ) -> NDArray[np.bool_]:
-    """Returns a mask of superseded lines; lines from the newest session take precedence.
+    """Return a mask of superseded lines; lines from the newest session take precedence.
 
     Args:
         steps: step of each line, in the order in which the lines were written.

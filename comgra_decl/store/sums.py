@@ -36,9 +36,9 @@ Known = Mapping[str, Mapping[int, int]]
 """The checksums, by array name and by chunk number within the record or block."""
 
 _AT_ONCE = 16 << 20  # bytes of chunks read at once for comparison
-_KEPT = 16 << 20  # maximum total bytes of cached checksums
+_KEPT = 16 << 20  # maximum total size of cached checksums, in bytes
 _MOST_CHECKED = 200_000  # maximum number of chunks remembered as already compared
-_MOST = 64 << 20  # maximum bytes of a key
+_MOST = 64 << 20  # maximum size of a key, in bytes
 
 
 class SumsOfCommit:
@@ -48,7 +48,7 @@ class SumsOfCommit:
         self._found: dict[str, dict[str, dict[int, int]]] = {}
 
     def add(self, form: ArrayForm, first: int, data: Data, lane: int) -> None:
-        """Adds the whole chunks written at (first, lane) of an array."""
+        """Add the whole chunks written at (first, lane) of an array."""
         # rows are written for each record, so names are not formatted chunk by chunk
         depth, inner = form.chunk[0], _grid(form.shape[1:], form.chunk[1:], lane, data.shape[1:])
         if not inner:
@@ -64,14 +64,14 @@ class SumsOfCommit:
                 chunks[number] = zlib.crc32(_memory(part[box]), zlib.crc32(tail, base))
 
     def join(self, others: SumsReader) -> set[str]:
-        """Merges existing checksums under the same keys. Returns these keys."""
+        """Merge existing checksums under the same keys. Return these keys."""
         for key, names in self._found.items():
             for name, chunks in others.of_key(key).items():
                 names[name] = {**chunks, **names.get(name, {})}
         return {*self._found}
 
     def __iter__(self) -> Iterator[tuple[str, Known]]:
-        """Yields the keys to write and their checksums."""
+        """Yield the keys to write and their checksums."""
         yield from self._found.items()
 
 
@@ -86,10 +86,10 @@ class SumsReader:
         self._lock = threading.Lock()
 
     def read(self, handle: ts.TensorStore, form: ArrayForm, index: Sequence[int | slice]) -> Data:
-        """Returns the part of an array selected by an index; compares its chunks when first read.
+        """Return the part of an array selected by an index; compare its chunks when first read.
 
         Raises:
-            DamagedRunError: A chunk differs from the one that was written at this position.
+            DamagedRunError: a chunk differs from the one that was written at this position.
         """
         box = box_of(form, index)
         places = [place for place, _ in _chunks(form, box)]
@@ -108,7 +108,7 @@ class SumsReader:
     def _check(
         self, handle: ts.TensorStore, form: ArrayForm, places: Sequence[tuple[int, ...]]
     ) -> None:
-        """Compares chunks in portions, because they may be far larger than the requested part."""
+        """Compare chunks in portions, because they may be far larger than the requested part."""
         size = max(1, int(np.prod(form.chunk)) * handle.dtype.numpy_dtype.itemsize)
         at_once = max(1, _AT_ONCE // size)
         known = self._sums(sorted({key_of(form, place) for place in places}))
@@ -126,7 +126,7 @@ class SumsReader:
             self._checked.update((form.name, place) for place in places)
 
     def compare(self, form: ArrayForm, box: Box, data: Data) -> None:
-        """Compares chunks that were already read.
+        """Compare chunks that were already read.
 
         Args:
             form: form of their array.
@@ -134,7 +134,7 @@ class SumsReader:
             data: data read from the box.
 
         Raises:
-            DamagedRunError: A chunk differs from the one that was written at this position.
+            DamagedRunError: a chunk differs from the one that was written at this position.
         """
         parts = list(_chunks(form, box))
         known = self._sums(sorted({key_of(form, place) for place, _ in parts}))
@@ -142,7 +142,7 @@ class SumsReader:
             self._compare(known[key_of(form, place)], form, place, data[part])
 
     def of_key(self, key: str) -> Known:
-        """Returns the checksums in a key."""
+        """Return the checksums in a key."""
         return self._sums([key])[key]
 
     def _compare(self, known: Known, form: ArrayForm, place: tuple[int, ...], data: Data) -> None:
@@ -179,7 +179,7 @@ class SumsReader:
 
 
 def packed(key: str, known: Known) -> bytes:
-    """Encodes the bytes of a key: a JSON line with names and counts, numbers, a checksum."""
+    """Encode the bytes of a key: a JSON line with names and counts, numbers, a checksum."""
     names = _names_line(tuple([(name, len(chunks)) for name, chunks in known.items()]))
     numbers = [
         struct.pack(f"<{2 * len(chunks)}I", *chunks, *chunks.values()) for chunks in known.values()
@@ -194,7 +194,7 @@ def _names_line(counts: tuple[tuple[str, int], ...]) -> bytes:
 
 
 def unpacked(key: str, value: bytes) -> Known:
-    """Decodes bytes from `packed`. Raises ValueError or a similar error if they are damaged."""
+    """Decode bytes from `packed`. Raises ValueError or a similar error if they are damaged."""
     content, seal = value[:-4], int.from_bytes(value[-4:], "little")
     if len(value) < 4 or zlib.crc32(content, zlib.crc32(key.encode())) != seal:
         raise ValueError("its checksum does not match")
@@ -208,7 +208,7 @@ def unpacked(key: str, value: bytes) -> Known:
 
 
 def key_of(form: ArrayForm, place: Sequence[int]) -> str:
-    """Returns the key of a chunk's checksum."""
+    """Return the key of a chunk's checksum."""
     return sums_key(_kind(form), place[0] * form.chunk[0])
 
 
@@ -219,7 +219,7 @@ def _kind(form: ArrayForm) -> str:
 
 
 def box_of(form: ArrayForm, index: Sequence[int | slice]) -> Box:
-    """Returns the box selected by an index; dims not in the index are selected completely."""
+    """Return the box selected by an index; dims not in the index are selected completely."""
     ends = []
     for axis, extent in enumerate(form.shape):
         chosen = index[axis] if axis < len(index) else slice(None)
@@ -232,7 +232,7 @@ def box_of(form: ArrayForm, index: Sequence[int | slice]) -> Box:
 
 
 def _chunks(form: ArrayForm, box: Box) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Yields the chunks that overlap a box, and their positions within the box."""
+    """Yield the chunks that overlap a box, and their positions within the box."""
     if any(low >= high for low, high in box):
         return
     spans = [
@@ -251,7 +251,7 @@ def _chunks(form: ArrayForm, box: Box) -> Iterator[tuple[tuple[int, ...], tuple[
 
 
 def _aligned(form: ArrayForm, box: Box) -> Box:
-    """Returns the box of whole chunks that overlap a box, clipped to the array."""
+    """Return the box of whole chunks that overlap a box, clipped to the array."""
     return tuple(
         (low // chunk * chunk, max(low, min(-(-high // chunk) * chunk, extent)))
         for (low, high), chunk, extent in zip(box, form.chunk, form.shape, strict=True)
@@ -259,7 +259,7 @@ def _aligned(form: ArrayForm, box: Box) -> Box:
 
 
 def _within(index: Sequence[int | slice], box: Box, whole: Box) -> tuple[int | slice, ...]:
-    """Returns an index relative to the box that was read."""
+    """Return an index relative to the box that was read."""
     return tuple(
         slice(low - start, high - start)
         if axis >= len(index) or isinstance(index[axis], slice)
@@ -273,7 +273,7 @@ def _bytes(box: Box, handle: ts.TensorStore) -> int:
 
 
 def _inside(form: ArrayForm, place: Sequence[int]) -> tuple[slice, ...]:
-    """Returns a chunk's box, clipped to the array."""
+    """Return a chunk's box, clipped to the array."""
     return tuple(
         slice(at * chunk, min((at + 1) * chunk, extent))
         for at, chunk, extent in zip(place, form.chunk, form.shape, strict=True)
@@ -281,7 +281,7 @@ def _inside(form: ArrayForm, place: Sequence[int]) -> tuple[slice, ...]:
 
 
 def _number(form: ArrayForm, place: Sequence[int]) -> int:
-    """Returns a chunk's number within its record or block."""
+    """Return a chunk's number within its record or block."""
     number = 0
     for at, chunk, extent in zip(place[1:], form.chunk[1:], form.shape[1:], strict=True):
         number = number * -(-extent // chunk) + at
@@ -301,7 +301,7 @@ def _memory(data: Data) -> memoryview:
 def _grid(
     shape: tuple[int, ...], chunk: tuple[int, ...], lane: int, written: tuple[int, ...]
 ) -> tuple[tuple[int, bytes, tuple[slice, ...]], ...]:
-    """Returns the chunks of one record or block, for a write of `written` elements from `lane` on.
+    """Return the chunks of one record or block, for a write of `written` elements from `lane` on.
 
     Each is its number, the end of its name, and its position within the written data. `shape` and
     `chunk` are those of the array. All omit the record dim.

@@ -47,7 +47,7 @@ class FactsReader:
         self.damage: list[str] = []
 
     def facts(self, first: int, last: int) -> list[Facts]:
-        """Returns the facts of records [first, last), in parts."""
+        """Return the facts of records [first, last), in parts."""
         parts, at = [], first
         for level, (_, chunk) in enumerate(self._copies):
             edge = last // chunk * chunk
@@ -57,7 +57,7 @@ class FactsReader:
         return parts
 
     def _whole(self, level: int, first: int, last: int) -> list[Facts]:
-        """Reads records in whole chunks of a copy, falling back to other copies where damaged."""
+        """Read records in whole chunks of a copy, falling back to other copies where damaged."""
         name, chunk = self._copies[level]
         try:
             return [self._read(name, slice(first, last))]
@@ -76,7 +76,7 @@ class FactsReader:
 
 
 def _bounds(first: int, last: int, chunk: int) -> Sequence[tuple[int, int]]:
-    """Splits records at chunk edges."""
+    """Split records at chunk edges."""
     edges = [first, *range((first // chunk + 1) * chunk, last, chunk), last]
     return list(pairwise(edges))
 

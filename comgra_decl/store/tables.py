@@ -35,7 +35,7 @@ class Tables:
     """Keys of intact documents, with revisions; shared by all snapshots."""
 
     def snapshot(self) -> Tables:
-        """Returns a copy that later rows do not affect."""
+        """Return a copy that later rows do not affect."""
         return replace(
             self,
             slots=list(self.slots),
@@ -48,7 +48,7 @@ class Tables:
         )
 
     def take(self, log: str, number: int, row: Any) -> None:
-        """Adds a row of a log; raises one of `WRONG` if it is malformed."""
+        """Add a row of a log; raise one of `WRONG` if it is malformed."""
         if log == "slots":
             self.slots.append(check_slot(read_slot(number, row)))
         elif log == "names":

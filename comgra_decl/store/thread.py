@@ -54,13 +54,13 @@ class WriterThread:
         last: Callable[[], list[StepBatch]] | None = None,
         committed: Callable[[list[StepBatch], list[ScalarBatch]], None] | None = None,
     ) -> None:
-        """Starts the thread.
+        """Start the thread.
 
         Args:
             writer_factory: creates or returns the run's writer; called on the thread.
             transform: turns raw steps, in order, into batches; called on the thread.
             commit_interval: minimum seconds between commits; 0: commit each record immediately.
-            queue_bytes: maximum bytes waiting or being written.
+            queue_bytes: maximum number of bytes waiting or being written.
             on_error: called once with the error that ends tracing; called on the thread, unless the
                 thread died without reporting the error.
             patience: seconds to wait for space on a full disk.
@@ -104,7 +104,7 @@ class WriterThread:
         return self._thread
 
     def put(self, raw: RawStep) -> None:
-        """Queues one step. Blocks while the queue is full; drops the step after a fatal error."""
+        """Queue one step. Blocks while the queue is full; drops the step after a fatal error."""
         if os.getpid() != self._pid:  # a forked child's copy of the lock may stay locked forever
             return
         self._report_death()
@@ -118,7 +118,7 @@ class WriterThread:
                 self._work.notify()
 
     def put_scalars(self, scalars: ScalarBatch) -> None:
-        """Queues logged values, under the same limit as `put`."""
+        """Queue logged values, under the same limit as `put`."""
         if os.getpid() != self._pid:
             return
         self._report_death()
@@ -133,12 +133,12 @@ class WriterThread:
             self._bytes += size
 
     def add_scalars(self, scalars: ScalarBatch) -> None:
-        """Adds values from `transform`. Runs on the thread, which must not wait for space."""
+        """Add values from `transform`. Runs on the thread, which must not wait for space."""
         self._scalars.append(scalars)
         self._release(-scalars.nbytes)
 
     def close(self, timeout: float | None = None) -> None:
-        """Commits the queue, marks the run as finished and ends the thread.
+        """Commit the queue, mark the run as finished and end the thread.
 
         Args:
             timeout: seconds to wait; data not committed by then is dropped and reported.
@@ -155,11 +155,11 @@ class WriterThread:
         self._report_death()
 
     def lack(self, error: BaseException) -> None:
-        """Records an error that ended the recording; `close` stores it for readers of the run."""
+        """Record an error that ended the recording; `close` stores it for readers of the run."""
         self._lacks = f"{type(error).__name__}: {error}"
 
     def fail(self, error: BaseException) -> None:
-        """Drops queued data, accepts no more, and reports the first error. Thread-safe."""
+        """Drop queued data, accept no more, and report the first error. Thread-safe."""
         with self._work:
             first, self._failed = not self._failed, True
             self._queue.clear()
@@ -171,7 +171,7 @@ class WriterThread:
             self._on_error(error)
 
     def _report_death(self) -> None:
-        """Reports an error if the thread has died without reporting one.
+        """Report an error if the thread has died without reporting one.
 
         `_run` reports every error raised inside it, but not errors raised outside it, for example
         by a profiler or debugger that traces all threads.
@@ -182,7 +182,7 @@ class WriterThread:
             self.fail(StoreError("the writer thread has died"))
 
     def _has_room(self, size: int) -> bool:
-        """Waits, holding the lock, until the queue accepts `size` bytes; False if closed."""
+        """Wait, holding the lock, until the queue accepts `size` bytes; False if closed."""
         if self._bytes and self._bytes + size > self._limit and not self._ended:
             since = time.monotonic()
             while self._bytes and self._bytes + size > self._limit and not self._ended:
@@ -228,7 +228,7 @@ class WriterThread:
             self._flush = self._last = None
 
     def _gather(self, writer: RunWriter) -> bool:
-        """Waits until the next commit is due; returns False if nothing is left to commit.
+        """Wait until the next commit is due; return False if nothing is left to commit.
 
         When the queue is nearly full, steps are reduced early, to a fraction of their raw size.
         """
@@ -272,15 +272,15 @@ class WriterThread:
         )
 
     def _pause(self, writer: RunWriter) -> float:
-        """Returns the seconds until the next commit is due; 0 or less if due now."""
+        """Return the seconds until the next commit is due; 0 or less if due now."""
         return self._pace.pause(time.monotonic(), self._backlog(writer))
 
     def _share(self, writer: RunWriter) -> int:
-        """Returns how many of the queued steps to take now."""
+        """Return how many of the queued steps to take now."""
         return len(self._queue) if self._closing else self._pace.share(self._backlog(writer))
 
     def _reduce(self, steps: list[RawStep]) -> None:
-        """Turns raw steps into batches, which take less memory."""
+        """Turn raw steps into batches, which take less memory."""
         if not steps:
             return
         raw = sum(step.nbytes for step in steps)
@@ -294,7 +294,7 @@ class WriterThread:
         self._release(raw - sum(batch.nbytes for batch in batches))
 
     def _end(self) -> None:
-        """Collects the delayed and final batches; does nothing when called again."""
+        """Collect the delayed and final batches; do nothing when called again."""
         flush, self._flush = self._flush, None
         last, self._last = self._last, None
         held_back = flush() if flush is not None else []
@@ -321,13 +321,13 @@ class WriterThread:
         self._release(sum(b.nbytes for b in batches) + sum(part.nbytes for part in scalars))
 
     def _release(self, size: int) -> None:
-        """Frees queue space and wakes callers of `put`."""
+        """Free queue space and wake callers of `put`."""
         with self._room:
             self._bytes = max(0, self._bytes - size)
             self._room.notify_all()
 
     def _patiently(self, action: Callable[[], Done]) -> Done:
-        """Retries an action that fails on a full disk; warns once.
+        """Retry an action that fails on a full disk; warn once.
 
         `patience` is counted from the end of the first attempt, because an unreachable store can
         delay that attempt for much longer.
@@ -349,7 +349,7 @@ class WriterThread:
 
 
 def _close_after(writer: RunWriter | None, error: BaseException) -> None:
-    """Records the error in the run if it is still writable."""
+    """Record the error in the run if it is still writable."""
     if writer is None:
         return
     try:

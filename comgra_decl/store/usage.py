@@ -1,4 +1,4 @@
-"""Measures the cost of writing a run: CPU time, and the time that training waited."""
+"""Measure the cost of writing a run: CPU time, and how long training waited."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Usage:
         self._own = 0.0
 
     def start(self) -> None:
-        """Starts counting the CPU time of the calling thread, which must be the writer thread."""
+        """Start counting the CPU time of the calling thread, which must be the writer thread."""
         self._own = time.thread_time()
 
     def document(self) -> dict[str, float]:
-        """Returns the totals so far, in seconds.
+        """Return the totals so far, in seconds.
 
         `cpu`: CPU time of the writer thread and of TensorStore's threads, including any use of
         TensorStore by the program itself. `wall`: time since the start. `share`: cpu / wall, where
-        1 is a whole core. `waited`: time that training waited. On systems without per-thread times
+        1 is a whole core. `waited`: how long training waited. On systems without per-thread times
         (not Linux), `cpu` covers the writer thread only.
         """
         now = _pool_seconds()
@@ -43,7 +43,7 @@ class Usage:
 
 
 def _pool_seconds() -> dict[str, float]:
-    """Returns the CPU seconds of TensorStore's live threads, by thread."""
+    """Return the CPU seconds of TensorStore's live threads, by thread."""
     spent = {}
     try:
         for task in _TASKS.iterdir():

@@ -49,13 +49,13 @@ class ValueTable:
     def resume(
         self, forms: Mapping[str, ArrayForm], lanes: Mapping[str, Mapping[int, int]]
     ) -> None:
-        """Restores the arrays and lanes of a resumed run."""
+        """Restore the arrays and lanes of a resumed run."""
         self._arrays = {
             name: _RawArray(form, dict(lanes.get(name, {}))) for name, form in forms.items()
         }
 
     def pieces(self, values: Sequence[dict[int, NDArray[Any]]]) -> Iterator[ValuePiece]:
-        """Yields the writes of a commit; `values[i]` maps slots to values of its record `i`."""
+        """Yield the writes of a commit; `values[i]` maps slots to values of its record `i`."""
         grouped: dict[str, list[tuple[int, int, NDArray[Any]]]] = {}
         for offset, by_slot in enumerate(values):
             for slot, value in by_slot.items():
@@ -66,7 +66,7 @@ class ValueTable:
             yield from _stacked(self._arrays[name], entries)
 
     def index(self, values: Sequence[dict[int, NDArray[Any]]]) -> list[list[Any]]:
-        """Returns which values each record contains, as runs of [offset, {array: [slots]}]."""
+        """Return which values each record contains, as runs of [offset, {array: [slots]}]."""
         present: list[dict[str, list[int]]] = []
         for by_slot in values:
             record: dict[str, list[int]] = {}
@@ -77,11 +77,11 @@ class ValueTable:
         return runs_of(present)
 
     def accept(self) -> None:
-        """Marks the staged arrays and lanes as written."""
+        """Mark the staged arrays and lanes as written."""
         self._staged = []
 
     def discard(self) -> None:
-        """Removes the arrays and lanes staged by the failed commit."""
+        """Remove the arrays and lanes staged by the failed commit."""
         for name, slot in reversed(self._staged):
             if slot is None:
                 del self._arrays[name]
@@ -105,7 +105,7 @@ class ValueTable:
 
 
 def array_of(value: NDArray[Any]) -> str:
-    """Returns the name of the array in which a value is stored."""
+    """Return the name of the array in which a value is stored."""
     stored = _storable(value)
     return _form(stored.dtype, stored.shape).name
 
@@ -116,7 +116,7 @@ def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArrayForm:
 
 
 def _storable(value: NDArray[Any]) -> NDArray[Any]:
-    """Widens the few dtypes that zarr does not support; returns other arrays unchanged."""
+    """Widen the few dtypes that zarr does not support; return other arrays unchanged."""
     if not _has_name(value.dtype):
         return value.astype(np.float32)
     return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
@@ -145,7 +145,7 @@ def _stacked(
 
 
 def _consecutive(offsets: list[int]) -> Iterator[tuple[int, int]]:
-    """Yields (first, last) of each run of consecutive numbers."""
+    """Yield (first, last) of each run of consecutive numbers."""
     first = previous = offsets[0]
     for offset in offsets[1:]:
         if offset != previous + 1:

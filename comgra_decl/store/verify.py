@@ -1,10 +1,10 @@
-"""Verifies a run: reads everything below `head` and describes any damage.
+"""Verify a run: read everything below `head` and describe any damage.
 
 Reads and decodes every chunk and key. The checksums of zstd and zlib detect flipped bits, and
 TensorStore detects truncated files. A deleted file reads as empty bytes, which are not a valid
 chunk. If anything is damaged, verification searches for the newest intact version of the database.
-Data is written only once, so a version from before the damage holds everything that was committed
-until then.
+Data is written only once, so a version from before the damage contains everything that was
+committed until then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Progress = Callable[[str, int, int], None]
 """Called with the current action, the amount done, and the total."""
 
 _ELEMENTS = 4 << 20
-"""Elements per read: 16 MB of float32."""
+"""Number of elements per read: 16 MB of float32."""
 
 _SPEC = re.compile(r" \[(?:tensorstore_spec|source locations)=")
 _PLACE = re.compile(r'Error reading "[^"]*" in version v\d+ of OCDBT database at [^:]*: ')
@@ -109,16 +109,16 @@ class Verdict:
 
 
 def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
-    """Reads an entire run as of the call, even while the run is being written.
+    """Read an entire run as of the call, even while the run is being written.
 
     Args:
-        path: the run's folder, or its place in a bucket.
+        path: the run's folder, or its location in a bucket.
         progress: called with the progress.
 
     Raises:
-        RunNotFoundError: There is no run.
-        FormatError: The run has a newer format.
-        StoreError: The run is in an unreachable bucket.
+        RunNotFoundError: there is no run.
+        FormatError: the run has a newer format.
+        StoreError: the run is in an unreachable bucket.
     """
     verdict = Verdict(location(path), version=newest_version(path))
     report = progress or _silent
@@ -141,7 +141,7 @@ def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
 
 
 def damages_beside(run: Location) -> list[Damage]:
-    """Returns the damaged files next to a run's databases."""
+    """Return the damaged files next to a run's databases."""
     return [
         Damage(file_of(name), f"the verdict of {name}", why)
         for name, why in noted_checks(run).damaged.items()
@@ -149,7 +149,7 @@ def damages_beside(run: Location) -> list[Damage]:
 
 
 def _joined(one: Damage, next_: Damage) -> Damage | None:
-    """Returns the union of two adjacent damaged parts; None if they are not adjacent."""
+    """Return the union of two adjacent damaged parts; None if they are not adjacent."""
     if one.records is None or next_.records is None or one.steps is None or next_.steps is None:
         return None
     same = (one.where, one.lost, one.reason) == (next_.where, next_.lost, next_.reason)
@@ -169,7 +169,7 @@ class _Check:
         self.reader: Reader | None = None
 
     def damages(self) -> Iterator[Damage]:
-        """Yields unreadable parts."""
+        """Yield unreadable parts."""
         # no cache, so that all data is read from disk
         context = new_context(cache_bytes=0, copy_threads=2)
         try:
@@ -185,7 +185,7 @@ class _Check:
         yield from self._arrays(reader.database, view)
 
     def _keys(self, view: View) -> Iterator[Damage]:
-        """Reads JSON keys that opening the run does not read."""
+        """Read JSON keys that opening the run does not read."""
         for loss in view.damage:
             table = loss.partition(" ")[0]
             yield Damage(table, _TABLES.get(table, "a part of the run"), loss.partition(": ")[2])
@@ -230,7 +230,7 @@ class _Check:
 def _unreadable(
     database: Database, handle: ts.TensorStore, part: Region, sums: SumsReader | None
 ) -> Iterator[tuple[Region, str]]:
-    """Yields the unreadable chunks of a region and the reasons."""
+    """Yield the unreadable chunks of a region and the reasons."""
     try:
         data = handle[part.index].read().result()
         if sums is not None:
@@ -274,7 +274,7 @@ def _edge(view: View) -> int:
 
 
 def _scalars(database: Database, count: int, count_read: Callable[[int], None]) -> Iterator[Damage]:
-    """Reads the scalars."""
+    """Read the scalars."""
     edge = count // SCALAR_BLOCK * SCALAR_BLOCK
     keys = [scalar_block_key(at) for at in range(0, edge, SCALAR_BLOCK)]
     try:
@@ -296,20 +296,20 @@ def _scalars(database: Database, count: int, count_read: Callable[[int], None]) 
 
 
 def _key_in(error: DamagedRunError) -> str:
-    """Returns the key named in an error message; every message contains a key."""
+    """Return the key named in an error message; every message contains a key."""
     parts = str(error).split("'")
     return parts[1] if len(parts) > 2 else "head"
 
 
 def _reason(error: Exception) -> str:
-    """Returns an error's message without the parts that the damage already contains."""
+    """Return an error's message without the parts that the damage already contains."""
     text = str(error.args[0] if error.args else error)
     text = _PLACE.sub("", _SPEC.split(text)[0])
     return text.rpartition(_QUOTED)[2].strip() if _QUOTED in text else text
 
 
 def _find_whole(verdict: Verdict, progress: Progress) -> None:
-    """Finds the newest intact version by bisection, as later versions include earlier data."""
+    """Find the newest intact version by bisection, as later versions include earlier data."""
     low, high = 0, verdict.version or 0  # `high` is damaged, `low` is intact (or 0)
     tries = max(1, (high - low).bit_length())
     at = 0
@@ -337,7 +337,7 @@ def _before_all(path: Location, version: int) -> bool:
 
 
 def _whole(path: Location, version: int) -> Reader | None:
-    """Opens a version if it is completely readable; returns None otherwise."""
+    """Open a version if it is completely readable; return None otherwise."""
     check = _Check(Verdict(path), _silent, version=version)
     return check.reader if _is_empty(check.damages()) else None
 
@@ -347,4 +347,4 @@ def _is_empty(items: Iterable[object]) -> bool:
 
 
 def _silent(what: str, done: int, total: int) -> None:
-    """Ignores the progress."""
+    """Ignore the progress."""

@@ -109,14 +109,14 @@ class View:
         return list(dict.fromkeys([*self._tables.damage, *self._scalars.damage]))
 
     def look_for_damage(self) -> None:
-        """Reads all documents, so that `damage` lists the damaged ones."""
+        """Read all documents, so that `damage` lists the damaged ones."""
         if not self._looked:
             for name, revision in self._documents.items():
                 self._look_at(document_key(name), revision, partial(self.document, name))
             self._looked = True
 
     def _look_at(self, key: str, revision: int, read: Callable[[], object]) -> None:
-        """Reads a key unless an earlier view of the same run found it intact."""
+        """Read a key unless an earlier view of the same run found it intact."""
         intact = self._tables.intact
         if (key, revision) not in intact and read() is not None:
             intact.add((key, revision))
@@ -151,7 +151,7 @@ class View:
         return again | lost
 
     def names(self, table: str) -> list[str]:
-        """Returns the names in a table ("type", "tags", "scalar", ...), by code."""
+        """Return the names in a table ("type", "tags", "scalar", ...), by code."""
         return self._tables.names.get(table, [])
 
     @property
@@ -165,7 +165,7 @@ class View:
         return bool(self.shapes)
 
     def shape(self, slot: int, code: float) -> tuple[int, ...] | None:
-        """Returns the shape of a slot in a record, given its value in the "shape" column.
+        """Return the shape of a slot in a record, given its value in the "shape" column.
 
         None if the slot is not in the record, or if the shape is unknown.
         """
@@ -175,7 +175,7 @@ class View:
         return self.shapes[int(code) - 1] if known else None
 
     def load_records(self) -> NDArray[np.float64]:
-        """Reads the facts of records that are not yet in the tables; returns all facts."""
+        """Read the facts of records that are not yet in the tables; return all facts."""
         known = self._tables.records
         columns = slice(0, SYSTEM_COLUMNS)
         reader = FactsReader(lambda name, where: self._read(name, where, columns), self._block)
@@ -192,7 +192,7 @@ class View:
     # -- statistics
 
     def row(self, family: str, record: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns the array that a record stores for a family, or the part selected by `inner`.
+        """Return the array that a record stores for a family, or the part selected by `inner`.
 
         The whole array is [width, ...].
 
@@ -220,7 +220,7 @@ class View:
             return found
 
     def lost(self, family: str, slot: int) -> NDArray[np.bool_] | None:
-        """Returns a mask [n] of a slot's damaged records; None if there are none.
+        """Return a mask [n] of a slot's damaged records; None if there are none.
 
         Covers the data read so far by `series`, `heat` and `rows`, which return fill values for
         damaged records.
@@ -229,7 +229,7 @@ class View:
         return None if lost is None else np.logical_or.reduce(lost.reshape(self.n, -1), 1)
 
     def lost_in(self, family: str, *index: int | slice) -> NDArray[np.bool_] | None:
-        """Returns a mask of the damaged entries [records, slots, ...]; None if there are none."""
+        """Return a mask of the damaged entries [records, slots, ...]; None if there are none."""
         return self._salvage.lost(family, *index)
 
     def has_column(self, record: int, slot: int) -> bool:
@@ -237,7 +237,7 @@ class View:
         return bool(slot < self.records[record, RecordColumn.WIDTH])
 
     def series(self, family: str, slot: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns one slot (or "kpi" column) over all records, [n, ...]; fill values if missing."""
+        """Return one slot (or "kpi" column) over all records, [n, ...]; fill values if missing."""
         column = RecordColumn.KPIS if family == "kpi" else RecordColumn.WIDTH
         parts = [
             (name, records, self._salvage.read(name, records, slot, *inner))
@@ -252,7 +252,7 @@ class View:
         return result
 
     def heat(self, family: str, *inner: int | slice) -> NDArray[Any]:
-        """Returns all slots over all records, [n, slots, ...]; fill values before they existed."""
+        """Return all slots over all records, [n, slots, ...]; fill values before they existed."""
         count = len(self.slots)
         result: NDArray[Any] | None = None
         for name, records, width in self._spans(family, RecordColumn.WIDTH):
@@ -264,7 +264,7 @@ class View:
         return self._empty(family, (slice(0, count), *inner)) if result is None else result
 
     def rows(self, family: str, first: int, last: int) -> NDArray[Any]:
-        """Returns all slots over records `first` to `last` - 1; fill values before they existed."""
+        """Return all slots over records `first` to `last` - 1; fill values before they existed."""
         count = len(self.slots)
         result: NDArray[Any] | None = None
         for name, records, width in self._spans(family, RecordColumn.WIDTH):
@@ -279,7 +279,7 @@ class View:
         return self._empty(family, (slice(0, count),)) if result is None else result
 
     def _spans(self, family: str, column: int) -> Iterator[tuple[str, slice, int]]:
-        """Yields (array name, records, width) for spans that can each be read in one piece.
+        """Yield (array name, records, width) for spans that can each be read in one piece.
 
         Complete blocks come from the block array, later records from the row array. A block is as
         wide as its last record, because the commit of that record wrote the block.
@@ -304,7 +304,7 @@ class View:
     # -- values and JSON
 
     def padded_row(self, family: str, record: int) -> NDArray[Any]:
-        """Returns a record's stored row, [1, columns, ...], including padding."""
+        """Return a record's stored row, [1, columns, ...], including padding."""
         kpis = family == "kpi"
         column = RecordColumn.KPIS if kpis else RecordColumn.WIDTH
         width = int(self.records[record, column])
@@ -313,12 +313,12 @@ class View:
     def value(
         self, record: int, slot: int, sample: int | None = None, part: Part = ...
     ) -> NDArray[Any] | None:
-        """Returns a slot's raw value [samples, *dims], one sample [*dims], or a part of either.
+        """Return a slot's raw value [samples, *dims], one sample [*dims], or a part of either.
 
         None if there is no value or the sample does not exist.
 
         Raises:
-            DamagedRunError: The value is damaged; `damage` lists it.
+            DamagedRunError: the value is damaged; `damage` lists it.
         """
         with self._noting(f"values of record {record}"):
             stored = self._fact("values", record) or {}
@@ -333,10 +333,10 @@ class View:
             return self._read(name, record, lane, *chosen)[rest]
 
     def preview(self, record: int, slot: int) -> StoredPreview | None:
-        """Returns a record's preview of a slot; None if it has none.
+        """Return a record's preview of a slot; None if it has none.
 
         Raises:
-            DamagedRunError: The preview is damaged; `damage` lists it.
+            DamagedRunError: the preview is damaged; `damage` lists it.
         """
         with self._noting(f"values of record {record}"):
             found = find_preview(self._fact("previews", record) or {}, slot)
@@ -353,12 +353,12 @@ class View:
         return lane
 
     def value_slots(self, record: int) -> list[int]:
-        """Returns the slots with raw values in a record."""
+        """Return the slots with raw values in a record."""
         stored = self._fact("values", record) or {}
         return sorted(slot for slots in stored.values() for slot in slots)
 
     def stored_values(self, record: int) -> dict[str, list[int]]:
-        """Returns the arrays with a record's raw values or previews, and the slots in each."""
+        """Return the arrays with a record's raw values or previews, and the slots in each."""
         stored = {name: [*slots] for name, slots in (self._fact("values", record) or {}).items()}
         for name, groups in (self._fact("previews", record) or {}).items():
             for _, slots in groups:
@@ -366,33 +366,33 @@ class View:
         return stored
 
     def samples(self, record: int) -> list[int]:
-        """Returns the batch indices recorded individually; none if they are damaged."""
+        """Return the batch indices recorded individually; none if they are damaged."""
         what = self._facts_name(record)
         return list(self._unless_damaged(what, lambda: self._fact("samples", record)) or [])
 
     def extra(self, record: int) -> dict[str, Any]:
-        """Returns the free-form facts of a record; none if they are damaged."""
+        """Return the free-form facts of a record; none if they are damaged."""
         what = self._facts_name(record)
         return dict(self._unless_damaged(what, lambda: self._fact("extra", record)) or {})
 
     def _facts_name(self, record: int) -> str:
-        """Returns the name in `damage` of a record's JSON facts, which other records share."""
+        """Return the name in `damage` of a record's JSON facts, which other records share."""
         return f"facts of records from {int(self.records[record, RecordColumn.FACTS])} on"
 
     def check_json_facts(self, record: int) -> None:
-        """Reads the JSON facts of a record; raises DamagedRunError if they are damaged."""
+        """Read the JSON facts of a record; raise DamagedRunError if they are damaged."""
         self._refuse_lost(record)
         self._facts(int(self.records[record, RecordColumn.FACTS]))
 
     def document(self, name: str) -> Any:
-        """Returns the newest document with the given name; None if it is missing or damaged."""
+        """Return the newest document with the given name; None if it is missing or damaged."""
         return self._unless_damaged(f"the document {name!r}", lambda: self.read_document(name))
 
     def read_document(self, name: str) -> Any:
-        """Returns the newest document with the given name; None if there is none.
+        """Return the newest document with the given name; None if there is none.
 
         Raises:
-            DamagedRunError: The document is damaged.
+            DamagedRunError: the document is damaged.
         """
         if name not in self._documents:
             return None
@@ -405,11 +405,11 @@ class View:
             raise DamagedRunError(f"{self._db.path}: key {key!r} is invalid at {error}.") from error
 
     def structure(self, digest: str) -> Structure | None:
-        """Returns a stored dependency graph; None if it is damaged."""
+        """Return a stored dependency graph; None if it is damaged."""
         return self._unless_damaged(f"the graph {digest}", lambda: self.read_structure(digest))
 
     def read_structure(self, digest: str) -> Structure:
-        """Returns a stored dependency graph; raises DamagedRunError if it is damaged."""
+        """Return a stored dependency graph; raise DamagedRunError if it is damaged."""
         key = graph_key(digest)
         row = self._db.read_json(key)
         try:
@@ -422,7 +422,7 @@ class View:
 
     @contextmanager
     def _noting(self, what: str) -> Iterator[None]:
-        """Adds an error caused by damage to `damage`, and passes it on."""
+        """Add an error caused by damage to `damage`, and pass it on."""
         try:
             yield
         except TooLargeError:
@@ -434,7 +434,7 @@ class View:
             raise
 
     def _unless_damaged(self, what: str, read: Callable[[], T]) -> T | None:
-        """Returns what `read` returns; if that is damaged, adds it to `damage` and returns None."""
+        """Return what `read` returns; if that is damaged, add it to `damage` and return None."""
         known = len(self._tables.damage)
         try:
             with self._noting(what):
@@ -447,7 +447,7 @@ class View:
             return None
 
     def _fact(self, name: str, record: int) -> Any:
-        """Returns a run-length encoded fact, which is valid until the facts change."""
+        """Return a run-length encoded fact, which is valid until the facts change."""
         self._refuse_lost(record)
         first = int(self.records[record, RecordColumn.FACTS])
         found = None
@@ -501,7 +501,7 @@ class View:
 def _equal_spans(
     name: str, start: int, step: int, widths: NDArray[np.float64]
 ) -> Iterator[tuple[str, slice, int]]:
-    """Yields runs of equal widths; each width covers `step` records."""
+    """Yield runs of equal widths; each width covers `step` records."""
     edges = np.flatnonzero(np.diff(widths)) + 1
     for first, last in zip([0, *edges], [*edges, len(widths)], strict=True):
         if first < last:

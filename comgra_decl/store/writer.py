@@ -1,4 +1,4 @@
-"""Writes a run. Every commit is one atomic transaction, which writes `head` last."""
+"""Write a run. Every commit is one atomic transaction, which writes `head` last."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class RunWriter:
 
     @classmethod
     def create(cls, path: Where, meta: RunMeta) -> RunWriter:
-        """Creates the run at `path`, which may exist but must not contain a run.
+        """Create the run at `path`, which may exist but must not contain a run.
 
         Raises:
-            StoreError: A run exists, or the folder is not writable.
+            StoreError: a run exists, or the folder is not writable.
         """
         place = location(path)
         handle = None
@@ -74,14 +74,14 @@ class RunWriter:
 
     @classmethod
     def resume(cls, reader: Reader, meta: RunMeta) -> RunWriter:
-        """Resumes a run; `appending.append_to` checks the preconditions.
+        """Resume a run; `appending.append_to` checks the preconditions.
 
         Args:
             reader: reader of the run's current state.
             meta: metadata of the resuming program.
 
         Raises:
-            StoreError: Another writer has resumed the run first, or the folder is not writable.
+            StoreError: another writer has resumed the run first, or the folder is not writable.
         """
         database = Database(reader.path, new_context(cache_bytes=_NODE_CACHE))
         database.bound = reader.meta.bound
@@ -113,12 +113,12 @@ class RunWriter:
         return self._contents.block_steps
 
     def commit(self, batches: Sequence[StepBatch], logged: Sequence[ScalarBatch] = ()) -> None:
-        """Stores batches and logged values atomically and durably.
+        """Store batches and logged values atomically and durably.
 
         Raises:
-            TransientStoreError: The disk is full or the store unreachable; nothing was stored, and
+            TransientStoreError: the disk is full or the store unreachable; nothing was stored, and
                 the call may be retried.
-            StoreError: Permanent failure (another writer, no permission, damage).
+            StoreError: the failure is permanent (another writer, no permission, damage).
         """
         self._check_usable()
         batches = [batch for batch in batches if batch.steps or batch.documents]
@@ -134,7 +134,7 @@ class RunWriter:
         self._contents.accept()
 
     def close(self, *, error: str | None = None) -> None:
-        """Marks the run as finished, or as stopped by `error`. Idempotent."""
+        """Mark the run as finished, or as stopped by `error`. Idempotent."""
         if self._closed or os.getpid() != self._pid:
             return
         with self._db.writing("the end of the run"):
@@ -143,7 +143,7 @@ class RunWriter:
         self.release()
 
     def release(self) -> None:
-        """Shows readers that nothing more will be written, even if `close` has failed."""
+        """Show readers that nothing more will be written, even if `close` has failed."""
         if self._handle is not None and os.getpid() == self._pid:
             self._handle.close()
 
@@ -159,7 +159,7 @@ class RunWriter:
             self._finish(commit, _first_head(self._meta))
 
     def _take_back(self) -> None:
-        """Removes the remains of a failed creation, unless the creation succeeded after all."""
+        """Remove the remains of a failed creation, unless the creation succeeded after all."""
         place = self._db.place
         with suppress(OSError):
             if isinstance(place, Path) and self._db.read_bytes(RUN_KEY) is None:
@@ -167,7 +167,7 @@ class RunWriter:
                 place.parent.rmdir()  # fails if the folder is not empty
 
     def _begin(self) -> Commit:
-        """Starts a fenced commit, which fails if another writer has committed."""
+        """Start a fenced commit, which fails if another writer has committed."""
         commit = Commit(self._db)
         found = commit.read(HEAD_KEY)
         if not found:  # TensorStore returns empty bytes for a missing file
@@ -180,7 +180,7 @@ class RunWriter:
         head["time"] = time.time()
         head["usage"] = self.usage
         if self._db.bound:
-            # allows a reader to recognize an old head in an old data file
+            # allows a reader to recognise an old head in an old data file
             head["generation"] = self._generation + 1
         encoded = self._db.encode(HEAD_KEY, head)
         commit.put(HEAD_KEY, encoded)
@@ -207,7 +207,7 @@ class RunWriter:
 
 
 def resumed_head(head: Mapping[str, Any], meta: RunMeta) -> dict[str, Any]:
-    """Returns the head for a program that resumes a run."""
+    """Return the head for a program that resumes a run."""
     line = {
         "record": head["n"],
         "scalar": head.get("scalars", 0),

@@ -272,4 +272,4 @@ def test_a_difference_that_grows_out_of_rounding_is_gradual(
     assert found.gradual is gradual
     text = " ".join(sentences(found))
     assert f"The runs diverge at step {last}, at head, output: mean 1 and 1.1" in text
-    assert ("may only have amplified rounding" in text) is gradual
+    assert ("may merely have amplified rounding errors" in text) is gradual

@@ -82,7 +82,7 @@ def test_stepping_goes_on_in_the_program_itself(tmp_path: Path) -> None:
 def test_quit_ends_the_program(tmp_path: Path) -> None:
     ended = run_in_terminal(tmp_path, "quit\n")
     assert ended.returncode == 1
-    assert "ended in the debugger" in ended.stderr
+    assert "stopped in the debugger" in ended.stderr
 
 
 @pytest.mark.parametrize("limit", ["error", "warning", "hint"])

@@ -157,5 +157,5 @@ def blocks(path: Path) -> Iterator[bytes]:
 
 def test_the_environment_has_all_trackers_if_it_should() -> None:
     if os.environ.get("COMGRA_PEERS"):
-        for package in ("mlflow", "sqlalchemy", "trackio", "wandb"):
+        for package in ("mcp", "mlflow", "sqlalchemy", "trackio", "wandb"):
             __import__(package)

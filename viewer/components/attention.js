@@ -80,7 +80,7 @@ class AttentionPage {
 
   #drawMatrices(shown) {
     const maps = htmlElement(this.body, "div", "maps");
-    const said = htmlElement(this.body, "p", "said", "Rows are queries, columns are keys.");
+    const said = htmlElement(this.body, "p", "said", "Rows are queries; columns are keys.");
     const [rows, columns] = [shown.queries.length, shown.keys.length];
     const cell = Math.max(2, Math.min(14, Math.floor(260 / Math.max(rows, columns))));
     for (let head = 0; head < shown.heads; head += 1) {

@@ -15,14 +15,14 @@ class AttentionView(Component):
     The head view and the model view follow BertViz (Vig 2019, "A Multiscale Visualization of
     Attention in the Transformer Model").
 
-    Message: `{"layer": index}`, a click on a layer of the overview.
+    Message: `{"layer": index}`, a click on a layer in the overview.
 
     Attributes:
         shown: `{"name": str, "facts": str, "heads": int, "queries": [str], "keys": [str],
             "weights": base64 of uint8 [heads, queries, keys], "largest": [number per head]}`. 255
             stands for the largest weight of the head.
         layers: `[{"name": str, "heads": int, "rows": int, "columns": int, "weights": base64}]`, the
-            thumbnails of all layers, in order of execution.
+            thumbnails of all layers, in execution order.
         chosen: Index of the shown layer.
         missing: Why there is nothing to show, or "".
     """

@@ -4,7 +4,7 @@ A component draws its parameters and sends small messages back. Messages are unt
 component checks them against what it shows before any callback runs.
 
 The browser sends one message at a time. It waits for `ready` before it sends the first
-message, because messages sent before Panel has loaded the page are lost. Before each further
+message, because messages sent before Panel has loaded the page are lost. Before each subsequent
 message, it waits until `ack` changes. If the user clicks several times in the meantime, only the
 newest click is sent.
 """

@@ -1,4 +1,4 @@
-"""Menus, numbers and buttons with labels, as native HTML elements for fast response."""
+"""Menus, numbers and buttons with labels, as native HTML elements that respond quickly."""
 
 from __future__ import annotations
 

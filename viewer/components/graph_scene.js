@@ -97,7 +97,7 @@ class SceneIndex {
 
   // An edge to another row runs between the rows, and along the left margin past other rows.
   #wrapped(a, b, from, to) {
-    const spread = 2 * (from % 5); // edges of different sources stay apart
+    const spread = 2 * (from % 5); // edges from different sources stay apart
     const below = (row) => this.rows[row][1] + BESIDE + spread;
     const [x1, y1, x2, y2] = [a.x + a.w, a.y + a.h / 2, b.x, b.y + b.h / 2];
     const right = this.columns[from].right + BESIDE;

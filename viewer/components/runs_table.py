@@ -42,7 +42,7 @@ class RunsTableView(Component):
         return [row["name"] for row in rows]
 
     def check(self, message: Message) -> bool:
-        """Returns whether the message names only runs of the table."""
+        """Returns whether the message names only runs in the table."""
         ((action, value),) = message.items()
         known = set(self.names)
         if action == "ticked":

@@ -56,7 +56,7 @@ def _free_row(rows: list[list[Span]], span: Span, level: int) -> int:
 
 
 def _spans(scopes: AbstractSet[str], boxes: Iterable[Box]) -> dict[str, Span]:
-    """Returns the left and right end of each scope's boxes."""
+    """Returns the left and right ends of each scope's boxes."""
     spans: dict[str, Span] = {}
     for box in boxes if scopes else ():
         left, right = box.x, box.x + box.w

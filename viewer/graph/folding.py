@@ -231,8 +231,9 @@ class Folding:
 def first_folding(root: Scope, limit: int, fits: Callable[[Folding], bool]) -> Folding:
     """Returns the folding of the first view, which expands whole levels while they are readable.
 
-    A level is expanded if the drawing shows little without it. Below that, only stacks of identical
-    blocks are expanded, to show the blocks; if there are too many of them, they share a box.
+    A level is expanded if the drawing shows little without it. Below that, only stacks of
+    identical blocks are expanded, to show the blocks. If there are too many blocks, they share a
+    box.
     Parameters stay with their module.
 
     Args:

@@ -33,7 +33,7 @@ class Digraph:
 
 
 def acyclic(size: int, edges: Sequence[Edge]) -> Digraph:
-    """Returns the graph without the edges that close a cycle against the order of execution.
+    """Returns the graph without the edges that close a cycle against execution order.
 
     An edge is omitted only if it lies on a cycle and its sink first ran no later than its source.
     """

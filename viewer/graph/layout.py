@@ -53,7 +53,7 @@ __all__ = [
 _Links = dict[tuple[int, int], bool]
 
 READABLE = 0.7
-"""Smallest zoom at which the labels of boxes can be read: their letters have 12 pixels at 1."""
+"""Smallest zoom at which the labels of boxes can be read: at zoom 1, letters have 12 pixels."""
 
 _SPACE = 110.0, 84.0
 """Width and height that a box takes up, including the gap to the next box and the bands."""
@@ -66,7 +66,7 @@ _MOST, _LEAST = 60, 12
 
 
 _HEADS = 3
-"""Lines of bands that are drawn."""
+"""Maximum number of lines of bands to draw."""
 
 
 class Outline:
@@ -114,8 +114,8 @@ class Outline:
         Args:
             expanded: Expanded scopes: names of boxes with `folded`, as sent by `{"expand": id}`.
             room: Size of the drawing area, into which long drawings are wrapped. None: one row.
-            limit: If there are more boxes than this, three or more numbered neighbours of the same
-                structure share one box (longest rows first), unless that box is in `expanded`.
+            limit: If there are more boxes than this, three or more numbered neighbours with the
+                same structure share one box (longest rows first), unless that box is in `expanded`.
         """
         root = self._root
         visible = sorted(visible_boxes(root, expanded, limit), key=lambda box: (box.order, box.id))

@@ -1,7 +1,7 @@
 """Data of the graph view: nodes as input, positioned boxes as output.
 
-Lengths are in scene units; one unit is one CSS pixel at 100% zoom. The origin is the upper left
-corner, x grows to the right and y downwards.
+Lengths are in scene units; one unit is one CSS pixel at 100% zoom. The origin is the upper-left
+corner; x grows to the right and y downwards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GraphNode:
         name: Dotted name; its proper prefixes are its module scopes.
         kind: One of `KINDS`.
         order: Position of the node's first execution; nodes with a smaller position ran earlier.
-        title: Further text about the node, such as its shape. Two blocks are identical only if
+        title: Additional text about the node, such as its shape. Two blocks are identical only if
             their nodes' titles agree, ignoring the node's own name.
         module: Class of the module; "" if the node is not the output of a module.
     """
@@ -160,7 +160,7 @@ _BAND_FIELDS = tuple(field.name for field in fields(Band))
 
 
 def _plain(item: object, names: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the fields of a dataclass. `dataclasses.asdict` is slower: it copies deeply."""
+    """Returns the fields of a dataclass. `dataclasses.asdict` is slower, since it copies deeply."""
     plain = {name: getattr(item, name) for name in names}
     for name in ("members", "marks"):
         if name in plain:

@@ -40,7 +40,7 @@ class Attention:
 
 
 def layers(view: RunView) -> list[Slot]:
-    """Returns the slots that contain attention weights, in order of execution."""
+    """Returns the slots that contain attention weights, in execution order."""
     return view.now("attention", lambda: [s for s in view.slots.values() if _is_attention(view, s)])
 
 

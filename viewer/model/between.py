@@ -11,7 +11,7 @@ from comgra_decl.viewer.model.selection import Selection
 
 
 def between_of(view: RunView, at: Selection, node: str) -> Between | None:
-    """Returns what happens between the selected tensor and a node, in the order of execution.
+    """Returns what happens between the selected tensor and a node, in execution order.
 
     None if the node does not exist, nothing is selected, or both are the same.
     """

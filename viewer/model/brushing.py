@@ -33,7 +33,7 @@ class Brush:
 
 
 NOTHING = Brush()
-"""The brush if nothing is brushed."""
+"""The brush when nothing is brushed."""
 
 
 def brushed_marks(view: RunView, type_: str, brush: Brush) -> list[Mark]:

@@ -15,7 +15,7 @@ from comgra_decl.viewer.model.ranks import rank_in, without_rank
 from comgra_decl.viewer.model.runview import RunView
 
 OPEN_RUNS, HELD = 8, 384 << 20
-"""Maximum number of open runs, and of bytes in their caches.
+"""Maximum number of open runs, and maximum size of their caches in bytes.
 
 The least recently used run is closed first.
 """

@@ -1,4 +1,4 @@
-"""Draws values by the meaning of their axes: images, channels, kernels, maps, bars, lines."""
+"""Draws values according to their axes: images, channels, kernels, maps, bars, lines."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def draw(preview: Preview, *, sample: int | None = None, picture: bool = False) 
 
     Args:
         preview: values with the meaning of their axes.
-        sample: the only sample to draw, which must be there. None draws all samples, or only the
+        sample: the only sample to draw, which must exist. None draws all samples, or only the
             first if there is no room for more.
         picture: whether three channels are red, green and blue.
     """
@@ -242,7 +242,7 @@ def _sheet(boxes: Sequence[Tile]) -> tuple[NDArray[np.bool_], list[tuple[slice, 
 
 
 def place_of(drawing: Drawing) -> dict[str, object]:
-    """Returns what a tooltip needs to name a cell: axes, and size and columns of the tiles."""
+    """Returns what a tooltip needs to name a cell: the axes, and the size and columns of tiles."""
     first = drawing.tiles[0] if drawing.tiles else None
     return {
         "names": [drawing.down, drawing.across],
@@ -256,9 +256,9 @@ def place_of(drawing: Drawing) -> dict[str, object]:
 
 
 def fitted(columns: int, rows: int, width: int, height: int) -> tuple[float, float]:
-    """Returns how many cells a frame of this size in pixels shows across and down if square.
+    """Returns how many square cells fit across and down a frame of this size in pixels.
 
-    A frame whose size is not known yet shows exactly the cells that there are.
+    A frame whose size is not known yet shows exactly the existing cells.
     """
     if width <= 0 or height <= 0:
         return float(columns), float(rows)

@@ -17,7 +17,7 @@ from comgra_decl.viewer.model.verdicts import found
 from comgra_decl.viewer.palette import AMBER, BLUE, RED
 
 COLOURS = {"error": RED, "warning": AMBER, "hint": BLUE}
-"""Colours by severity on the step bar, in heat maps and in the graph."""
+"""Colours by severity for the step bar, heat maps and the graph."""
 
 RULE = "rule:"
 """Prefix of a rule name in `colour` if a single rule colours the graph."""
@@ -150,7 +150,7 @@ def _paint(inside: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def opening(view: RunView, *, step: int | None = None) -> dict[str, Any]:
-    """Returns what a page selects if its URL does not, by parameter of `ViewState`.
+    """Returns the initial selection of a page whose URL has none, by parameter of `ViewState`.
 
     This is the tensor and first step of the most important finding about a tensor. In a run without
     such findings, the page shows the loss at the last step; without a loss, the result is empty.

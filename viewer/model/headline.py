@@ -29,7 +29,7 @@ class Headline:
         tone: See `Tone`.
         lead: The counts, such as "1 error, 2 warnings".
         text: The most important finding, or the checks that were not completed.
-        numbers: The course of the loss, such as "loss 2.27 → 3.60"; "" if unknown.
+        numbers: How the loss developed, such as "loss 2.27 → 3.60"; "" if unknown.
         worst: The most important finding; None without findings.
         unasked: Whether no rule has checked this run.
     """
@@ -92,7 +92,8 @@ def _without_findings(diagnosis: Diagnosis, live: bool, numbers: str) -> Headlin
     checks = [c for c in asked if not c.question.experiment or c.colour != "unchecked"]
     against = [check for check in checks if check.colour in ("red", "amber")]
     if against:
-        text = f"but the numbers say no: {against[0].question.text} {against[0].numbers}"
+        first = against[0]
+        text = f"but the values suggest otherwise: {first.question.text} {first.numbers}"
         return Headline("warning", lead, text.strip(), numbers)
     made = sum(check.colour == "green" for check in checks)
     if diagnosis.damage:
@@ -124,11 +125,11 @@ def about(finding: Finding, last: int) -> str:
         finding: A finding.
         last: Step of the newest training record; a problem that lasts until then persists.
     """
-    where = "" if finding.place is None else f" at {finding.place}"
+    where = "" if finding.place is None else f" in {finding.place}"
     when = finding.span
     if finding.last_step >= last and finding.is_exact and finding.first_step < last:
         when = f"since step {finding.first_step}"
-    elif when.startswith("step "):
+    elif when.startswith(("step ", "steps ")):
         when = f"at {when}"
     return f"{rule_label(finding.rule)}{where} {when}"
 

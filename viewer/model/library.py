@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from comgra_decl.viewer.model.catalogue import Catalogue
 
 HELD = 256 << 20
-"""Maximum size in bytes of the metrics and series in memory."""
+"""Maximum size of the metrics and series in memory, in bytes."""
 
 _RECENT = 30.0
 """Seconds for which numbers count as being on screen.
@@ -98,7 +98,7 @@ class _Held:
 
 
 class Library:
-    """Reads all runs of a catalogue, one after the other, on a background thread.
+    """Reads all runs in a catalogue, one by one, on a background thread.
 
     Requests from sessions come first. `version` is incremented whenever something has been read.
     """

@@ -22,7 +22,7 @@ _SAMPLES = 8
 """Maximum number of recorded samples to prefetch."""
 
 _QUICK = 2_000_000
-"""Maximum count of numbers per read. A read blocks requests for a few hundredths of a second."""
+"""Maximum number of values per read. A read blocks requests for a few hundredths of a second."""
 
 
 def next_to(view: RunView, at: Selection, before: Selection, colour: str) -> Iterator[Work]:

@@ -1,4 +1,4 @@
-"""Where the displayed run and another one diverge, found on a background thread."""
+"""Finds, on a background thread, where the displayed run and another one diverge."""
 
 from __future__ import annotations
 

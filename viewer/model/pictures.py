@@ -1,4 +1,4 @@
-"""The samples of a probe, and the pictures of the selected one, as numbers and images to draw."""
+"""The samples in a probe, and the pictures of the selected one, as numbers and images to draw."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Image = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A sample of the probe: what went in, and what came out at this step.
+    """A sample from the probe: what went in, and what came out at this step.
 
     Attributes:
         sample: its number in the record.
@@ -335,7 +335,7 @@ def _cloud(view: RunView, type_: str, step: int, node: str) -> Cloud | str:
         return str(error)
     steps, values = all_steps.labels["step"], all_steps.values
     if step not in steps:
-        return f"{node} was recorded with another shape at step {step}."
+        return f"{node} was recorded with a different shape at step {step}."
     if values.shape[1] > _MOST_POINTS:
         return f"{values.shape[1]} points are too many to show."
     low, high = values.min((0, 1)), values.max((0, 1))

@@ -21,7 +21,7 @@ figure. With more points, drawing them took up most of the time needed to paint 
 """
 
 _LONE = 0.003
-"""Half the width of the band around a lone point, relative to all steps."""
+"""Half the width of the band around a lone point, relative to the range of all steps."""
 
 NEVER_NEGATIVE = (
     *("abs_mean", "std", "abs_max", "l2", "zero_fraction", "nonfinite", "rms", "snr"),
@@ -139,7 +139,7 @@ def isolated(values: Floats) -> NDArray[np.int64]:
 def band(line: Curve) -> tuple[Floats, Floats, Floats]:
     """Returns x, low and high of the band, which has gaps where the line has gaps.
 
-    A filled area cannot be interrupted, so it shrinks to no height between the ends of a gap. A
+    A filled area cannot be interrupted, so it shrinks to zero height across a gap. A
     lone point has a narrow band around it. Empty without a band.
     """
     if not len(line.low):

@@ -103,7 +103,7 @@ def _no_run(catalogue: Catalogue) -> Notice:
     root = catalogue.root
     if isinstance(root, Path) and root.is_file():
         return Notice("bad", "Not a folder of runs", (
-            f"{root.absolute()} is a file. Start the viewer with the folder that holds the runs:",
+            f"{root.absolute()} is a file. Open the folder that contains the runs:",
         ), "comgra-decl view FOLDER")  # fmt: skip
     gone = isinstance(root, Path) and not root.exists()
     missing = " (the folder does not exist yet)" if gone else ""

@@ -88,7 +88,7 @@ def distances(view: RunView, at: Selection, graph: Graph) -> dict[str, tuple[int
 
 
 def beginning(graph: Graph, found: dict[str, tuple[int, float]]) -> str:
-    """Returns the first node, in order of execution, at which the sample is an outlier, or ""."""
+    """Returns the first node, in execution order, at which the sample is an outlier, or ""."""
     first = sorted(graph.nodes, key=lambda node: node.order)
     return next((n.name for n in first if abs(found.get(n.name, (0, 0.0))[1]) >= OUTLIER), "")
 
@@ -103,5 +103,5 @@ def _legend(at: Selection, begins: str, few: bool) -> dict[str, Any]:
         "high": "8",
         "colors": [signed_colour(float(place)) for place in np.linspace(-1, 1, len(SCALE))],
         "help": "Distance from the mean of the other samples in the batch, in standard deviations "
-        "of those samples. Choose a sample at Batch.",
+        "of those samples. Choose a sample under Batch.",
     }

@@ -24,8 +24,8 @@ _COMPARED, _FAR = 3, 3.0
 """Smallest number of samples for comparing values; deviation at which colours saturate."""
 
 _TOO_FEW = (
-    "There are fewer than three samples for comparing values. Choose recorded values, or record "
-    "more samples: `samples: {count: 8}` and `values: true` in the spec."
+    "Comparing values requires at least three samples. Choose recorded values, or record more "
+    "samples: `samples: {count: 8}` and `values: true` in the spec."
 )
 
 

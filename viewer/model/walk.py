@@ -273,7 +273,7 @@ def _extremes(line: dict[str, float], *, one: bool = False) -> str:
 
 
 def _single(view: RunView, slot: Slot, line: dict[str, float]) -> str:
-    """Returns text with the statistic that fits a tensor whose extremes are unknown."""
+    """Returns text about the statistic that fits a tensor whose extremes are unknown."""
     statistic = fitting(view, slot).statistic
     value = line.get(statistic, math.nan)
     return "" if math.isnan(value) else f"have a {rule_label(statistic)} of {number(value)}"

@@ -1,4 +1,4 @@
-"""Base class of all panes. A pane is built once, updated in place, and isolates its errors."""
+"""Base class of all panes. A pane is built once, then updated in place; its errors stay in it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Pane(ABC):
 
 
 _FAULT = (
-    "This is a bug in the viewer. The rest of the page still works. This pane will be drawn again "
+    "This is a bug in the viewer. The rest of the page still works. This pane will be redrawn "
     "after your next change. Please include the details in a bug report."
 )
 

@@ -1,4 +1,4 @@
-"""What happens between two nodes of the graph: gains, dead values, and the ranked paths."""
+"""What happens between two nodes in the graph: gains, zeros, and the ranked paths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HELP = {
     "gradient": "Root mean square of the gradient at the beginning, divided by the root mean "
     "square at the end",
     "zeros": "Largest share of zeros among the tensors on the way",
-    "share": "Share of the gradient that takes this path, estimated from the gradients of the "
+    "share": "Share of the gradient that takes this path, estimated from the gradients of all "
     "tensors that read each tensor",
 }
 
@@ -64,7 +64,7 @@ def _html(found: Between, route: int) -> str:
     more = found.count - len(found.paths)
     ways = f"{count(found.count)} path{'s' if found.count != 1 else ''}"
     if not found.count:
-        ways = "no path in the graph of this step"
+        ways = "no path in the graph at this step"
     rest = f'<li class="soft">and {count(more)} more paths</li>' if more > 0 else ""
     facts = [
         _fact("signal", f"signal {_gain(found.signal)}"),

@@ -47,7 +47,7 @@ return short.replaceAll("-", "\u2212").padStart(7, "\u2007")
 _WHOLE = """
 return Number.isInteger(tick) ? tick.toLocaleString("en").replaceAll(",", "\u202f") : ""
 """
-"""Labels of steps and indices, as in the step bar: whole numbers, thin spaces between thousands."""
+"""Labels for steps and indices, as in the step bar: whole numbers with thin spaces."""
 
 DIGITS = "Menlo, monospace"
 """Monospaced tick labels, because Bokeh lays out the whole page whenever an axis changes its width.

@@ -27,7 +27,7 @@ _MOST_OTHERS = 6
 
 
 class FindingsPane(Pane):
-    """The findings, with links to tensors and steps. Runs the rules once over a finished run."""
+    """The findings, with links to tensors and steps. Runs the rules once on a finished run."""
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "role", "looked"})
     sizing: ClassVar = "stretch_width"

@@ -159,10 +159,10 @@ def _cloud(found: Cloud | str, node: str, sample: int) -> str:
 
 def _likeness(found: Album) -> str:
     if isinstance(found.likeness, str):
-        return _missing("likeness of layers", found.likeness)
+        return _missing("similarity of layers", found.likeness)
     names = found.likeness.labels["node"]
     return (
-        '<div class="card"><h3>likeness of layers (CKA, unbiased)</h3>'
+        '<div class="card"><h3>similarity of layers (CKA, unbiased)</h3>'
         f"{_heat(found.likeness, names, 1.0, linked=True)}</div>"
     )
 
@@ -186,11 +186,11 @@ def _cell(value: float, most: float) -> str:
 
 def _confusion(found: Album) -> str:
     if isinstance(found.confusion, str):
-        return _missing("confusion of classes", found.confusion)
+        return _missing("confusion matrix", found.confusion)
     counts = found.confusion.values[0]
     whole = Picture("confusion", counts, ("class", "predicted class"))
     names = [str(i) for i in range(len(counts))]
     return (
-        '<div class="card"><h3>confusion (rows: class, columns: predicted)</h3>'
+        '<div class="card"><h3>confusion matrix (rows: class, columns: predicted class)</h3>'
         f"{_heat(whole, names, float(counts.max(initial=0)))}</div>"
     )

@@ -196,14 +196,14 @@ def _choices(at: model.Overlaid, metrics: list[str], settings: list[str]) -> Gro
     short = model.short_names(settings)
     lines = (
         Field("metric", "Metric", at.metric, tuple(Option(name, name) for name in metrics),
-              "Metric of the first figure and of the settings"),
+              "Metric shown in the first figure and in the figure of settings"),
         Field("smoothing", "Smoothing", at.smoothing,
               tuple(Option(each, each) for each in model.SMOOTHINGS),
               "Weight of earlier values in an exponential moving average with bias correction; "
-              "the original values are shown as faint lines", "slider"),
+              "faint lines show the original values", "slider"),
         Field("x_axis", "Horizontal axis", at.x_axis,
               tuple(Option(key, label) for key, label in model.X_AXES.items()),
-              "Wall time and samples are known at records and interpolated between them"),
+              "Wall time and samples are known at recorded steps and interpolated between them"),
     )  # fmt: skip
     settings_field = Field(
         "against", "Settings", at.against,

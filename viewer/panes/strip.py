@@ -111,7 +111,7 @@ def _line(said: Headline, *, walking: bool) -> str:
     if said.worst is not None and not walking:
         buttons = _button(_SHOW, "Show me", "main", "Walk through the evidence, step by step")
     elif said.unasked:
-        buttons = _button(_LOOK, "Check now", "main", "Run the rules over all records")
+        buttons = _button(_LOOK, "Check now", "main", "Run the rules on all records")
     elif said.worst is None and not walking:
         buttons = _button(_ALL, "Show checks", "", "What was checked and what could not be")
     numbers = f'<span class="numbers">{_e(said.numbers)}</span>' if said.numbers else ""

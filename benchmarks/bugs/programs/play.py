@@ -16,7 +16,7 @@ FIELDS = ("severity", "rule", "first_step", "after_step", "message", "advice", "
 
 
 def play(name: str) -> dict[str, Any]:
-    """Runs a program in an empty folder; returns its output and the findings of each run."""
+    """Run a program in an empty folder; return its output and the findings of each run."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COMGRA": "debug"}
         program = subprocess.run(
@@ -37,7 +37,7 @@ def play(name: str) -> dict[str, Any]:
 
 
 def diagnosed(path: Path) -> dict[str, Any]:
-    """Returns the number of records of a run and its findings."""
+    """Return the number of records in a run and its findings."""
     import comgra_decl as comgra
     from comgra_decl.rules import diagnose
 
@@ -50,7 +50,7 @@ def diagnosed(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Plays the named programs, or all of them."""
+    """Play the named programs, or all of them."""
     out, *names = sys.argv[1:]
     results = []
     for name in names or sorted(path.stem for path in (HERE / "cases").glob("*.py")):

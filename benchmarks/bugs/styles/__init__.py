@@ -25,7 +25,7 @@ _AREAS = (
 
 
 def trainings() -> dict[str, Training]:
-    """Returns the training runs by name, such as `schedules.one_cycle`."""
+    """Return the training runs by name, such as `schedules.one_cycle`."""
     found: dict[str, Training] = {}
     for area in _AREAS:
         module = import_module(f"{__name__}.{area}")

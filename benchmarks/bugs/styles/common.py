@@ -27,7 +27,7 @@ Training = Callable[[], Reached]
 
 
 def mlp(*sizes: int, act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Returns linear layers with activation functions between them."""
+    """Return linear layers with activation functions between them."""
     layers: list[nn.Module] = []
     for index, (a, b) in enumerate(pairwise(sizes)):
         layers += [nn.Linear(a, b)]
@@ -37,7 +37,7 @@ def mlp(*sizes: int, act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
 
 
 def update(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float | None = None) -> float:
-    """Takes an optimizer step and returns the loss."""
+    """Take an optimizer step and return the loss."""
     optimizer.zero_grad()
     loss.backward()
     if clip is not None:
@@ -49,19 +49,19 @@ def update(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float | None = 
 
 
 def adam(model: nn.Module | Iterable[nn.Parameter], rate: float = 1e-3) -> torch.optim.Adam:
-    """Returns an Adam optimizer for a model or for parameters."""
+    """Return an Adam optimizer for a model or for parameters."""
     return torch.optim.Adam(model.parameters() if isinstance(model, nn.Module) else model, lr=rate)
 
 
 def blobs(count: int, *, features: int = 12, classes: int = 4) -> tuple[Tensor, Tensor]:
-    """Returns points [count, features] around one centre per class, and the classes [count]."""
+    """Return points [count, features] around one centre per class, and the classes [count]."""
     labels = torch.randint(classes, (count,))
     centers = torch.randn(classes, features, generator=torch.Generator().manual_seed(5)) * 1.2
     return centers[labels] + torch.randn(count, features), labels
 
 
 def pictures(count: int, *, side: int = 12, classes: int = 4) -> tuple[Tensor, Tensor]:
-    """Returns noisy pictures [count, 1, side, side] of one pattern per class, and the classes."""
+    """Return noisy pictures [count, 1, side, side] of one pattern per class, and the classes."""
     labels = torch.randint(classes, (count,))
     random = torch.Generator().manual_seed(6)
     patterns = F.interpolate(torch.rand(classes, 1, 4, 4, generator=random), size=(side, side))
@@ -69,7 +69,7 @@ def pictures(count: int, *, side: int = 12, classes: int = 4) -> tuple[Tensor, T
 
 
 def moons(count: int) -> Tensor:
-    """Returns points [count, 2] of two interleaved half circles."""
+    """Return points [count, 2] of two interleaved half circles."""
     angle, upper = torch.pi * torch.rand(count), torch.rand(count) < 0.5
     x = torch.where(upper, angle.cos(), 1 - angle.cos())
     y = torch.where(upper, angle.sin(), 0.5 - angle.sin())
@@ -77,10 +77,10 @@ def moons(count: int) -> Tensor:
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Returns the share of correct answers."""
+    """Return the share of correct answers."""
     return float((logits.argmax(-1) == labels).float().mean())
 
 
 def explained(prediction: Tensor, target: Tensor) -> float:
-    """Returns the share of the targets' variance that the predictions explain."""
+    """Return the share of the targets' variance that the predictions explain."""
     return float(1 - F.mse_loss(prediction, target) / target.var())

@@ -20,7 +20,7 @@ class Corridor:
     size = 10
 
     def reset(self) -> Tensor:
-        """Starts in the middle."""
+        """Start in the middle."""
         self.at, self.time = 3, 0
         return self._seen()
 
@@ -43,7 +43,7 @@ class Poles:
         self.steps = torch.zeros(count)
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the next states, the rewards, and which poles fell."""
+        """Return the next states, the rewards, and which poles fell."""
         angle, speed = self.state.unbind(1)
         speed = (
             speed
@@ -299,7 +299,7 @@ class _Hill:
         self.at = 2 * torch.rand(count, 2) - 1
 
     def step(self, push: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the next places and the rewards."""
+        """Return the next places and the rewards."""
         self.at = self.at + 0.2 * push + 0.02 * torch.randn_like(self.at)
         reward = -self.at.pow(2).sum(1) - 0.05 * push.pow(2).sum(1)
         again = torch.rand(len(self.at)) < 0.05

@@ -25,7 +25,7 @@ def _encoder() -> nn.Sequential:
 
 
 def _neighbours(encoder: nn.Module) -> float:
-    """Returns the accuracy of the nearest neighbour among 256 labelled points."""
+    """Return the accuracy of the nearest neighbour among 256 labelled points."""
     encoder.eval()
     with torch.no_grad():
         (x, y), (x2, y2) = blobs(256), blobs(256)

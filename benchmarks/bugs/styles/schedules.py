@@ -249,7 +249,7 @@ class _Orthogonal(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Takes one step."""
+        """Take one step."""
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]

@@ -24,7 +24,7 @@ from benchmarks.bugs.styles.common import (
 
 
 def _pretrained(steps: int = 80) -> nn.Sequential:
-    """Returns a network that knows the classes of `blobs`, trained with hand-written updates."""
+    """Return a network that knows the classes of `blobs`, trained with hand-written updates."""
     net = mlp(12, 48, 48, 4)
     for _ in range(steps):
         x, y = blobs(64)

@@ -26,7 +26,7 @@ def installed(family: str) -> bool:
 
 
 def names(family: str) -> list[str]:
-    """Returns the names of all programs of a family."""
+    """Return the names of all programs of a family."""
     return [f"{family}/{name}" for name in _module(family).NAMES]
 
 

@@ -17,7 +17,7 @@ BATCH, WIDTH = 6, 8
 
 
 def mlp(inputs: int = WIDTH, outputs: int = WIDTH, width: int = 16) -> nn.Sequential:
-    """Returns two linear layers with an activation between them."""
+    """Return two linear layers with an activation between them."""
     return nn.Sequential(nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, outputs))
 
 

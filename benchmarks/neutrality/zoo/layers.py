@@ -18,7 +18,7 @@ _BATCH = 6
 
 
 def classify(model: nn.Module, *shape: int, classes: int = 4) -> Program:
-    """Returns a training run that classifies random inputs [batch, *shape]."""
+    """Return a training run that classifies random inputs [batch, *shape]."""
 
     def loss(net: nn.Module) -> Tensor:
         return F.cross_entropy(net(torch.randn(_BATCH, *shape)), torch.randint(classes, (_BATCH,)))
@@ -32,12 +32,12 @@ def shrink(model: nn.Module, *shape: int) -> Program:
 
 
 def between(*middle: nn.Module, width: int = 16) -> nn.Sequential:
-    """Returns layers between two linear ones."""
+    """Return layers between two linear ones."""
     return nn.Sequential(nn.Linear(8, width), *middle, nn.Linear(width, 4))
 
 
 def images(*layers: nn.Module, channels: int = 8) -> nn.Sequential:
-    """Returns layers on maps [batch, channels, 8, 8] between a convolution and a head."""
+    """Return layers on maps [batch, channels, 8, 8] between a convolution and a head."""
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 4))
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *layers, *head)
 

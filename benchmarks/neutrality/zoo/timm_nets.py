@@ -33,7 +33,7 @@ _SHALLOW: tuple[dict[str, int], ...] = (
 
 
 def build(name: str) -> Program:
-    """Returns a training run of a classifier on random images."""
+    """Return a training run of a classifier on random images."""
     torch.manual_seed(0)
     model, size = smallest(name)
     torch.manual_seed(0)

@@ -15,5 +15,5 @@ NAMES = list(_ALL)
 
 
 def build(name: str) -> Program:
-    """Returns a new training."""
+    """Return a new training."""
     return _ALL[name]()

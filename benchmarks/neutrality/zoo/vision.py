@@ -30,7 +30,7 @@ MAPS = {"deeplabv3_mobilenet_v3_large", "fcn_resnet50", "lraspp_mobilenet_v3_lar
 
 
 def build(name: str) -> Program:
-    """Returns a training run with random images, videos or pairs of images."""
+    """Return a training run with random images, videos or pairs of images."""
     side = SIDE.get(name, 64)
     if name == "raft_small":
         return usual(models.get_model(name, weights=None), _flow, optimizer=torch.optim.SGD)

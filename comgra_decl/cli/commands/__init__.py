@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> dict[str, PassedOn]:
 
 
 def _add_placeholder(app: typer.Typer, name: str, module: ModuleType) -> None:
-    """Add a command to the help that `app` itself never runs."""
+    """Add a command to the help; `app` itself never runs it."""
 
     def command() -> None:
         raise AssertionError(f"{name} must be handled before the command line is parsed")

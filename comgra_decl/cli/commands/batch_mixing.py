@@ -13,8 +13,8 @@ usage: comgra-decl batch-mixing [--json] [--for RUN] [--batch-dim N] [--] SCRIPT
 
 Runs a training script up to its first optimizer step and checks that its models keep the samples in
 a batch independent. A wrong view or transpose, or a softmax or mean over the wrong dimension, mixes
-the samples. Each model is called a few more times with all samples but one replaced by copies of
-the remaining one; its output for that sample must not change. BatchNorm in training mode, which
+the samples. Each model is called a few more times, with all samples but one replaced by copies of
+the remaining one; the output for that sample must not change. BatchNorm in training mode, which
 mixes samples by design, is reported separately. Nothing is recorded. The script can write files as
 usual; its output goes to standard error.
 

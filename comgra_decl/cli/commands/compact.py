@@ -10,9 +10,9 @@ PANEL = "Keep"
 def command(run: RunPath, as_json: AsJson = False) -> None:
     """Reduce the size of a finished run without changing its data.
 
-    Removes old versions of the index. Also removes the duplicate data that made records available
-    immediately while the run was live. All data is read before anything is changed, and the command
-    can be killed safely at any time.
+    Removes old versions of the index, and the duplicate data that made records available
+    immediately while the run was live. Reads all data before it changes anything, and can safely be
+    killed at any time.
     """
     from comgra_decl.cli.printing import bar
     from comgra_decl.store.compaction import compact

@@ -25,7 +25,9 @@ _Names = Annotated[
 ]
 _Tolerance = Annotated[
     float | None,
-    typer.Option(help="Relative difference that counts as rounding. Default: by dtype."),
+    typer.Option(
+        help="Relative difference to treat as rounding error; by default, it depends on the dtype."
+    ),
 ]
 _Type = Annotated[str | None, typer.Option("--type", help="Type of execution; default: training.")]
 _SHOWN = 10
@@ -41,8 +43,8 @@ def command(
 ) -> None:
     """Find the first step and tensor, in the order of execution, at which two runs differ.
 
-    Exits with code 3 if they differ by more than rounding, and with code 4 if training may only
-    have amplified rounding.
+    Exits with code 3 if they differ by more than rounding error, and with code 4 if training may
+    merely have amplified rounding error.
     """
     from comgra_decl.query import open_run, part
 
@@ -88,7 +90,7 @@ def _lines(found: Parting) -> list[str]:
 
 
 def _described(found: Parting) -> dict[str, Any]:
-    """Returns the result as JSON; infinite and missing numbers become None."""
+    """Return the result as JSON data; infinite and missing numbers become None."""
     import pandas as pd
 
     from comgra_decl.cli.describe import plain

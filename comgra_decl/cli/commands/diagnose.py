@@ -39,13 +39,15 @@ _Spec = Annotated[
 ]
 _All = Annotated[
     bool,
-    typer.Option("--all", help="Also show findings that other findings explain, and their advice."),
+    typer.Option(
+        "--all", help="Also show findings that are explained by others, with their advice."
+    ),
 ]
 
 
 _Together = Annotated[
     bool,
-    typer.Option("--together/--no-together", help="Look for correlations; this takes longer."),
+    typer.Option("--together/--no-together", help="Look for correlations, which takes longer."),
 ]
 
 
@@ -67,8 +69,8 @@ def command(
     """Report problems in a run, where they began, and what to do about them.
 
     Begins with the post-mortem if the program failed. Exits with code 3 if the program failed or an
-    error is found or, with `--fail-on warning`, also if a warning is found. A run with damaged
-    records, which cannot be checked, counts as an error.
+    error is found; with `--fail-on warning`, a warning is enough. Damaged records, which cannot be
+    checked, count as an error.
     """
     from comgra_decl.cli.diagnosis import described, rules_of
     from comgra_decl.query import open_run

@@ -21,7 +21,7 @@ usage: comgra-decl thermometer [--] SCRIPT [ARGS ...]
 
 Prints the mean and standard deviation of the input and output of each layer in the first step of a
 training script, or in a recorded step. The script runs unchanged until its first optimizer step and
-is then ended; its output goes to standard error.
+is then stopped; its output goes to standard error.
 
 Colours: green for a std between 0.5 and 2; yellow and red for larger values; cyan and blue for
 smaller ones.

@@ -17,9 +17,9 @@ PANEL = "Keep"
 
 
 def command(run: RunPath, as_json: AsJson = False) -> None:
-    """Read an entire run and report damage, lost data, and which data can be rescued.
+    """Read an entire run and report damage, lost data, and which data can be recovered.
 
-    Does not modify the run, which may be live. Exits with code 3 if the run is damaged.
+    The run, which may be live, is not modified. Exits with code 3 if the run is damaged.
     """
     from comgra_decl.cli.printing import bar
     from comgra_decl.store.copying import databases

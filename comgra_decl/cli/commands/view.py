@@ -31,7 +31,7 @@ def command(
     ] = "",
     allow_websocket_origin: Annotated[
         list[str] | None,
-        typer.Option(help="Another host:port under which browsers open the page; can be repeated."),
+        typer.Option(help="Another host:port at which browsers open the page; can be repeated."),
     ] = None,
     basic_auth: Annotated[
         str | None,
@@ -50,7 +50,9 @@ def command(
     views: Annotated[
         Path | None,
         typer.Option(
-            help="Python file with custom views, which is executed.", exists=True, dir_okay=False
+            help="Python file that defines custom views; it is executed.",
+            exists=True,
+            dir_okay=False,
         ),
     ] = None,
 ) -> None:
@@ -87,4 +89,6 @@ def _check(root: Path) -> None:
     except RunNotFoundError as error:
         if root.exists() or any(parent.is_file() for parent in root.parents):
             raise
-        sys.stderr.write(f"comgra-decl: {error} The page will show runs when they appear there.\n")
+        sys.stderr.write(
+            f"comgra-decl: {error} The page will show runs as soon as the folder contains any.\n"
+        )

@@ -41,7 +41,7 @@ _DROPOUTS = (
     F.feature_alpha_dropout,
 )
 _TRAINING = 2  # position of this argument in calls to dropout operators
-_SEVERAL = 2  # results; a backward pass always reaches a single result, or nothing at all
+_SEVERAL = 2  # results; if there is only one, a backward pass reaches all results or none
 
 
 class _Waiting(NamedTuple):
@@ -72,10 +72,10 @@ class Border:
         self._changes = False  # whether the call modified a tensor that gradients flow through
 
     def arrival_at(self, reached: Sequence[int] | None) -> Callable[[], bool]:
-        """Returns a function that checks whether the current backward reached one of the results.
+        """Return a function that checks whether the current backward reached one of the results.
 
-        Compiled code computes the backward of all results together. Results that the loss does not
-        depend on receive zeros, although autograd would not reach them at all.
+        Compiled code computes the backward of all results together. Results on which the loss does
+        not depend receive zeros, although autograd would not reach them at all.
         """
         self._reached.update(reached or ())
 
@@ -87,7 +87,7 @@ class Border:
         return arrives
 
     def _hook_outside(self, returned: Any, hook: Callable[[torch.Tensor, Arrival], None]) -> None:
-        """Registers hooks for results not used inside; they run before the program's own hooks."""
+        """Register hooks for results not used inside; they run before the program's own hooks."""
         used = {position for position, _ in self._handed_out}
         for position, arrivals in self._returned:
             if position not in used:
@@ -107,7 +107,7 @@ class Border:
             self._arrived[position] = graph_task()
 
     def given(self, place: int) -> Any:
-        """Returns the argument at this place."""
+        """Return the argument at this place."""
         return self._given[place]
 
     def flows(self, place: int) -> bool:
@@ -115,21 +115,21 @@ class Border:
         return bool(self._given[place].requires_grad)
 
     def wait(self, place: int, arrivals: list[Arrival], *, outside: bool) -> None:
-        """Registers `arrivals` for the gradient of the argument at this place."""
+        """Register `arrivals` for the gradient of the argument at this place."""
         self._waiting.append(_Waiting(place, arrivals, outside))
 
     def hand_out(self, position: int, arrivals: list[Arrival]) -> None:
-        """Registers a result whose complete gradient is available inside, for `arrivals`."""
+        """Register a result whose complete gradient is available inside, for `arrivals`."""
         self._handed_out.append((position, arrivals))
 
     def result(self, position: int, arrivals: list[Arrival]) -> None:
-        """Registers `arrivals` inside for the gradient of the result at this position."""
+        """Register `arrivals` inside for the gradient of the result at this position."""
         self._returned.append((position, arrivals))
 
     def leave(
         self, returned: Any, inner: InnerGradients, hook: Callable[[torch.Tensor, Arrival], None]
     ) -> None:
-        """Ends the call and registers the outside arrivals with `hook`.
+        """End the call and register the outside arrivals with `hook`.
 
         A modified argument has two versions, one before and one after the call, and a returned view
         is recreated outside from its base. For these two kinds of tensors, the complete gradient is
@@ -165,16 +165,16 @@ class InnerGradients:
         ] = {}
 
     def clear(self) -> None:
-        """Forgets all tensors at the end of the step."""
+        """Forget all tensors at the end of the step."""
         self._known.clear()
 
     def know(self, tensor: Any, arrivals: list[Arrival] | None) -> None:
-        """Sends later requests for a tensor's gradient to `arrivals`; None discards them."""
+        """Send later requests for a tensor's gradient to `arrivals`; None discards them."""
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
             self._known[id(tensor)] = weakref.ref(tensor), tensor._version, arrivals
 
     def take(self, tensor: torch.Tensor, arrival: Arrival) -> bool:
-        """Takes over an arrival; returns False if its complete gradient is available outside."""
+        """Take over an arrival; return False if its complete gradient is available outside."""
         if not self._known:
             return False
         ref, version, arrivals = self._known.get(id(tensor), (None, None, None))
@@ -186,7 +186,7 @@ class InnerGradients:
 
 
 def mark_borders(graph: GraphModule) -> None:
-    """Passes the places of inputs to the operators in a graph; exposes the gradients of results."""
+    """Pass the places of inputs to the operators in a graph; expose the gradients of results."""
     parts = [graph, *(body for _, body in _checkpoints(graph))]
     for branch in _branches(graph, parts):
         _show_nothing(branch)
@@ -203,7 +203,7 @@ def mark_borders(graph: GraphModule) -> None:
 
 
 def _checkpoints(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
-    """Yields the calls to `torch.utils.checkpoint` with their bodies, outermost first."""
+    """Yield the calls to `torch.utils.checkpoint` with their bodies, outermost first."""
     for node in graph.graph.nodes:
         if node.target is torch.ops.higher_order.tag_activation_checkpoint:
             body = getattr(graph, str(node.args[0].target))
@@ -212,14 +212,14 @@ def _checkpoints(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
 
 
 def _branches(graph: GraphModule, parts: Sequence[GraphModule]) -> Iterator[GraphModule]:
-    """Yields the branches that operators such as `torch.cond` and `scan` call."""
+    """Yield the branches that operators such as `torch.cond` and `scan` call."""
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule) and not any(module is part for part in parts):
             yield module
 
 
 def _show_nothing(branch: GraphModule) -> None:
-    """Removes our operators, because branches are not observed in eager code either."""
+    """Remove our operators, because branches are not observed in eager code either."""
     for node in [*branch.graph.nodes]:
         if str(node.target).startswith(_OURS):
             branch.graph.erase_node(node)
@@ -227,7 +227,7 @@ def _show_nothing(branch: GraphModule) -> None:
 
 
 def _remove_idle_dropouts(graph: GraphModule) -> None:
-    """Removes dropouts that do not drop anything.
+    """Remove dropouts that do not drop anything.
 
     In eager code, such dropouts return their input tensor itself. In traced code, they return a
     copy, and the gradient of the input would lack the contributions computed from the copy.
@@ -275,7 +275,7 @@ class _Marks:
                     self._used.update(map(self._identity, node.all_input_nodes))
 
     def _find_reached(self, parts: Sequence[GraphModule]) -> dict[object, int]:
-        """Returns the results whose gradients flow back to each node, as a bit set per node."""
+        """Return the results whose gradients flow back to each node, as a bit set per node."""
         found: dict[object, int] = {}
         for position, node in enumerate(_returned(self._graph)):
             if _flows(node):
@@ -307,7 +307,7 @@ class _Marks:
         return [position for position in range(bits.bit_length()) if bits >> position & 1]
 
     def _join(self, call: Node, body: GraphModule) -> None:
-        """Maps the inputs and results of a checkpoint's body to those of its call."""
+        """Map the inputs and results of a checkpoint's body to those of its call."""
         for inner, outer in zip(_given(body.graph), call.args[1:], strict=False):
             self._same[inner] = outer
         for user in call.users:
@@ -315,14 +315,14 @@ class _Marks:
                 self._same[user] = _returned(body.graph)[user.args[1]]
 
     def _identity(self, node: Any) -> object:
-        """Returns an object shared by all nodes of a tensor: its example value or a node."""
+        """Return an object shared by all nodes of a tensor: its example value or a node."""
         while node in self._same:
             node = self._same[node]
         value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
         return id(value) if isinstance(value, torch.Tensor) else node
 
     def mark(self, node: Node) -> None:
-        """Adds the places of the arguments to one of our operators."""
+        """Add the places of the arguments to one of our operators."""
         name = str(node.target).removeprefix(_OURS).partition(".")[0]
         if name == "show" and node.args[_WATCHED] is True:
             result = self._results.get(self._identity(node.args[0]), NOWHERE)
@@ -337,7 +337,7 @@ class _Marks:
         return self._places.get(self._identity(node), NOWHERE)
 
     def hand_out(self) -> None:
-        """Adds an operator for each result that the graph also uses itself."""
+        """Add an operator for each result that the graph also uses itself."""
         returned = _returned(self._graph)
         for identity, position in self._results.items():
             if identity in self._used:
@@ -367,7 +367,7 @@ def _stops(node: Node) -> bool:
 
 
 def _changed_storage(node: Node) -> object:
-    """Returns the storage of a tensor if it was modified in place there, else None."""
+    """Return the storage of a tensor if it was modified in place there, else None."""
     value = node.meta.get("example_value")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None

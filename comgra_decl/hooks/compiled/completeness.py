@@ -1,4 +1,4 @@
-"""Finds tensors that the previous eager record contains but a record of compiled code lacks."""
+"""Find tensors that the previous eager record contains but a record of compiled code lacks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Completeness:
         return self._expected is not None and self._learning == _learning(tops)
 
     def recorded_eagerly(self, slots: Iterable[Slot], tops: Iterable[TopPlan]) -> bool:
-        """Stores an eager record; returns whether it has what the last compiled record lacked."""
+        """Store an eager record; return whether it has what the last compiled record lacked."""
         # compiled code shows targets, but not what a loss compares them with
         self._expected = {slot.id: slot for slot in slots if slot.node() != PREDICTION}
         self._learning = _learning(tops)
@@ -48,7 +48,7 @@ class Completeness:
         return not doubted.isdisjoint(self._expected)
 
     def lacking(self, slots: Iterable[Slot], tops: Iterable[TopPlan]) -> str:
-        """Describes the tensors that compiled code newly lacks; returns "" if there are none."""
+        """Describe the tensors that compiled code newly lacks; return "" if there are none."""
         found = {slot.id for slot in slots}
         expected = self._expected or {}
         missing = {id_: slot for id_, slot in expected.items() if id_ not in found}
@@ -76,7 +76,7 @@ def _parameters(top: TopPlan) -> Iterator[torch.Tensor]:
 
 
 def _left_out(tops: Iterable[TopPlan], found: set[int]) -> Iterator[Slot]:
-    """Yields the series that the program itself, not compiled code, leaves out of this step.
+    """Yield the series that the program itself, not compiled code, leaves out of this step.
 
     Args:
         tops: the models.

@@ -21,7 +21,7 @@ GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 def untouched_control_flow() -> Patch:
-    """Returns a patch under which control flow is compiled exactly as without tracing."""
+    """Return a patch under which control flow is compiled exactly as without tracing."""
     return Patch(control_flow, "_set_compilation_env", _untouched)
 
 
@@ -33,7 +33,7 @@ def _untouched(original: Callable[[], AbstractContextManager[None]]) -> Iterator
 
 @contextmanager
 def hooks_aside() -> Iterator[None]:
-    """Temporarily removes our own global module hooks."""
+    """Temporarily remove our own global module hooks."""
     held = [getattr(torch_module, name) for name in GLOBAL_HOOKS]
     found = [dict(hooks) for hooks in held]
     for hooks, before in zip(held, found, strict=True):

@@ -41,22 +41,22 @@ class CompiledFunctions:
         self.call_forward = False
 
     def calls(self, module: nn.Module, frame: FrameType | None) -> None:
-        """Registers an outermost module called eagerly from within `frame`."""
+        """Register an outermost module called eagerly from within `frame`."""
         for function in _around(frame):
             module = getattr(module, "_orig_mod", module)  # compiled inside a compiled function
             called = self._outermost.setdefault(function, {})
             called[id(module)] = weakref.ref(module)
 
     def ends(self, frame: FrameType | None) -> None:
-        """Registers a `backward` or optimizer step called eagerly from within `frame`."""
+        """Register a `backward` or optimizer step called eagerly from within `frame`."""
         self._whole.update(_around(frame))
 
     def calls_forward(self, frame: FrameType | None) -> None:
-        """Registers a direct eager call to an outermost module's `forward`."""
+        """Register a direct eager call to an outermost module's `forward`."""
         self.call_forward = self.call_forward or any(True for _ in _around(frame))
 
     def outermost(self, caller: FrameType) -> list[nn.Module]:
-        """Returns the modules called by a compiled function that is about to run.
+        """Return the modules called by a compiled function that is about to run.
 
         Args:
             caller: the frame of the compiled callable. Empty if the function has never run eagerly.
@@ -77,7 +77,7 @@ def _around(frame: FrameType | None) -> Iterator[object]:
 
 
 def _function(caller: FrameType) -> object:
-    """Returns the identity of a compiled function: its code object.
+    """Return the identity of a compiled function: its code object.
 
     A program may compile a new method or closure object in each step.
     """

@@ -1,4 +1,4 @@
-"""Moves the reading of tensors to the end of code that inductor compiles for a CPU."""
+"""Move the reading of tensors to the end of code that inductor compiles for a CPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LateReading(inductor_passes.CustomGraphPass):  # type: ignore[misc]
     """
 
     def __call__(self, graph: Graph) -> None:
-        """Reorders a graph in place."""
+        """Reorder a graph in place."""
         shows = [node for node in graph.nodes if operator_of(node).startswith("comgra_decl.")]
         calls = [i for i, node in enumerate(shows) if "comgra_decl.entered" in operator_of(node)]
         late = shows[calls[-1] + 1 :] if calls else shows
@@ -38,12 +38,12 @@ class LateReading(inductor_passes.CustomGraphPass):  # type: ignore[misc]
                     end.prepend(user)
 
     def uuid(self) -> Any:
-        """Returns a hash of this pass for compiler caches."""
+        """Return a hash of this pass for compiler caches."""
         return inductor_passes.get_hash_for_files((__file__,))
 
 
 def settings(graph: GraphModule) -> dict[str, Any]:
-    """Returns the inductor settings that apply this pass and keep its order.
+    """Return the inductor settings that apply this pass and keep its order.
 
     Empty for other devices, where each kernel is compiled separately and memory is more limited.
     """

@@ -57,7 +57,7 @@ class OutputObserver:
         self.gradient = gradient
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Shows the outputs of the module."""
+        """Show the outputs of the module."""
         if _is_compiling():
             for i, (path, tensor) in enumerate(_tensors(output, "")):
                 torch.ops.comgra_decl.show(tensor, self.number, path, i, False, self.gradient)
@@ -71,7 +71,7 @@ class InputObserver:
         self.gradient = gradient
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Shows the inputs of the module."""
+        """Show the inputs of the module."""
         if _is_compiling():
             given = [*_tensors(args, ""), *_tensors(kwargs, "")]
             for i, (path, tensor) in enumerate(given):
@@ -86,7 +86,7 @@ class CallObserver:
         self.of_model = of_model
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Marks the start of the call."""
+        """Mark the start of the call."""
         if _is_compiling():
             given = [*_tensors(args, ""), *_tensors(kwargs, "")]
             tensors = [tensor for _, tensor in given]
@@ -101,7 +101,7 @@ class CallObserver:
             )
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Marks the end of the call."""
+        """Mark the end of the call."""
         if _is_compiling():
             tensors = [tensor for _, tensor in _tensors(output, "")]
             torch.ops.comgra_decl.leave(tensors, self.number, self.of_model)
@@ -134,7 +134,7 @@ class _ShownRecorder(TensorRecorder):
         return self.watched
 
     def hook(self, tensor: torch.Tensor, hook: Arrival) -> None:
-        """Stores the hook until it is known where the gradient arrives."""
+        """Store the hook until it is known where the gradient arrives."""
         self.arrivals.append(hook)
 
 
@@ -171,7 +171,7 @@ class Observers:
         return bool(self._placed)
 
     def begin(self) -> None:
-        """Prepares for a step that will be recorded."""
+        """Prepare for a step that will be recorded."""
         self.within_function = False
         self._called.clear()
         self._iterations.clear()
@@ -182,7 +182,7 @@ class Observers:
         operators.reader = self
 
     def end(self) -> None:
-        """Removes the hooks and discards the step's gradients."""
+        """Remove the hooks and discard the step's gradients."""
         self.take_off()
         self._inner.clear()
         if self._tracer.recorder.inner is self._inner:
@@ -191,7 +191,7 @@ class Observers:
             operators.reader = None
 
     def place(self, plans: Iterable[ModulePlan]) -> None:
-        """Places the hooks on the modules in a model about to be called, after their own hooks."""
+        """Place the hooks on the modules in a model about to be called, after their own hooks."""
         for plan in plans:
             self._called[plan] = None
             module = plan.module()
@@ -208,7 +208,7 @@ class Observers:
             self._placed.append(module)
 
     def place_within(self, caller: FrameType) -> bool:
-        """Places the hooks on the models called by a compiled function, until it returns.
+        """Place the hooks on the models called by a compiled function, until it returns.
 
         Args:
             caller: the frame of the compiled callable.
@@ -232,7 +232,7 @@ class Observers:
         return True
 
     def place_again(self, caller: FrameType) -> bool:
-        """Places the hooks for a checkpoint that recomputes compiled code in backward.
+        """Place the hooks for a checkpoint that recomputes compiled code in backward.
 
         The recomputation must run the same code, because the results of different code would not
         match those that were saved.
@@ -276,12 +276,12 @@ class Observers:
             self._on_fault(error)
 
     def left(self) -> None:
-        """Removes the hooks after a model's call."""
+        """Remove the hooks after a model's call."""
         if not self.within_function:  # the function may call another model
             self.take_off()
 
     def take_off(self) -> None:
-        """Removes the hooks, so that copied or pickled modules contain none of them."""
+        """Remove the hooks, so that copied or pickled modules contain none of them."""
         for module in self._placed:
             for place in (_PLACE, _PLACE_OF_CALLS):
                 module._forward_hooks.pop(place, None)
@@ -311,7 +311,7 @@ class Observers:
     # -- what compiled code shows ----------------------------------------------------------------
 
     def read(self, tensor: torch.Tensor, shown: Shown) -> int:
-        """Reads an input or output of a module; returns the ticket of its gradient."""
+        """Read an input or output of a module; return the ticket of its gradient."""
         try:
             with without_functions():
                 return self._read(tensor, shown)
@@ -365,12 +365,12 @@ class Observers:
         return ticket
 
     def _again(self, which: object) -> int:
-        """Returns the ticket of a recomputed tensor, if it was shown exactly once before."""
+        """Return the ticket of a recomputed tensor, if it was shown exactly once before."""
         issued = self._issued.get(which, [])
         return issued[0] if len(issued) == 1 else NO_TICKET
 
     def gradient(self, tensor: torch.Tensor, ticket: int) -> None:
-        """Passes on the gradient of a tensor that was shown before."""
+        """Pass on the gradient of a tensor that was shown before."""
         try:
             if 0 <= ticket < len(self._tickets):
                 arrivals, arrives = self._tickets[ticket]
@@ -384,7 +384,7 @@ class Observers:
     # -- what crosses the border of a piece of compiled code ------------------------------------
 
     def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps compiled code to observe its inputs and outputs."""
+        """Wrap compiled code to observe its inputs and outputs."""
 
         def call(*given: Any) -> Any:
             if operators.reader is not self:
@@ -408,7 +408,7 @@ class Observers:
             self._on_fault(error)
 
     def hand_out(self, position: int, reached: Sequence[int] | None) -> int:
-        """Registers an output that the code also uses, so that its complete gradient is inside."""
+        """Register an output that the code also uses, so that its complete gradient is inside."""
         if self._border is None:
             return NO_TICKET
         which = self._border.code, position
@@ -421,7 +421,7 @@ class Observers:
     # -- which models compiled functions call --------------------------------------------------
 
     def enter(self, tensors: list[torch.Tensor], given: Given) -> None:
-        """Begins the call to an outermost module."""
+        """Begin the call to an outermost module."""
         try:
             module = self._calls[given.module][0]()
             if module is None or is_backward():
@@ -440,11 +440,11 @@ class Observers:
             self._on_fault(error)
 
     def leave(self) -> None:
-        """Ends the call to that module."""
+        """End the call to that module."""
         self._tracer.after_compiled()
 
     def target(self, tensor: torch.Tensor) -> None:
-        """Reads a tensor that a compiled function compares with a model's output."""
+        """Read a tensor that a compiled function compares with a model's output."""
         try:
             if not is_no_step():
                 with without_functions():
@@ -454,7 +454,7 @@ class Observers:
 
 
 def _as_given(tensor: torch.Tensor, leaf: bool, flows: bool) -> torch.Tensor:
-    """Returns an alias that autograd treats like the tensor that the program passed."""
+    """Return an alias that autograd treats like the tensor that the program passed."""
     if not flows:
         return tensor
     found = tensor.detach().requires_grad_()
@@ -466,7 +466,7 @@ def _always() -> bool:
 
 
 def _call_hooks(tensor: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Runs the hooks of a stand-in when a gradient reaches the original tensor of the program."""
+    """Run the hooks of a stand-in when a gradient reaches the original tensor of the program."""
     for hook in [*(tensor._backward_hooks or {}).values()]:
         hook(gradient)
 

@@ -42,8 +42,8 @@ class Shown(NamedTuple):
         entering: whether it is an input of the module.
         watched: whether its gradient will also be shown.
         place: its index among the arguments of the compiled code; -1 if it is not an argument.
-        outside: whether its gradient arrives outside and will not be shown. result: its index among
-        the results of the compiled code; -1 if it is not a result.
+        outside: whether its gradient arrives outside and will not be shown.
+        result: its index among the results of the compiled code; -1 if it is not a result.
         reached: the results that depend on it; None if this does not matter.
     """
 
@@ -83,22 +83,22 @@ class Reader(Protocol):
     """Receives tensors while compiled code runs; must not raise."""
 
     def read(self, tensor: torch.Tensor, shown: Shown) -> int:
-        """Reads a tensor; returns the ticket that identifies its gradient."""
+        """Read a tensor; return the ticket that identifies its gradient."""
 
     def gradient(self, tensor: torch.Tensor, ticket: int) -> None:
-        """Reads the gradient of a tensor that was read before."""
+        """Read the gradient of a tensor that was read before."""
 
     def enter(self, tensors: list[torch.Tensor], given: Given) -> None:
-        """Begins the call to an outermost module."""
+        """Begin the call to an outermost module."""
 
     def leave(self) -> None:
-        """Ends the call to that module."""
+        """End the call to that module."""
 
     def target(self, tensor: torch.Tensor) -> None:
-        """Reads a tensor that a compiled function compares with a model's output."""
+        """Read a tensor that a compiled function compares with a model's output."""
 
     def hand_out(self, position: int, reached: Sequence[int] | None) -> int:
-        """Registers an output that the code also uses; returns the ticket of its gradient."""
+        """Register an output that the code also uses; return the ticket of its gradient."""
 
 
 reader: Reader | None = None
@@ -165,7 +165,7 @@ def _show(
     result: int = NOWHERE,
     reached: Sequence[int] | None = None,
 ) -> None:
-    """Reads a tensor, and its gradient if it is not an input of the piece of code.
+    """Read a tensor, and its gradient if it is not an input of the piece of code.
 
     The gradients of inputs are read outside, because inputs may have other users there. If it is
     unknown which argument a tensor corresponds to, its gradient is not read at all.
@@ -224,14 +224,14 @@ def _arrived(gradient: torch.Tensor | None, ticket: torch.Tensor) -> None:
 
 
 def operator_of(node: torch.fx.Node) -> str:
-    """Returns the name of the operator that a node applies as an effect, or "" if there is none."""
+    """Return the name of the operator that a node applies as an effect, or "" if there is none."""
     if node.target is torch.ops.higher_order.with_effects:
         return str(node.args[1])
     return ""
 
 
 def _define() -> torch.library.Library:
-    """Registers the operators; they exist as long as the returned library."""
+    """Register the operators, which last as long as the returned library."""
     library = torch.library.Library("comgra_decl", "DEF")
     shown = "Tensor x, Tensor module, str path, int index, bool entering, bool watched"
     ends = "int result=-1, int[]? reached=None"

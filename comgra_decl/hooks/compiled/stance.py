@@ -1,4 +1,4 @@
-"""Runs a recorded step eagerly in a compiled program, without recompiles."""
+"""Run a recorded step eagerly in a compiled program, without recompilation."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class EagerStance:
             self._variants[id(self)] = variant
 
     def force(self) -> None:
-        """Switches to eager execution. Idempotent."""
+        """Switch to eager execution. Idempotent."""
         if not self._forcing:
             _force()
         self._forcing[id(self)] = self._on_call
 
     def force_if_needed(self) -> None:
-        """Switches to eager execution if the program has compiled anything; far cheaper if not."""
+        """Switch to eager execution if the program has compiled anything; far cheaper otherwise."""
         self._needed = self._needed or anything_compiled()
         if self._needed:
             self.force()
@@ -71,7 +71,7 @@ class EagerStance:
     @classmethod
     @contextlib.contextmanager
     def lifted(cls) -> Iterator[None]:
-        """Temporarily restores the program's stance for code that torch compiles internally."""
+        """Temporarily restore the program's stance for code that torch compiles internally."""
         if not cls._forcing or cls._lifted:
             yield
             return
@@ -87,7 +87,7 @@ class EagerStance:
                 eval_frame._set_stance(forced)
 
     def restore(self) -> None:
-        """Restores the stance found by `force`."""
+        """Restore the stance found by `force`."""
         self.variant = None
         if id(self) in self._forcing:
             if len(self._forcing) == 1:
@@ -129,7 +129,7 @@ def _restore() -> None:
 
 
 def _wish(_original: Callable[..., Any], stance: Any) -> Any:
-    """Defers a stance that the program sets while a step is recorded.
+    """Defer a stance that the program sets while a step is recorded.
 
     Under any other stance, our hooks would be compiled into the program's code.
     """
@@ -138,7 +138,7 @@ def _wish(_original: Callable[..., Any], stance: Any) -> Any:
 
 
 def _called(original: Callable[..., Any], compiler: Any) -> Any:
-    """Returns the callback that compiles a call to compiled code, or None to run it eagerly.
+    """Return the callback that compiles a call to compiled code, or None to run it eagerly.
 
     Respects a stance set by the program, and runs eagerly if two traces record simultaneously.
     """
@@ -159,7 +159,7 @@ def _called(original: Callable[..., Any], compiler: Any) -> Any:
 
 
 def _hush(caller: FrameType) -> None:
-    """Suppresses torch's incorrect warning about uncompiled code while that code runs eagerly."""
+    """Suppress torch's incorrect warning about uncompiled code while that code runs eagerly."""
     flex = sys.modules.get("torch.nn.attention.flex_attention")
     endings = torch_variable(caller, "cleanups")  # torch calls these when the call ends
     if flex is None or not isinstance(endings, list):

@@ -1,4 +1,4 @@
-"""Decides how compiled code runs in a recorded step: eagerly, or as a variant with observers."""
+"""Decide how compiled code runs in a recorded step: eagerly, or as a variant with observers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class CompiledSteps:
         self.observed = False  # whether the current step runs with observers
 
     def begin(self, stance: EagerStance, *, followed: bool) -> None:
-        """Prepares the compiled code of a step to be recorded.
+        """Prepare the compiled code of a step to be recorded.
 
         Args:
             stance: makes compiled code run eagerly, or as the variant if possible.
@@ -105,7 +105,7 @@ class CompiledSteps:
         self.observed = True
 
     def end(self, stance: EagerStance) -> None:
-        """Removes the observers after a recorded step."""
+        """Remove the observers after a recorded step."""
         if self.observed:
             self.observed = False
             stance.variant = None
@@ -115,11 +115,11 @@ class CompiledSteps:
                 observers.end()
 
     def take_compiling(self) -> float:
-        """Returns the seconds spent compiling since the last call."""
+        """Return the seconds spent compiling since the last call."""
         return 0.0 if self._variant is None else self._variant.take_seconds()
 
     def recorded(self, capture: StepCapture, step: int) -> None:
-        """Checks the finished record of a step for tensors that compiled code did not show."""
+        """Check the finished record of a step for tensors that compiled code did not show."""
         if self._given_up:
             return
         slots, tops = capture.slots, [*self._tracer.tops.values()]
@@ -160,7 +160,7 @@ class CompiledSteps:
             self._warn(_EAGER.format(self._wanted, why))
 
     def _made(self) -> Variant:
-        """Returns the variant, created on first use because its imports are slow."""
+        """Return the variant, created on first use because its imports are slow."""
         if self._variant is None:
             from comgra_decl.hooks.compiled.observers import Observers
             from comgra_decl.hooks.compiled.variant import Variant

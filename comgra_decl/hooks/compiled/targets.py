@@ -1,4 +1,4 @@
-"""Finds targets in the traced graph of a compiled function, and shows them when it runs."""
+"""Find targets in the traced graph of a compiled function, and show them when it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OURS = "comgra_decl."
 
 
 def show_targets(module: GraphModule) -> None:
-    """Makes the graph of a compiled function show its targets before they are used.
+    """Make the graph of a compiled function show its targets before they are used.
 
     Our function modes do not observe the calls made by compiled code. The compiler's graph lists
     those calls, with an example tensor without data for each result, so the same rules find the
@@ -32,7 +32,7 @@ def show_targets(module: GraphModule) -> None:
 
 
 def _targets(module: GraphModule) -> Iterator[tuple[Node, Node]]:
-    """Yields pairs of (user of a target, target)."""
+    """Yield pairs of (user of a target, target)."""
     targets = Targets(on_fault=_raise)
     depth = 0  # of nested model calls, which are not searched
     for node in module.graph.nodes:
@@ -49,7 +49,7 @@ def _targets(module: GraphModule) -> Iterator[tuple[Node, Node]]:
 
 
 def _deeper(node: Node, args: Any) -> int:
-    """Returns how one of our operators changes the depth of model calls: 1, -1 or 0."""
+    """Return how one of our operators changes the depth of model calls: 1, -1 or 0."""
     name = str(node.target).removeprefix(_OURS).partition(".")[0]
     of_model = name in ("enter", "leave") and args[-1]
     return (1 if name == "enter" else -1) if of_model else 0

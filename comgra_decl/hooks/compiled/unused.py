@@ -1,4 +1,4 @@
-"""Sends zero gradients to unused outputs when compiled code runs eagerly in a recorded step.
+"""Send zero gradients to unused outputs when compiled code runs eagerly in a recorded step.
 
 Compiled code computes its backward as a whole. If any of its outputs has a gradient, all others
 receive zeros, and so does every parameter that is used only for those other outputs. In eager code,
@@ -26,7 +26,7 @@ from comgra_decl.hooks.call_context import is_backward, torch_variable
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.torch_private import without_functions
 
-_SEVERAL = 2  # outputs; with a single one, a backward reaches everything or nothing
+_SEVERAL = 2  # outputs; if there is only one, a backward reaches all outputs or none
 
 
 class _Output(NamedTuple):
@@ -70,12 +70,12 @@ class UnusedOutputs:
         self._roots: list[Any] = []  # the roots of the current backward
 
     def clear(self) -> None:
-        """Discards the calls in a finished step."""
+        """Discard the calls in a finished step."""
         self._calls.clear()
         self._roots.clear()
 
     def called(self, caller: FrameType, compiler: Any) -> None:
-        """Registers a call to compiled code that is about to run eagerly.
+        """Register a call to compiled code that is about to run eagerly.
 
         Args:
             caller: the frame of the compiled callable.
@@ -122,12 +122,12 @@ class UnusedOutputs:
         self._calls.append(call)
 
     def begin(self, tensor: torch.Tensor) -> None:
-        """Registers a `backward` call that the program makes on a tensor."""
+        """Register a `backward` call that the program makes on a tensor."""
         if self._calls:
             self._roots.append(gradient_function(tensor))
 
     def end(self, *, whole: bool) -> None:
-        """Sends the zeros after the `backward` call.
+        """Send the zeros after the `backward` call.
 
         Args:
             whole: whether the backward accumulated all gradients, that is, it did not fail and was
@@ -166,7 +166,7 @@ def _reach(call: _Call, position: int, gradient: torch.Tensor | None) -> None:
 
 
 def _behind(nodes: Iterable[Any]) -> set[Node]:
-    """Returns all autograd nodes reachable from the given ones."""
+    """Return all autograd nodes reachable from the given ones."""
     found: set[Node] = set()
     waiting = [node for node in nodes if node is not None]
     while waiting:

@@ -45,7 +45,7 @@ _OURS = str(Path(__file__).resolve().parents[1])
 
 
 def unsupported() -> str | None:
-    """Returns why this version of torch cannot separate the two variants; None if it can."""
+    """Return why this version of torch cannot separate the two variants; None if it can."""
     from comgra_decl.torch_private import convert_frame, eval_frame, pgo
 
     needed = (
@@ -79,7 +79,7 @@ class Variant:
         self._known: Any = None  # the compiler's state about dynamic sizes
 
     def instead_of(self, compiler: Any, caller: FrameType) -> Any:
-        """Returns a compiler with a separate region for a call that is about to run, or None.
+        """Return a compiler with a separate region for a call that is about to run, or None.
 
         Args:
             compiler: the compiler that is used in steps that are not recorded.
@@ -100,12 +100,12 @@ class Variant:
         return found
 
     def take_seconds(self) -> float:
-        """Returns the seconds spent compiling since the last call."""
+        """Return the seconds spent compiling since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def compiled_since(self, began: float) -> None:
-        """Adds to the compile time, which is a one-time cost and not a cost of recording."""
+        """Add to the compile time, which is a one-time cost and not a cost of recording."""
         self._seconds += time.perf_counter() - began
 
     def _may_show(self, caller: FrameType) -> bool:
@@ -116,7 +116,7 @@ class Variant:
         return observers.placed or is_module_call(caller) or observers.place_within(caller)
 
     def _enter_region(self) -> None:
-        """Enters our own region; the caller leaves the region that is current at the end."""
+        """Enter our own region; the caller leaves the region that is current at the end."""
         from comgra_decl.torch_private import eval_frame
 
         theirs = eval_frame.set_eval_frame_isolate_recompiles_id(-1)
@@ -127,7 +127,7 @@ class Variant:
 
     @contextmanager
     def knowing_sizes(self) -> Iterator[None]:
-        """Keeps the sizes seen here separate from those that the program's compiler has seen.
+        """Keep the sizes seen here separate from those that the program's compiler has seen.
 
         Which sizes are dynamic depends on the sizes seen before, and the plain variant must be
         compiled as if no step had been recorded.
@@ -240,7 +240,7 @@ class _Compiler:
         return found
 
     def _guards(self, guards: Any) -> list[bool]:
-        """Drops the guards on global module hooks, because the program has none."""
+        """Drop the guards on global module hooks, because the program has none."""
         kept = [True] * len(guards) if self._before is None else [*self._before(guards)]
         return [
             keep and not any(name in guard.name for name in GLOBAL_HOOKS)
@@ -249,7 +249,7 @@ class _Compiler:
 
 
 def _eagerly(*, alone: bool = False) -> Any:
-    """Returns the result that makes one frame run eagerly, this time only.
+    """Return the result that makes one frame run eagerly, this time only.
 
     Args:
         alone: whether the calls inside it are checked separately instead of running eagerly as
@@ -264,7 +264,7 @@ def _eagerly(*, alone: bool = False) -> Any:
 
 @contextmanager
 def _without_global_hooks() -> Iterator[None]:
-    """Temporarily hides our own global module hooks from the compiler.
+    """Temporarily hide our own global module hooks from the compiler.
 
     Raises:
         RuntimeError: the program has global module hooks.
@@ -277,7 +277,7 @@ def _without_global_hooks() -> Iterator[None]:
 
 @contextmanager
 def _compiling_all() -> Iterator[None]:
-    """Compiles everything now, including the backward.
+    """Compile everything now, including the backward.
 
     Otherwise an error in the backward would be raised in the program's `backward`. A model within
     DistributedDataParallel is compiled as a whole, not once per bucket of gradients. Otherwise,
@@ -294,7 +294,7 @@ def _compiling_all() -> Iterator[None]:
 
 @contextmanager
 def _donating_nothing() -> Iterator[None]:
-    """Keeps a backward from overwriting saved tensors, so that a second backward does not fail.
+    """Keep a backward from overwriting saved tensors, so that a second backward does not fail.
 
     The tickets that identify gradients are saved tensors too. With donated buffers, programs that
     save only inputs and outputs and run backward twice (`retain_graph=True`) would fail.
@@ -310,7 +310,7 @@ def _donating_nothing() -> Iterator[None]:
 
 
 def _show_once(theirs: Any, joint: torch.fx.GraphModule, given: Any) -> torch.fx.GraphModule:
-    """Excludes our operators from recomputation, before forward and backward are split.
+    """Exclude our operators from recomputation, before forward and backward are split.
 
     The ticket of a gradient is saved for the backward instead; it is a single integer.
     """

@@ -1,4 +1,4 @@
-"""Records the tensors that the program names with `comgra.node`."""
+"""Record the tensors that the program names with `comgra.node`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AnnotatedNodes:
 
     Args:
         spec: selects what to capture.
-        tracer: provides the models and the record that a call belongs to.
+        tracer: provides the models, and the record to which a call belongs.
         recorder: reads the tensors.
         roots: determines whether the program is evaluating.
         training: the record of training steps.
@@ -60,7 +60,7 @@ class AnnotatedNodes:
         self._slots: dict[tuple[str, str, int], Slot] = {}
 
     def record(self, value: Any, name: str, role: str | None, kind: str | None) -> bool:
-        """Reads the tensors of a value to which the program has just given a name.
+        """Read the tensors of a value to which the program has just given a name.
 
         Returns:
             Whether the tensors are part of training, although they were named outside all models.
@@ -113,7 +113,7 @@ class AnnotatedNodes:
         return slot
 
     def _capture(self) -> StepCapture | None:
-        """Returns the record that a tensor named now belongs to."""
+        """Return the record that a tensor named now belongs to."""
         if self._tracer.inside:
             return self._tracer.capture
         if self._training.open and not self._roots.evaluating:
@@ -128,7 +128,7 @@ class AnnotatedNodes:
         return list(self._captures)
 
     def written(self, entry: str) -> tuple[int, int, int]:
-        """Returns how many names an entry selects, how many were used, and their series."""
+        """Return how many names an entry selects, how many were used, and their series."""
         names = [n for n, how in self._captures.items() if how and entry in how.entries]
         slots = [slot for (name, _, _), slot in self._slots.items() if name in names]
         fired = {slot.key.node for slot in slots if slot.id >= 0 or slot.passes}

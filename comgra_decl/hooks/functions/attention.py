@@ -1,4 +1,4 @@
-"""Recomputes the weights of fused attention, which the fused call never stores."""
+"""Recompute the weights of fused attention, which the fused call never stores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FusedCall(NamedTuple):
 
 
 def recomputed_weights(call: FusedCall, *, samples: int, most: int) -> torch.Tensor:
-    """Returns softmax(q k^T scale + mask) for the first samples, without dropout.
+    """Return softmax(q k^T scale + mask) for the first samples, without dropout.
 
     As in `torch.nn.functional.scaled_dot_product_attention`, the scale defaults to 1 / sqrt(width),
     a boolean mask is true where attention is allowed, and a causal mask allows keys up to the
@@ -45,17 +45,17 @@ def recomputed_weights(call: FusedCall, *, samples: int, most: int) -> torch.Ten
     involve autograd, autocast or random number generators.
 
     Args:
-            call: the fused call's arguments, of shape [samples, ..., queries, width]. The
-                dimensions in between are heads; if there are none, one is added.
-            samples: the maximum number of samples.
-            most: the maximum number of weights per sample.
+        call: the fused call's arguments, of shape [samples, ..., queries, width]. The
+            dimensions in between are heads; if there are none, one is added.
+        samples: the maximum number of samples.
+        most: the maximum number of weights per sample.
 
     Returns:
         A float32 tensor of shape [samples, heads, queries, keys].
 
     Raises:
-            ValueError: the tensors are nested or inside a functorch transform, there are too many
-                weights, or no sample is recorded.
+        ValueError: the tensors are nested or inside a functorch transform, there are too many
+            weights, or no sample is recorded.
     """
     tensors = (call.query, call.key, *([] if call.attn_mask is None else [call.attn_mask]))
     if any(is_functorch_wrapped(t) or t.is_nested for t in tensors):
@@ -84,7 +84,7 @@ def _weights(call: FusedCall, samples: int) -> torch.Tensor:
 
 
 def _first(tensor: torch.Tensor, samples: int) -> torch.Tensor:
-    """Returns the first samples, at least float32, of shape [samples, heads, ..., rows, width]."""
+    """Return the first samples, at least float32, of shape [samples, heads, ..., rows, width]."""
     if tensor.dim() == 2:
         tensor = tensor.unsqueeze(0)
     if tensor.dim() == 3:

@@ -1,4 +1,4 @@
-"""Records everything that is not a module: function calls and named tensors."""
+"""Record everything that is not a module: function calls and named tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Beside:
 
     Args:
         spec: selects what to capture.
-        tracer: provides the models and the record that a call belongs to.
+        tracer: provides the models, and the record to which a call belongs.
         roots: determines whether the program is evaluating.
         training: the record of training steps.
         evaluation: the evaluation phases and their records.
@@ -57,39 +57,39 @@ class Beside:
             )
 
     def install(self) -> None:
-        """Attaches the hooks for a step to be recorded. Idempotent."""
+        """Attach the hooks for a step to be recorded. Idempotent."""
         self._recorder.release()
         if self._functions is not None:
             self._functions.install()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Enters a module whose hooks do not run because it began earlier or is called directly."""
+        """Enter a module whose hooks do not run because it began earlier or is called directly."""
         if self._functions is not None:
             self._functions.enter(module, args, kwargs)
 
     def leave(self, module: nn.Module, output: Any) -> None:
-        """Leaves a module that was called directly."""
+        """Leave a module that was called directly."""
         if self._functions is not None:
             self._functions.leave(module, output)
 
     def before_optimizer(self) -> None:
-        """Stops recording calls while an optimizer runs."""
+        """Stop recording calls while an optimizer runs."""
         if self._functions is not None:
             self._functions.before_optimizer()
 
     def remove(self) -> None:
-        """Removes all hooks."""
+        """Remove all hooks."""
         self._recorder.release()
         if self._functions is not None:
             self._functions.remove()
 
     def leave_training(self) -> None:
-        """Stops treating calls outside modules as part of training."""
+        """Stop treating calls outside modules as part of training."""
         if self._functions is not None:
             self._functions.leave_training()
 
     def annotate(self, value: Any, name: str, role: str | None, kind: str | None) -> bool:
-        """Records the tensors of a value to which the program has just given a name.
+        """Record the tensors of a value to which the program has just given a name.
 
         Returns:
             Whether the tensors are part of training, although they were named outside all models.
@@ -110,7 +110,7 @@ class Beside:
         return self._annotated.names
 
     def written(self, entry: str) -> tuple[int, int, int]:
-        """Returns how many nodes an entry matches here, how many were called, and their series."""
+        """Return how many nodes an entry matches here, how many were called, and their series."""
         counts = [self._annotated.written(entry)]
         if self._functions is not None:
             counts.append(self._functions.written(entry))
@@ -118,5 +118,5 @@ class Beside:
         return matched, fired, written
 
     def unmatched(self) -> list[str]:
-        """Returns one sentence for each function that does not exist or was never called."""
+        """Return one sentence for each function that does not exist or was never called."""
         return [] if self._functions is None else list(self._functions.unmatched())

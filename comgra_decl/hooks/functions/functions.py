@@ -1,4 +1,4 @@
-"""Records function calls made by modules: softmax inside attention, or the program's own functions.
+"""Record function calls made by modules: softmax inside attention, or the program's own functions.
 
 The classes here are used only if the spec selects functions or requests attention weights, and are
 active only in recorded steps. In evaluation, a torch function mode would change which kernels some
@@ -55,7 +55,7 @@ class _Running:
 
     @property
     def origins(self) -> list[torch.Tensor]:
-        """The tensors that anything computed inside may depend on."""
+        """The tensors on which anything computed inside may depend."""
         return [*(t for _, t in tensors_in(self.given)), *self.module.parameters(recurse=False)]
 
 
@@ -72,7 +72,7 @@ class _Call(NamedTuple):
 
 
 def wants_calls(spec: Spec) -> bool:
-    """Returns whether a spec selects functions or requests attention weights."""
+    """Return whether a spec selects functions or requests attention weights."""
     entries = spec.nodes.values()
     return bool(call_rules(spec)) or any(e.attention and e.attention.recompute for e in entries)
 
@@ -82,7 +82,7 @@ class FunctionTracer:
 
     Args:
         spec: selects what to capture.
-        tracer: provides the models and the record that a call belongs to.
+        tracer: provides the models, and the record to which a call belongs.
         recorder: reads the tensors.
         training: the record of training steps, for calls outside any module.
         on_fault: called with an exception in tracing itself, which never reaches the program.
@@ -122,7 +122,7 @@ class FunctionTracer:
     # -- attaching -----------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Starts tracking module calls. Idempotent."""
+        """Start tracking module calls. Idempotent."""
         self._stepping = False
         if not self._tracer.inside:
             self._stack.clear()  # calls that never returned: Ctrl-C in a notebook runs no hook
@@ -135,16 +135,16 @@ class FunctionTracer:
 
     @guarded
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Enters a module whose hooks do not run."""
+        """Enter a module whose hooks do not run."""
         if not is_no_step():
             self._begin(module, args, dict(kwargs))
 
     def leave(self, module: nn.Module, output: Any) -> None:
-        """Leaves a module whose hooks do not run."""
+        """Leave a module whose hooks do not run."""
         self._after(module, (), output)
 
     def remove(self) -> None:
-        """Removes all hooks and patches."""
+        """Remove all hooks and patches."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -152,12 +152,12 @@ class FunctionTracer:
         self._watching.stop()
 
     def leave_training(self) -> None:
-        """Stops treating calls outside modules as part of training."""
+        """Stop treating calls outside modules as part of training."""
         if not self._stack:
             self._watching.stop()
 
     def before_optimizer(self) -> None:
-        """Stops watching during an optimizer step, except for model calls in a closure."""
+        """Stop watching during an optimizer step, except for model calls in a closure."""
         self._stepping = True
         self.leave_training()
 
@@ -184,7 +184,7 @@ class FunctionTracer:
         self._stack.append(running)
 
     def _enter(self) -> Inside:
-        """Starts watching calls when a model is called."""
+        """Start watching calls when a model is called."""
         if self._tracer.capture is None:
             self._watching.stop()
             return NOTHING
@@ -217,7 +217,7 @@ class FunctionTracer:
             self._watching.stop()
 
     def _connect(self, hidden: list[torch.Tensor], output: Any) -> None:
-        """Connects tensors computed inside a torch function to the output of the module."""
+        """Connect tensors computed inside a torch function to the output of the module."""
         if hidden and output is not None and self._tracer.provenance is not None:
             with without_functions():
                 self._tracer.provenance.connect(hidden, output, gradient=True)
@@ -225,7 +225,7 @@ class FunctionTracer:
     # -- following calls -----------------------------------------------------------------------
 
     def begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
-        """Prepares to record a watched call at its start; returns None if it is not recorded."""
+        """Prepare to record a watched call at its start; return None if it is not recorded."""
         if is_no_step():
             return None
         inside = self._stack[-1].inside if self._stack else self._sites.outside
@@ -248,7 +248,7 @@ class FunctionTracer:
         return call
 
     def ended(self, token: _Call, result: Any) -> None:
-        """Records the result of a watched call."""
+        """Record the result of a watched call."""
         if token.plan is not None:
             self._read(token.plan, token, "output", [("", result)])
         if token.attention is not None:
@@ -282,7 +282,7 @@ class FunctionTracer:
                 hidden.append(tensor)
 
     def _recompute(self, series: Series, call: _Call) -> None:
-        """Recomputes the weights of fused attention if there are few enough of them to store."""
+        """Recompute the weights of fused attention if there are few enough of them to store."""
         iteration = call.capture.iteration((series, attention.ROLE), series.node)
         if iteration is None:
             return
@@ -299,7 +299,7 @@ class FunctionTracer:
     # -- reporting -----------------------------------------------------------------------------
 
     def written(self, entry: str) -> tuple[int, int, int]:
-        """Returns how many nodes an entry can have, how many were called, and their series."""
+        """Return how many nodes an entry can have, how many were called, and their series."""
         plans = list(self._sites.of_entry(entry))
         return len(plans), sum(plan.fired for plan in plans), sum(map(_series, plans))
 
@@ -309,7 +309,7 @@ class FunctionTracer:
         return sum(plan.fired for plan in self._sites.plans)
 
     def unmatched(self) -> Iterator[str]:
-        """Yields one sentence for each function that does not exist or was never called."""
+        """Yield one sentence for each function that does not exist or was never called."""
         for rule in self.rules:
             found = self._missing.get(rule.function)
             place = f" within {', '.join(map(repr, rule.within))}" if rule.within else ""
@@ -327,7 +327,7 @@ class FunctionTracer:
 
 
 def _one_name_each(found: list[Found]) -> dict[str, str]:
-    """Maps each function's name to the first name of the same operation."""
+    """Map each function's name to the first name of the same operation."""
     names: dict[str, str] = {}
     for each in found:
         same = (o.name for o in found if set(o.torch_functions) & set(each.torch_functions))
@@ -336,7 +336,7 @@ def _one_name_each(found: list[Found]) -> dict[str, str]:
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields (place, argument): "" for a first positional tensor, else "[1]" or ".name"."""
+    """Yield (place, argument): "" for a first positional tensor, else "[1]" or ".name"."""
     for index, value in enumerate(args):
         yield ("" if index == 0 and isinstance(value, torch.Tensor) else f"[{index}]"), value
     for name, value in kwargs.items():

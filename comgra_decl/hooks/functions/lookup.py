@@ -1,4 +1,4 @@
-"""Finds the functions named in a spec, under every name by which a program may call them.
+"""Find the functions named in a spec, under every name by which a program may call them.
 
 The lookup imports no module, because that would run the program's code too early. If a module is
 not loaded yet, its functions are found later, when a model is called.
@@ -40,7 +40,7 @@ class Found:
 
 
 def find(name: str) -> Found:
-    """Returns the function with the given dotted name; `problem` explains why there is none."""
+    """Return the function with the given dotted name; `problem` explains why there is none."""
     owner, rest, where = _loaded(name)
     for attribute in rest[:-1]:
         known, owner = owner, getattr(owner, attribute, None)
@@ -78,7 +78,7 @@ _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
 def _loaded(name: str) -> tuple[Any, list[str], str]:
-    """Returns the innermost loaded module of a dotted name, the rest, and the module's name."""
+    """Return the innermost loaded module of a dotted name, the rest, and the module's name."""
     parts = name.split(".")
     for length in range(len(parts) - 1, 0, -1):
         module = sys.modules.get(".".join(parts[:length]))
@@ -114,7 +114,7 @@ def _torch_function(name: str, owner: Any, last: str, function: Callable[..., An
 
 
 def _places(owner: Any, attribute: str, function: Any) -> Iterator[tuple[Any, str]]:
-    """Yields the places that hold the function; `from layers import attend` creates another one."""
+    """Yield the places that hold the function; `from layers import attend` creates another one."""
     yield owner, attribute
     if inspect.isclass(owner):
         return

@@ -1,4 +1,4 @@
-"""Determines which modules have their function calls recorded, and the nodes of these calls."""
+"""Determine which modules have their function calls recorded, and the nodes of these calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Series(Protocol):
     capture: Capture
 
     def slot(self, role: str, iteration: int) -> Slot:
-        """Returns the slot of a tensor in a given iteration."""
+        """Return the slot of a tensor in a given iteration."""
 
 
 class CallPlan:
@@ -38,7 +38,7 @@ class CallPlan:
         self.slots: dict[tuple[str, int], Slot] = {}
 
     def slot(self, role: str, iteration: int) -> Slot:
-        """Returns the slot of a tensor in a given iteration."""
+        """Return the slot of a tensor in a given iteration."""
         slot = self.slots.get((role, iteration))
         if slot is None:
             slot = self.slots[role, iteration] = Slot(
@@ -58,7 +58,7 @@ class Inside(NamedTuple):
     attention: Series | None
 
     def nested(self, inner: Inside | None) -> Inside:
-        """Returns what is recorded inside a nested module: this combined with `inner`."""
+        """Return what is recorded inside a nested module: this combined with `inner`."""
         if inner is None:
             return self
         return Inside({**self.calls, **inner.calls}, inner.attention or self.attention)
@@ -91,7 +91,7 @@ class Sites:
         )
 
     def inside(self, module: nn.Module, tops: Iterable[TopPlan]) -> Inside | None:
-        """Returns what is recorded inside a module of one of the models, or None if nothing is."""
+        """Return what is recorded inside a module of one of the models, or None if nothing is."""
         for top in tops:
             known = self._tops.get(id(top))
             if known is None or known[0]() is not top or known[1] is not top.top.module:
@@ -101,7 +101,7 @@ class Sites:
         return site[1] if site is not None and site[0]() is module else None
 
     def _adopt(self, top: TopPlan) -> None:
-        """Finds the modules in a model in which calls are recorded, at the model's first call."""
+        """Find the modules in a model in which calls are recorded, at the model's first call."""
         root = top.top.module()
         if root is None:
             return
@@ -119,7 +119,7 @@ class Sites:
                 self._sites[id(module)] = (weakref.ref(module), inside)
 
     def _node(self, plan: TopPlan, path: str, function: str, paths: set[str]) -> Callable[[], str]:
-        """Returns a function that names calls inside a module; "()" avoids a clash with a child."""
+        """Return a function that names calls inside a module; "()" avoids a clash with a child."""
         label = self._labels[function]
         if f"{path}.{label}".lstrip(".") in paths:
             label += "()"
@@ -131,7 +131,7 @@ class Sites:
         return plan
 
     def of_entry(self, entry: str) -> Iterator[CallPlan]:
-        """Yields the plans that an entry of the spec contributes to."""
+        """Yield the plans that an entry of the spec contributes to."""
         return (plan for plan in self.plans if entry in plan.capture.entries)
 
 

@@ -1,4 +1,4 @@
-"""Observes calls to given functions, with a torch function mode and with patches.
+"""Observe calls to given functions, with a torch function mode and with patches.
 
 The mode receives calls to torch's own functions, no matter how the program obtained them. It
 receives neither calls made inside a function of `torch.nn.functional` nor calls to the program's
@@ -21,10 +21,10 @@ class Listener(Protocol):
     """Receives calls to watched functions."""
 
     def begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handles the start of a call; returns a token for `ended`, or None to ignore the call."""
+        """Handle the start of a call; return a token for `ended`, or None to ignore the call."""
 
     def ended(self, token: Any, result: Any) -> None:
-        """Handles the result of a call for which `begins` returned a token."""
+        """Handle the result of a call for which `begins` returned a token."""
 
 
 class Watching:
@@ -47,7 +47,7 @@ class Watching:
         self.on = False
 
     def add(self, found: Iterable[Found]) -> None:
-        """Adds functions to watch, from the next `start` on."""
+        """Add functions to watch, from the next `start` on."""
         for each in found:
             self._mode.names.update(dict.fromkeys(each.torch_functions, each.name))
             self._places += [self._place(*place, each.name) for place in each.places]
@@ -59,7 +59,7 @@ class Watching:
         return Patch(owner, attribute, watched)
 
     def start(self, below: modes.OwnMode | None) -> None:
-        """Starts watching, above the mode `below`. Idempotent."""
+        """Start watching, above the mode `below`. Idempotent."""
         self.on, self._thread = True, threading.get_ident()
         self._running.clear()
         for place in self._places:
@@ -67,7 +67,7 @@ class Watching:
         self.resume(below)
 
     def stop(self) -> None:
-        """Stops watching. Idempotent."""
+        """Stop watching. Idempotent."""
         if self.on:
             self.pause()
             for place in self._places:
@@ -75,14 +75,14 @@ class Watching:
             self.on = False  # last, so that after a fault the end of tracing removes the rest
 
     def pause(self) -> bool:
-        """Removes the mode but leaves the wrappers; returns whether the mode was active."""
+        """Remove the mode but leave the wrappers; return whether the mode was active."""
         placed = modes.is_placed(self._mode)
         if placed:
             modes.remove(self._mode)
         return placed
 
     def resume(self, below: modes.OwnMode | None) -> None:
-        """Inserts the mode below the program's own modes and above the mode that follows the graph.
+        """Insert the mode below the program's own modes and above the mode that follows the graph.
 
         Of two modes, the upper one receives a result last. The result is therefore already part of
         the graph when it is recorded.
@@ -101,7 +101,7 @@ class Watching:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Calls the function and reports the call, unless the call is part of a reported one."""
+        """Call the function and report the call, unless the call is part of a reported one."""
         known = not self.on or name in self._running or threading.get_ident() != self._thread
         token = None
         if not known:

@@ -1,4 +1,4 @@
-"""Facts about attention in the first records of a run: which positions see which others.
+"""Facts about attention in the first records of a run: which positions attend to which others.
 
 The attention weights of a whole model are large, and most implementations do not return them. A few
 values per call are enough to store what a mask allows, or which weights are exactly zero. See
@@ -34,13 +34,13 @@ class Attended:
         self._found: list[dict[str, Any]] = []
 
     def take(self) -> list[dict[str, Any]]:
-        """Returns the facts about the calls so far, and clears them."""
+        """Return the facts about the calls so far, and clear them."""
         found, self._found = self._found, []
         self.tokens = None
         return found
 
     def see(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Stores the facts about an attention call. Torch function modes must be disabled."""
+        """Store the facts about an attention call. Torch function modes must be disabled."""
         read = _READ.get(name)
         if read is None or len(self._found) >= _MOST_CALLS:
             return
@@ -51,7 +51,7 @@ class Attended:
                 self._found.append({"function": name, "shape": shape, **self._seen(open_)})
 
     def _seen(self, open_: torch.Tensor | bool) -> dict[str, Any]:
-        """Returns the facts about which keys each query sees.
+        """Return the facts about which keys each query sees.
 
         Args:
             open_: bool or weights [samples, ..., queries, keys]; True if every key is seen, False
@@ -68,7 +68,7 @@ class Attended:
         return facts | self._padding(seen)
 
     def _padding(self, seen: torch.Tensor) -> dict[str, int]:
-        """Returns how many different tokens at least one query sees, and how many no query sees."""
+        """Return how many different tokens at least one query sees, and how many no query sees."""
         tokens = None if self.tokens is None else self.tokens()
         if tokens is None or seen.dim() < 3:
             return {}
@@ -88,7 +88,7 @@ Facts = tuple[list[int], "torch.Tensor | bool"] | None
 
 
 def _of_softmax(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Facts:
-    """Reads the weights of a softmax over the keys."""
+    """Read the weights of a softmax over the keys."""
     if not isinstance(result, torch.Tensor) or _is_odd(result) or result.dim() < 3:
         return None
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -100,7 +100,7 @@ def _of_softmax(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -
 
 
 def _of_fused(args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any) -> Facts:
-    """Reads the mask of `scaled_dot_product_attention`."""
+    """Read the mask of `scaled_dot_product_attention`."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     query, key, mask = given["query"], given["key"], given.get("attn_mask")
@@ -116,7 +116,7 @@ def _of_fused(args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any) ->
 
 
 def _of_module(args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any) -> Facts:
-    """Reads the masks of `multi_head_attention_forward`, whose tensors are [time, batch, ...]."""
+    """Read the masks of `multi_head_attention_forward`, whose tensors are [time, batch, ...]."""
     query = args[0] if args else kwargs["query"]
     key = args[1] if len(args) > 1 else kwargs["key"]
     heads = args[4] if len(args) > 4 else kwargs["num_heads"]
@@ -140,7 +140,7 @@ def _of_module(args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any) -
 
 
 def _expanded(allowed: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """Returns a mask of the first samples and the first head, [samples, 1, queries, keys]."""
+    """Return a mask of the first samples and the first head, [samples, 1, queries, keys]."""
     while allowed.dim() < len(shape):
         allowed = allowed[None]
     count = min(_SAMPLES, shape[0])
@@ -160,4 +160,4 @@ _READ: Mapping[str, Callable[[tuple[Any, ...], Mapping[str, Any], Any], Facts]] 
     "scaled_dot_product_attention": _of_fused,
     "multi_head_attention_forward": _of_module,
 }
-"""Reader of each function, by the function's name."""
+"""The reader for each function, by the function's name."""

@@ -1,4 +1,4 @@
-"""Updates the lineage of a step after each torch call."""
+"""Update the lineage of a step after each torch call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Follower:
     def follow(
         self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Updates the lineage after one finished call."""
+        """Update the lineage after one finished call."""
         if not kwargs and call is Call.PLAIN:
             self.give(result, tensors_of(args))
         elif not kwargs and call is Call.IN_PLACE:
@@ -70,7 +70,7 @@ class Follower:
             self._special[call](values, result)
 
     def give(self, result: Any, inputs: list[torch.Tensor]) -> None:
-        """Records that the results of a call were computed from `inputs`, which may be empty."""
+        """Record that the results of a call were computed from `inputs`, which may be empty."""
         sources = self._lineage.union(inputs)
         recomputed = self.recomputed > 0
         if isinstance(result, torch.Tensor):
@@ -80,7 +80,7 @@ class Follower:
                 self._lineage.set(tensor, sources, recomputed=recomputed)
 
     def _one_by_one(self, values: Values, result: Any) -> None:
-        """Handles `broadcast_tensors(a, b)`, which accepts two tensors or one list of tensors."""
+        """Handle `broadcast_tensors(a, b)`, which accepts two tensors or one list of tensors."""
         if all(isinstance(value, torch.Tensor) for value in values):
             values = [values]
         results = result if isinstance(result, (tuple, list)) else [result]
@@ -116,7 +116,7 @@ class Follower:
         self._lineage.set(result, Sources(sources.all, frozenset()) if sources.grad else sources)
 
     def _normalise(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Follows a normalisation: evaluation reads running statistics, training only writes them.
+        """Follow a normalisation: evaluation reads running statistics, training only writes them.
 
         The signatures in `torch.nn.functional` and in `torch` both start with the input and have
         the two running statistics among their first five arguments.

@@ -1,4 +1,4 @@
-"""Classifies torch calls by how their results depend on their arguments.
+"""Classify torch calls by how their results depend on their arguments.
 
 Calls are distinguished by name. By default, every result depends on every tensor among the
 arguments, which is also what autograd assumes.
@@ -63,7 +63,7 @@ _PROPERTIES = {"data": Call.DETACH} | dict.fromkeys("T H mT mH real imag".split(
 
 
 def _classify(name: str) -> Call:
-    """Returns the category of a call with this name."""
+    """Return the category of a call with this name."""
     if name in _FACTS:
         return Call.IGNORED
     if name in _FROM_ELSEWHERE:
@@ -100,7 +100,7 @@ _known: dict[str, Call] = {}
 
 
 def meaning(func: Any) -> tuple[str, Call]:
-    """Returns the name of a torch function and the category of its calls."""
+    """Return the name of a torch function and the category of its calls."""
     name = getattr(func, "__name__", "")
     if name == "__get__":  # a property: `.shape`, `.T`, `.data`
         attribute = getattr(getattr(func, "__self__", None), "__name__", name)
@@ -115,7 +115,7 @@ def meaning(func: Any) -> tuple[str, Call]:
 
 
 def tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Returns the tensors among the arguments or results of a torch call, in order."""
+    """Return the tensors among the arguments or results of a torch call, in order."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -128,7 +128,7 @@ def tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def column(values: Iterable[Any], index: int) -> list[torch.Tensor]:
-    """Returns the tensors that contribute to the `index`-th result of a call that takes lists.
+    """Return the tensors that contribute to the `index`-th result of a call that takes lists.
 
     A list contributes its `index`-th tensor; a single tensor contributes to every result.
     """

@@ -1,4 +1,4 @@
-"""Preserves the edges from earlier steps when a graph is captured again.
+"""Preserve the edges from earlier steps when a graph is captured again.
 
 An edge from an earlier step is visible only if that step was followed too. If it was not, the graph
 borrows these edges from another step with the same execution path: the most recent one whose
@@ -31,7 +31,7 @@ class Carried:
         self._followed = -2  # the last step that was followed
 
     def complete(self, structure: Structure, signature: int, *, step: int) -> Structure:
-        """Returns the structure extended by the edges that are not visible in this step alone."""
+        """Return the structure extended by the edges that are not visible in this step alone."""
         seen = self._followed == step - 1
         self._followed = step
         if seen:

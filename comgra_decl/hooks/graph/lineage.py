@@ -1,4 +1,4 @@
-"""Tracks which traced tensors each tensor of a step was computed from, through views and writes.
+"""Track which traced tensors each tensor of a step was computed from, through views and writes.
 
 Tensors can share memory, so a write through one tensor changes the values of the others. Two views
 of the same tensor also share a gradient path, but a detached alias has none in common with them.
@@ -29,7 +29,7 @@ NO_SOURCES = Sources(frozenset(), frozenset())
 
 
 def merged(found: Iterable[Sources]) -> Sources:
-    """Returns the union of several sets of ancestors."""
+    """Return the union of several sets of ancestors."""
     distinct = [sources for sources in found if sources is not NO_SOURCES]
     if len(distinct) < 2:
         return distinct[0] if distinct else NO_SOURCES
@@ -63,8 +63,8 @@ class Lineage:
     """The nearest traced ancestors of every tensor of a step.
 
     Args:
-            origin: returns the ancestors of a tensor that no call created, such as a parameter or
-                buffer.
+        origin: returns the ancestors of a tensor that no call created, such as a parameter or
+            buffer.
     """
 
     def __init__(self, origin: Callable[[torch.Tensor], Sources]) -> None:
@@ -74,12 +74,12 @@ class Lineage:
         self._clock = 0
 
     def clear(self) -> None:
-        """Discards all ancestors."""
+        """Discard all ancestors."""
         self._tensors.clear()
         self._written.clear()
 
     def of(self, tensor: torch.Tensor) -> Sources:
-        """Returns the nearest traced ancestors of a tensor's current values."""
+        """Return the nearest traced ancestors of a tensor's current values."""
         known = self._tensors.get(id(tensor))
         if known is not None and known[0]() is tensor:
             sources, time = known[1], known[2]
@@ -97,11 +97,11 @@ class Lineage:
         return known is not None and known[0]() is tensor
 
     def union(self, tensors: Iterable[torch.Tensor]) -> Sources:
-        """Returns the union of the ancestors of several tensors."""
+        """Return the union of the ancestors of several tensors."""
         return merged([self.of(tensor) for tensor in tensors])
 
     def set(self, tensor: torch.Tensor, sources: Sources, *, recomputed: bool = False) -> None:
-        """Sets the ancestors of a tensor; gradient paths end where autograd does not track it.
+        """Set the ancestors of a tensor; gradient paths end where autograd does not track it.
 
         Under a `torch.func` transform, a wrapper does not show whether autograd tracks the wrapped
         tensor. Code that the backward pass runs again (`recomputed`) is not tracked by autograd
@@ -117,7 +117,7 @@ class Lineage:
     def write(
         self, target: torch.Tensor, inputs: Sources, *, overwrite: bool, recomputed: bool = False
     ) -> None:
-        """Records a write into `target`, which affects all tensors on the same storage.
+        """Record a write to `target`, which affects all tensors on the same storage.
 
         Autograd builds the root's new history from its old history and from the inputs. It does not
         include the history of the view through which the write was made.
@@ -154,7 +154,7 @@ class Lineage:
         written.grads[id(root)] = (weakref.ref(root), new.grad)
 
     def replace(self, tensor: torch.Tensor, own: Sources) -> None:
-        """Makes a tensor the only ancestor of itself and of its views that were written to."""
+        """Make a tensor the only ancestor of itself and of its views that were written to."""
         self._tensors[id(tensor)] = (weakref.ref(tensor), own, self._clock)
         written = self._written.get(storage_id(tensor)) if self._written else None
         if written is not None and written.grad(tensor) is not None:
@@ -162,7 +162,7 @@ class Lineage:
             written.all = own.all if written.whole else written.all | own.all
 
     def reference(self, tensor: torch.Tensor) -> weakref.ref[torch.Tensor]:
-        """Returns the stored weak reference to a tensor whose ancestors are known."""
+        """Return the stored weak reference to a tensor whose ancestors are known."""
         return self._tensors[id(tensor)][0]
 
     def was_written(self, tensor: torch.Tensor) -> bool:
@@ -170,7 +170,7 @@ class Lineage:
         return storage_id(tensor) in self._written
 
     def living(self) -> Iterator[torch.Tensor]:
-        """Yields the tensors that were created by calls and still exist."""
+        """Yield the tensors that were created by calls and still exist."""
         for reference, _, _ in list(self._tensors.values()):
             tensor = reference()
             if tensor is not None:
@@ -178,7 +178,7 @@ class Lineage:
 
 
 def _since(written: _Written, tensor: torch.Tensor, known: Sources, time: int) -> Sources:
-    """Returns the ancestors of a tensor whose storage was written to after `time`."""
+    """Return the ancestors of a tensor whose storage was written to after `time`."""
     root = tensor if tensor._base is None else tensor._base
     grad = written.grad(root)
     replaced = written.overwritten > time or (written.whole and grad is not None)
@@ -189,7 +189,7 @@ def _since(written: _Written, tensor: torch.Tensor, known: Sources, time: int) -
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Returns an id of a tensor's memory, valid while the memory exists; 0 without a storage."""
+    """Return an id of a tensor's memory, valid while the memory exists; 0 without a storage."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError, ValueError):  # sparse, opaque, lazy: no storage

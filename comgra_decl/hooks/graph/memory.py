@@ -1,7 +1,7 @@
-"""Tracks tensors kept from earlier steps, such as hidden states and replay buffers.
+"""Track tensors kept from earlier steps, such as hidden states and replay buffers.
 
-Calls are not followed between recorded steps. Only tensors that were created in a followed step and
-still exist when a later followed step uses them are therefore tracked. They are recognised by their
+Calls are not followed between recorded steps. A tensor is therefore tracked only if it was created
+in a followed step and still exists when a later followed step uses it. They are recognised by their
 storage, because `h = h.detach()` between two steps creates a new tensor on the same memory.
 """
 
@@ -23,7 +23,7 @@ _MAX_KEPT = 10_000
 
 
 class Memory:
-    """The slots that the surviving tensors from earlier steps belonged to."""
+    """The slots to which the surviving tensors from earlier steps belonged."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[StorageWeakRef, tuple[Slot, ...]]] = {}
@@ -32,12 +32,12 @@ class Memory:
         return bool(self._kept)
 
     def of(self, tensor: torch.Tensor) -> tuple[Slot, ...]:
-        """Returns the slots that a tensor belonged to in an earlier step; empty if unknown."""
+        """Return the slots that a tensor belonged to in an earlier step; empty if unknown."""
         known = self._kept.get(storage_id(tensor))
         return known[1] if known is not None and not known[0].expired() else ()
 
     def keep(self, survivors: Iterable[tuple[torch.Tensor, tuple[Slot, ...]]]) -> None:
-        """Stores the tensors that outlive a step, and drops those that no longer exist."""
+        """Store the tensors that outlive a step, and drop those that no longer exist."""
         self._kept = {key: kept for key, kept in self._kept.items() if not kept[0].expired()}
         for tensor, slots in survivors:
             key = storage_id(tensor)
@@ -45,7 +45,7 @@ class Memory:
                 self._kept[key] = (StorageWeakRef(tensor.untyped_storage()), slots)
 
     def forget(self) -> None:
-        """Discards all stored tensors."""
+        """Discard all stored tensors."""
         self._kept.clear()
 
 
@@ -56,7 +56,7 @@ class EarlierSlots:
         self._slots: dict[Slot, Slot] = {}
 
     def of(self, slot: Slot) -> Slot:
-        """Returns the slot that represents a slot from an earlier step."""
+        """Return the slot that represents a slot from an earlier step."""
         known = self._slots.get(slot)
         if known is None:
             role = slot.role if slot.role.endswith(EARLIER_STEP) else slot.role + EARLIER_STEP

@@ -1,4 +1,4 @@
-"""Follows calls that do not reach any torch function mode.
+"""Follow calls that do not reach any torch function mode.
 
 Custom autograd functions may compute in numpy, scripted code runs in C++, and the transforms of
 `torch.func` and tensor subclasses wrap tensors in C++. Each mechanism is patched at a point that
@@ -64,11 +64,11 @@ class OpaqueCalls:
         ]
 
     def apply(self, lineage: Lineage, follower: Follower) -> None:
-        """Starts following this thread's calls. Idempotent.
+        """Start following this thread's calls. Idempotent.
 
         Args:
             lineage: receives the sources of each result.
-            follower: notified when code that the backward pass will run again is running.
+            follower: notified while code runs that the backward pass will run again.
         """
         self._step = lineage, follower
         self._thread = get_ident()
@@ -76,7 +76,7 @@ class OpaqueCalls:
             patch.apply()
 
     def restore(self) -> None:
-        """Stops following."""
+        """Stop following."""
         for patch in self._patches:
             patch.restore()
         self._step = None  # it references tensors
@@ -142,7 +142,7 @@ class OpaqueCalls:
 
 
 def _after_function(lineage: Lineage, inputs: Sources, result: Any, *, again: bool) -> None:
-    """Connects the results of a custom autograd function to its arguments.
+    """Connect the results of a custom autograd function to its arguments.
 
     For gradients, the results are connected to all arguments, as in autograd. For values, the
     connections follow the calls observed inside the function. Recomputed code is followed as if it
@@ -166,7 +166,7 @@ def _after_script(lineage: Lineage, script: Any, arguments: list[Any], result: A
 
 
 def _held(script: Any) -> Iterator[torch.Tensor]:
-    """Yields the parameters and buffers of a scripted module and its children."""
+    """Yield the parameters and buffers of a scripted module and its children."""
     for name_and_tensor in (*ParameterDict(script).items(), *BufferDict(script).items()):
         yield name_and_tensor[1]
     for name_and_child in ModuleDict(script).items():

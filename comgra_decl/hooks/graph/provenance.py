@@ -1,10 +1,10 @@
-"""Captures the dependency graph of one step: which tensors each tensor was computed from.
+"""Capture the dependency graph of one step: which tensors each tensor was computed from.
 
 A torch function mode receives every torch call of the step, including calls that autograd does not
-track, such as those on detached or integer tensors or without gradients. For each tensor, the
-lineage stores its *nearest* traced ancestors. When a traced tensor appears, its ancestors become
-its incoming edges, and the tensor becomes its own only ancestor. Autograd only determines whether
-an edge carries a gradient.
+track, such as calls on detached or integer tensors and calls with gradients disabled. For each
+tensor, the lineage stores its *nearest* traced ancestors. When a traced tensor appears, its
+ancestors become its incoming edges, and the tensor becomes its own only ancestor. Autograd only
+determines whether an edge carries a gradient.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Provenance(modes.OwnMode):
     """Collects the dependency graph of one step while it is active.
 
     Args:
-            leaf_slot: returns the slot of a traced parameter or buffer, None for any other tensor.
-            opaque: follows the calls that do not reach any function mode.
-            on_fault: called with an error in tracing itself.
-            memory: the tensors kept from earlier steps.
+        leaf_slot: returns the slot of a traced parameter or buffer, None for any other tensor.
+        opaque: follows the calls that do not reach any function mode.
+        on_fault: called with an error in tracing itself.
+        memory: the tensors kept from earlier steps.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Provenance(modes.OwnMode):
     def handle(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs a call and tracks which arguments its results depend on."""
+        """Run a call and track which arguments its results depend on."""
         result = func(*args, **kwargs)
         if self.thread != get_ident() or self.overflown:
             return result
@@ -96,17 +96,17 @@ class Provenance(modes.OwnMode):
         return result
 
     def begin(self) -> None:
-        """Starts following the calls that do not reach any function mode."""
+        """Start following the calls that do not reach any function mode."""
         self._opaque.apply(self._lineage, self._follower)
 
     def end(self) -> None:
-        """Stops following these calls."""
+        """Stop following these calls."""
         self._opaque.restore()
 
     # -- sources -------------------------------------------------------------------------------
 
     def of(self, tensor: torch.Tensor) -> Sources:
-        """Returns the nearest traced ancestors of a tensor."""
+        """Return the nearest traced ancestors of a tensor."""
         return self._lineage.of(tensor)
 
     def enters(self, tensor: torch.Tensor) -> bool:
@@ -115,7 +115,7 @@ class Provenance(modes.OwnMode):
         return sources <= {self._nodes[slot] for slot in self._earlier if slot in self._nodes}
 
     def _origin(self, tensor: torch.Tensor) -> Sources:
-        """Returns the sources of a tensor that no call in this step created."""
+        """Return the sources of a tensor that no call in this step created."""
         slot = self._leaf_slot(tensor) if tensor.is_leaf else None
         if slot is not None:
             index = frozenset((self._node(slot),))
@@ -138,7 +138,7 @@ class Provenance(modes.OwnMode):
     def trace(
         self, slot: Slot, tensor: torch.Tensor, fallback: Iterable[torch.Tensor] = ()
     ) -> None:
-        """Declares `tensor` to be the traced tensor of `slot`: edges end and start here.
+        """Declare `tensor` to be the traced tensor of `slot`: edges end and start here.
 
         `fallback` holds the inputs of the module that returned the tensor. They are used if the
         call that created the tensor was not observed, as in custom C++ code or numpy.
@@ -166,12 +166,12 @@ class Provenance(modes.OwnMode):
     def expect(
         self, slot: Slot, tensor: torch.Tensor, fallback: Iterable[torch.Tensor] = ()
     ) -> None:
-        """Traces a tensor before the hooks run, because they may compute from it or replace it."""
+        """Trace a tensor before the hooks run, because they may compute from it or replace it."""
         self.trace(slot, tensor, fallback)
         self._expected.add(self._node(slot))
 
     def _settle(self, node: int, tensor: torch.Tensor) -> None:
-        """Removes the edges of an expected tensor if another tensor has replaced it."""
+        """Remove the edges of an expected tensor if another tensor has replaced it."""
         if node in self._expected:
             self._expected.discard(node)
             if node not in self._lineage.of(tensor).all:
@@ -190,7 +190,7 @@ class Provenance(modes.OwnMode):
         return found if follows else Sources(found.all, frozenset())
 
     def _twin(self, slot: Slot, tensor: torch.Tensor) -> int | None:
-        """Returns the node already created for this tensor in the same module call, else None."""
+        """Return the node already created for this tensor in the same module call, else None."""
         known = self._own.get(id(tensor))
         if known is None or known[0]() is not tensor:
             return None
@@ -208,7 +208,7 @@ class Provenance(modes.OwnMode):
             self._lineage.clear()
 
     def connect(self, source: Any, sink: Any, *, gradient: bool = False) -> None:
-        """Adds a dependency that no torch call shows, without a gradient unless `gradient` is set.
+        """Add a dependency that no torch call reveals, without a gradient unless `gradient` is set.
 
         Args:
             source: a tensor, anything containing tensors, or the name of a node.
@@ -232,7 +232,7 @@ class Provenance(modes.OwnMode):
                 self._lineage.set(tensor, Sources(known.all | given.all, known.grad | reached))
 
     def as_evaluation(self) -> None:
-        """Moves 'no_grad' slots to the forward pass, because the step was an evaluation."""
+        """Move 'no_grad' slots to the forward pass, because the step was an evaluation."""
         for slot, number in [*self._nodes.items()]:
             if slot.forward is not None and slot.forward not in self._nodes:
                 del self._nodes[slot]
@@ -241,7 +241,7 @@ class Provenance(modes.OwnMode):
     # -- the result ----------------------------------------------------------------------------
 
     def finish(self) -> Structure:
-        """Returns the graph. Must be called after the slots of the step have their names."""
+        """Return the graph. Must be called after the slots of the step have their names."""
         slots = sorted(self._nodes, key=self._nodes.__getitem__)
         keys = [slot.key for slot in slots]
         kinds = [slot.kind for slot in slots]
@@ -256,13 +256,13 @@ class Provenance(modes.OwnMode):
         return Structure(name, keys, kinds, edges, list(dict.fromkeys(cuts)))
 
     def _shown(self) -> list[int]:
-        """Returns the nodes in the graph, without unused tensors from earlier steps."""
+        """Return the nodes in the graph, without unused tensors from earlier steps."""
         used = {node for edge in self._edges for node in edge}
         unused = {self._nodes[slot] for slot in self._earlier if slot in self._nodes} - used
         return [node for node in range(len(self._nodes)) if node not in unused]
 
     def _by_name(self, keys: list[SlotKey]) -> Iterator[tuple[int, int]]:
-        """Yields the edges declared by name; if the nodes share iterations, only within those."""
+        """Yield the edges declared by name; if the nodes share iterations, only within those."""
         for source_name, sink_name in self._named:
             sources = [i for i, key in enumerate(keys) if key.node == source_name]
             sinks = [i for i, key in enumerate(keys) if key.node == sink_name]
@@ -274,12 +274,12 @@ class Provenance(modes.OwnMode):
                         yield source, sink
 
     def unknown_names(self) -> list[str]:
-        """Returns the names passed to `connect` for which this step has no node."""
+        """Return the names passed to `connect` for which this step has no node."""
         present = {slot.node() for slot in self._nodes}
         return sorted({name for pair in self._named for name in pair} - present)
 
     def leave_behind(self) -> None:
-        """Stores which tensors outlive this step, and what they were computed from."""
+        """Store which tensors outlive this step, and what they were computed from."""
         slots = sorted(self._nodes, key=self._nodes.__getitem__)
         self._memory.keep(
             (tensor, self._computed_from(tensor, slots))

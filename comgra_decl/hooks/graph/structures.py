@@ -1,4 +1,4 @@
-"""Decides when to capture the dependency graph of a step, and assigns a graph to each step."""
+"""Decide when to capture the dependency graph of a step, and assign a graph to each step."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Structures:
         self._wanted = True
 
     def go_on_from(self, before: Structures) -> None:
-        """Takes over the stored graphs of the previous instance after the spec has changed."""
+        """Take over the stored graphs of the previous instance after the spec has changed."""
         self._stored = before._stored
 
     def start(self) -> Provenance | None:
-        """If a capture is due, prepares to follow torch calls, starting with the first model call.
+        """If a capture is due, prepare to follow torch calls, starting with the first model call.
 
         Returns:
             The graph to be filled, or None if this step is not followed.
@@ -80,29 +80,29 @@ class Structures:
         return self._active
 
     def pause(self) -> None:
-        """Removes the mode for an evaluation pass, where it would change which kernels run."""
+        """Remove the mode for an evaluation pass, where it would change which kernels run."""
         if self._active is not None:
             modes.remove(self._active)
             self._active.end()
 
     def resume(self) -> None:
-        """Starts or resumes following calls when training calls a model."""
+        """Start or resume following calls when training calls a model."""
         if self._active is not None and not modes.is_placed(self._active):
             modes.insert_at_bottom(self._active)
             self._active.begin()
 
     def as_evaluation(self) -> None:
-        """Treats the calls followed so far as an evaluation, since training has not started."""
+        """Treat the calls followed so far as an evaluation, since training has not started."""
         if self._active is not None:
             self._active.as_evaluation()
 
     def stop(self) -> None:
-        """Stops following and discards the active graph."""
+        """Stop following and discard the active graph."""
         self.pause()
         self._active = None
 
     def connect(self, source: Any, sink: Any) -> None:
-        """Adds an edge declared by the program, if the graph of this step is followed."""
+        """Add an edge declared by the program, if the graph of this step is followed."""
         if self._active is None:
             return
         if isinstance(source, str) != isinstance(sink, str):
@@ -123,7 +123,7 @@ class Structures:
         return structure
 
     def finish(self, info: StepInfo, signature: int, *, training: bool) -> Structure | None:
-        """Assigns a graph to a closed step; returns the graph if this run has not stored it yet.
+        """Assign a graph to a closed step; return the graph if this run has not stored it yet.
 
         An evaluation never captures its own graph: a function mode would disable the native fast
         paths of attention layers and thereby change the results. It uses a previously captured

@@ -64,20 +64,20 @@ class Telling:
     _joined: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
 
     def take(self) -> list[dict[str, Any]]:
-        """Returns the facts so far, and clears them."""
+        """Return the facts so far, and clear them."""
         found = [*self._found.values()]
         self._found = {}
         self.release()
         return found
 
     def release(self) -> None:
-        """Releases all tensors."""
+        """Release all tensors."""
         self._weights, self._masked = {}, {}
         self._states, self._joined = {}, {}
         self.tokens = None
 
     def see(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
-        """Stores the facts about a call. Torch function modes must be disabled."""
+        """Store the facts about a call. Torch function modes must be disabled."""
         read = _READ.get(name)
         if self._states and any(_is(self._states, t) for t in tensors_of(args)):
             with quiet():
@@ -89,7 +89,7 @@ class Telling:
             read(self, name, args, kwargs, result)
 
     def _note(self, kind: str, **facts: Any) -> dict[str, Any]:
-        """Stores a fact once per line of the program; returns the stored fact."""
+        """Store a fact once per line of the program; return the stored fact."""
         fact = {"kind": kind, **facts, "where": _where()}
         if len(self._found) < _MOST_FACTS:
             return self._found.setdefault(repr(fact), fact)
@@ -127,7 +127,7 @@ class Telling:
         self._weights[id(result)] = weights
 
     def _weight_of(self, mask: torch.Tensor, number: float, result: torch.Tensor) -> Any:
-        """Returns the fact about the weight that a softmax gives to elements that a mask hides."""
+        """Return the fact about the weight that a softmax gives to elements that a mask hides."""
         if result.numel() > _MOST_ELEMENTS:
             return None
         hidden = mask.expand(result.shape) if mask.dim() <= result.dim() else None
@@ -149,7 +149,7 @@ class Telling:
         self._hide(args[0], mask, value, result)
 
     def _choose(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
-        """Reads `torch.where(keep, scores, constant)` and the reverse."""
+        """Read `torch.where(keep, scores, constant)` and the reverse."""
         if len(args) != 3 or not isinstance(args[0], torch.Tensor):
             return
         keep, a, b = args
@@ -179,7 +179,7 @@ class Telling:
             self._masked[id(result)] = weakref.ref(result), hidden, value
 
     def _multiply(self, name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
-        """Reads products of scores, or of weights, with a mask of zeros and ones."""
+        """Read products of scores, or of weights, with a mask of zeros and ones."""
         if len(args) < 2 or not isinstance(result, torch.Tensor):
             return
         for value, other in (args[:2], args[1::-1]):
@@ -199,7 +199,7 @@ class Telling:
             known.mask["masked again"] = True
 
     def _inherit(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
-        """Transfers what is known to a result with the same layout."""
+        """Transfer what is known to a result with the same layout."""
         given = args[0]
         if not isinstance(result, torch.Tensor) or not isinstance(given, torch.Tensor):
             return
@@ -220,7 +220,7 @@ class Telling:
         return known if known is not None and known.tensor() is tensor else None
 
     def _contract(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
-        """Determines which axis of the softmax weights a matrix product sums over."""
+        """Determine which axis of the softmax weights a matrix product sums over."""
         for position, tensor in enumerate(args[:2]):
             known = self._known(tensor)
             if known is not None and len(known.shape) > 1:
@@ -242,7 +242,7 @@ class Telling:
     # -- the last step -------------------------------------------------------------------------
 
     def _padded(self) -> float:
-        """Returns the share of samples whose last token is padding."""
+        """Return the share of samples whose last token is padding."""
         tokens = None if self.tokens is None else self.tokens()
         return 0.0 if tokens is None else round(padded_share(tokens), 4)
 
@@ -265,7 +265,7 @@ class Telling:
             self._note("last step", padded=self._padded())
 
     def _recur(self, name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
-        """Stores the final state of a recurrent call on padded sequences that were not packed."""
+        """Store the final state of a recurrent call on padded sequences that were not packed."""
         sizes = args[1] if len(args) > 1 else None  # of the batch, of packed sequences
         packed = isinstance(sizes, torch.Tensor) and not sizes.is_floating_point()
         if packed or self._padded() == 0 or not isinstance(result, tuple):
@@ -281,10 +281,10 @@ def _is_all(index: Any) -> bool:
 
 
 def padded_share(tokens: torch.Tensor) -> float:
-    """Returns the share of samples that end with padding; 0 if nothing looks like padding.
+    """Return the share of samples that end with padding; 0 if nothing looks like padding.
 
-    Padding is a token that ends several samples, in runs of different lengths, at least one of
-    which is longer than one, and that occurs nowhere else.
+    A token counts as padding if it ends several samples in runs of different lengths, at least one
+    of them longer than one, and occurs nowhere else.
 
     Args:
         tokens: integers [batch, positions].
@@ -304,12 +304,12 @@ def padded_share(tokens: torch.Tensor) -> float:
 
 
 def _bounds(shape: torch.Size) -> set[int]:
-    """Returns where the dimensions of a contiguous tensor end, counted in elements."""
+    """Return where the dimensions of a contiguous tensor end, counted in elements."""
     return {*accumulate(shape, mul)}
 
 
 def _zeros_of(mask: torch.Tensor) -> torch.Tensor | None:
-    """Returns where a mask of zeros and ones is zero; None for any other tensor."""
+    """Return where a mask of zeros and ones is zero; None for any other tensor."""
     if mask.dim() < 2 or mask.numel() > _MOST_ELEMENTS:
         return None
     zero = mask == 0
@@ -318,7 +318,7 @@ def _zeros_of(mask: torch.Tensor) -> torch.Tensor | None:
 
 
 def _constant(value: Any) -> float | None:
-    """Returns the value of a number or of a one-element tensor."""
+    """Return the value of a number or of a one-element tensor."""
     if isinstance(value, (int, float)):
         return float(value)
     if not isinstance(value, torch.Tensor) or value.requires_grad or not value.numel():
@@ -339,7 +339,7 @@ def _is_odd(value: Any) -> bool:
 
 
 def _where() -> str:
-    """Returns the function and line in the program that made the call."""
+    """Return the function and line in the program that made the call."""
     for frame in _frames():
         path = frame.f_code.co_filename
         if not path.startswith(_NOT_THE_PROGRAM):
@@ -372,4 +372,4 @@ _READ: dict[str, _Reader] = {
     "select": Telling._select,
     **dict.fromkeys(("gru", "lstm", "rnn_tanh", "rnn_relu"), Telling._recur),
 }
-"""Reader of each function, by the function's name."""
+"""The reader for each function, by the function's name."""

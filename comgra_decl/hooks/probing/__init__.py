@@ -1,1 +1,1 @@
-"""Passes the same samples through a clean copy of the model at recorded steps."""
+"""Pass the same samples through a clean copy of the model at recorded steps."""

@@ -245,7 +245,7 @@ def _last(window: tuple[slice, ...]) -> Any:
 
 
 class _GuidedRelus(TorchFunctionMode):
-    """Makes every ReLU pass on only positive gradients, whether a module, a function or in place.
+    """Makes every ReLU pass on only positive gradients, as a module, as a function or in place.
 
     Attributes:
         count: how many calls to ReLU had a gradient.

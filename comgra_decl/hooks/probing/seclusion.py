@@ -1,4 +1,4 @@
-"""Runs the program's code without any effect on the program or on tracing."""
+"""Run the program's code without any effect on the program or on tracing."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Target = int | str
 
 @dataclass
 class Tap:
-    """Takes the outputs of some modules, and their gradients, during a call.
+    """Captures the outputs of selected modules, and their gradients, during a call.
 
     Outputs are copied when they are returned, because a later operation may change them in place.
     Gradients are read by a hook on the tensor, so they refer to the same moment.

@@ -1,4 +1,4 @@
-"""Detects losses that jump or become non-finite, so that the next steps are recorded."""
+"""Detect losses that jump or become non-finite, so that the next steps are recorded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LossAlarm:
         self._left = _MOST
 
     def take(self, loss: float) -> None:
-        """Checks the next loss."""
+        """Check the next loss."""
         if not -math.inf < loss <= self._limit:
             self._sound(loss)
             if not math.isfinite(loss):
@@ -57,6 +57,6 @@ class LossAlarm:
         self._limit = high + max(_JUMP * (high - low), abs(high))
 
     def taken(self) -> str | None:
-        """Returns the reason for an alarm, but only once."""
+        """Return the reason for an alarm, but only once."""
         reason, self.reason = self.reason, None
         return reason

@@ -191,7 +191,7 @@ class AutomaticMetrics:
         if size is not None and self._growth is not None:
             try:
                 grown = self._growth.look(self._scalars.saying.step, size)
-            except Exception:  # it meets every object of the program
+            except Exception:  # it encounters every object of the program
                 self._growth = None  # only these metrics end, not tracing
                 return
             for holder, number in grown.items():

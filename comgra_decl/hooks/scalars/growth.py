@@ -23,7 +23,7 @@ SAMPLES = 12
 """Number of consecutive readings over which the memory must grow."""
 
 LEAST = 4 << 20
-"""Bytes of growth within these readings."""
+"""Minimum growth over these readings, in bytes."""
 
 _STEADY = 0.8  # share of the readings that must exceed the previous one
 _STEPS = 20  # minimum number of steps between two counts
@@ -127,7 +127,7 @@ def _name_in(known: dict[str, Any], thing: Any) -> str | None:
     for name, value in known.items():
         if isinstance(value, (ModuleType, type)):
             continue
-        try:  # without code of the program, such as a `__getattribute__`
+        try:  # without running the program's code, such as a `__getattribute__`
             own = object.__getattribute__(value, "__dict__")
         except AttributeError:
             continue

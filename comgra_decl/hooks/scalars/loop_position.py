@@ -1,4 +1,4 @@
-"""Detects whether the program has passed the code position at which it ends its steps.
+"""Detect whether the program has passed the code position at which it ends its steps.
 
 Many training loops log the values of a step after `optimizer.step()`. By then, the next step has
 started, but the values belong to the previous one. The position in the code resolves this
@@ -21,7 +21,7 @@ class LoopPosition:
         self._places: dict[CodeType, int] = {}
 
     def note(self) -> None:
-        """Stores the position of the current call, which ends a step; keeps no frames alive."""
+        """Store the position of the current call, which ends a step; keeps no frames alive."""
         frame: FrameType | None = sys._getframe(1)
         self._places = {}
         while frame is not None and len(self._places) < _DEPTH:

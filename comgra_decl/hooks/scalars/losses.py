@@ -1,4 +1,4 @@
-"""Finds the losses on which `backward()` is called, in every step or only in recorded ones.
+"""Find the losses on which `backward()` is called, in every step or only in recorded ones.
 
 `torch.autograd.backward` has no hook. While losses are logged, a wrapper around this function is
 the only part of tracing that remains in place between recorded steps. Between those steps, it costs
@@ -39,13 +39,14 @@ _is_compiling = torch.compiler.is_dynamo_compiling
 class LossWatch:
     """Reports every tensor on which the program calls `backward()`, before it runs.
 
-    `Tensor.backward` looks `torch.autograd.backward` up at each call, so one wrapper covers both.
+    `Tensor.backward` looks up `torch.autograd.backward` at each call, so one wrapper covers both.
     Under mixed precision, `backward()` is called on the loss times the gradient scale; the loss
     itself is the tensor that the program passed to `GradScaler.scale`.
 
-    each: called with the loss at every `backward`, recorded or not, in the form that
-    `read_number` returns, or in nested lists if the tensor has dimensions. None to skip this.
-    Must not raise.
+    Args:
+        each: called with the loss at every `backward`, recorded or not, in the form that
+            `read_number` returns, or in nested lists if the tensor has dimensions. None to skip
+            this. Must not raise.
         together: a lock held during all callbacks.
         on_fault: called with an error in tracing itself.
 
@@ -88,10 +89,10 @@ class LossWatch:
         on_done: Callable[[bool], object],
         on_thread: Callable[[Any], bool],
     ) -> None:
-        """Sets the callbacks, before `start`.
+        """Set the callbacks, before `start`.
 
         Args:
-            on_loss: called with (loss, the tensor `backward` was called on) while a step is
+            on_loss: called with (loss, the tensor on which `backward` was called) while a step is
                 recorded.
             on_done: called after `backward` with True if it computed the gradients of all tensors
             that it reached.
@@ -101,17 +102,17 @@ class LossWatch:
         self._on_loss, self._on_done, self._on_thread = on_loss, on_done, on_thread
 
     def start(self) -> None:
-        """Starts reporting the losses in every step, if `each` is set."""
+        """Start reporting the losses in every step, if `each` is set."""
         if self._each is not None:
             self._apply()
 
     def stop(self) -> None:
-        """Stops watching and releases the last loss."""
+        """Stop watching and release the last loss."""
         self._each = self._before = None
         self.record(False)
 
     def announce(self, before: Callable[[Any], None] | None) -> None:
-        """Sets a callback that receives the argument of each `backward` before it runs, or None."""
+        """Set a callback that receives the argument of each `backward` before it runs, or None."""
         self._before = before
         if before is not None:
             self._apply()
@@ -120,7 +121,7 @@ class LossWatch:
             self.record(self._recording)
 
     def record(self, recording: bool) -> None:
-        """Sets whether steps are recorded from this call on."""
+        """Set whether steps are recorded from this call on."""
         self._recording = recording
         if recording:
             self._apply()
@@ -136,12 +137,12 @@ class LossWatch:
             patch.apply()
 
     def time(self, timer: Callable[[bool], None] | None) -> None:
-        """Sets a function that is called with True before and False after each `backward`."""
+        """Set a function that is called with True before and False after each `backward`."""
         self._timer = timer
         self._settle()
 
     def follow(self, thread: int) -> None:
-        """Sets the thread that calls `backward`; 0 if unknown."""
+        """Set the thread that calls `backward`; 0 if unknown."""
         if thread != self.thread:
             self.thread = thread
             self._settle()
@@ -151,7 +152,7 @@ class LossWatch:
         self._settle()
 
     def _forget_scaled(self) -> _Scaled | None:
-        """Returns and removes the last loss that this thread has scaled."""
+        """Return and remove the last loss that this thread has scaled."""
         if not self._scaled:
             return None
         scaled = self._scaled.pop(get_ident(), None)
@@ -159,7 +160,7 @@ class LossWatch:
         return scaled
 
     def _scaled_elsewhere(self, tensors: list[torch.Tensor]) -> _Scaled | None:
-        """Returns a loss scaled by another thread, if `backward` is called on it."""
+        """Return a loss scaled by another thread, if `backward` is called on it."""
         for thread, scaled in [*self._scaled.items()]:
             if any(scaled[0]() is tensor for tensor in tensors):
                 del self._scaled[thread]
@@ -168,7 +169,7 @@ class LossWatch:
         return None
 
     def _settle(self) -> None:
-        """Sets the thread in which the wrapper only has to call `each`."""
+        """Set the thread in which the wrapper only has to call `each`."""
         closely = self._recording or self._each is None or self._scaled or self._inside
         watched = self._before is not None or self._timer is not None
         self._hurry(0 if closely or watched else self.thread)
@@ -193,7 +194,7 @@ class LossWatch:
     def _quick_backward(
         self, original: Callable[..., Any], on: list[bool], each: Callable[[object], None]
     ) -> Callable[..., Any]:
-        """Returns the wrapper that remains in place in every step.
+        """Return the wrapper that remains in place in every step.
 
         When it runs, its data is no longer in the CPU caches, so every unnecessary access is
         measurable.
@@ -267,7 +268,7 @@ class LossWatch:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Ignores `backward` calls within the context, which tracing itself makes."""
+        """Ignore `backward` calls within the context, because tracing itself makes them."""
         thread = get_ident()
         self._inside.add(thread)
         try:
@@ -276,7 +277,7 @@ class LossWatch:
             self._inside.discard(thread)
 
     def _begins(self, tensors: Any) -> bool:
-        """Reports a `backward` call; returns whether it belongs to a recorded step."""
+        """Report a `backward` call; return whether it belongs to a recorded step."""
         self._settle()
         with self._together:
             followed = self._on_thread(tensors)

@@ -1,4 +1,4 @@
-"""Reads tensors with one element, without side effects and without waiting for a device."""
+"""Read tensors with one element, without side effects and without waiting for a device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Number = float | Tensor
 
 
 def read_number(tensor: Tensor) -> Number | None:
-    """Returns the number in a tensor with one element.
+    """Return the number in a tensor with one element.
 
     For a tensor on a device, the result is a copy on the device that is never modified, so the
     program does not wait. The result is None if no number can be read: the tensor has several
@@ -76,12 +76,12 @@ class LateNumbers:
         return len(self._where)
 
     def add(self, where: int, copy: Tensor) -> None:
-        """Adds a copy whose number belongs at position `where`."""
+        """Add a copy whose number belongs at position `where`."""
         self._where.append(where)
         self._copies.append(copy)
 
     def send(self) -> None:
-        """Starts the transfers, one for each device and dtype."""
+        """Start the transfers, one for each device and dtype."""
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for number, copy in enumerate(self._copies):
             groups.setdefault((copy.device, copy.dtype), []).append(number)
@@ -93,7 +93,7 @@ class LateNumbers:
         self._copies = []
 
     def settle(self, values: NDArray[np.float64]) -> None:
-        """Waits for the numbers and writes each to its position."""
+        """Wait for the numbers and write each to its position."""
         for where, host, event in self._landed:
             if event is not None:
                 event.synchronize()
@@ -102,5 +102,5 @@ class LateNumbers:
 
 
 def _transfer(tensor: Tensor) -> tuple[Tensor, Any]:
-    """Returns the destination tensor and the event to wait for; None if reading it waits."""
+    """Return the destination tensor and the event to wait for; None if reading it waits."""
     return copied_to_host(tensor) if tensor.device.type in _ASYNCHRONOUS else (tensor, None)

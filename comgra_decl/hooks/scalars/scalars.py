@@ -39,7 +39,7 @@ _Step = tuple[int, str, list[_Named]]
 
 @dataclass(eq=False)
 class Saying:
-    """The values logged for the current step in the events processed so far; one per thread.
+    """The values logged for the current step in the events processed so far; one object per thread.
 
     Attributes:
         number: its number, unless other threads end steps before this one.
@@ -98,12 +98,12 @@ class Scalars:
         self._closed_notes: list[Note] = []
 
     def watch_losses(self, wanted: bool) -> None:
-        """Starts or stops detecting sudden losses."""
+        """Start or stop detecting sudden losses."""
         if wanted != (self.alarm is not None):
             self.alarm = LossAlarm() if wanted else None
 
     def stop(self) -> None:
-        """Delivers everything logged so far."""
+        """Deliver everything logged so far."""
         with suppress(Exception):  # a fault in tracing may be the reason for stopping
             self._look()
             self._end(self.saying, self.unended)
@@ -121,20 +121,20 @@ class Scalars:
         return self.losses - self.saying.most
 
     def resume(self, step: int, text: str = "") -> None:
-        """Continues a resumed run at `step`, which becomes the current step."""
+        """Continue a resumed run at `step`, which becomes the current step."""
         self.saying.step = self.saying.first = step
         if text:
             self._closed_notes.append(Note(step, RESUMED, time.time(), text))
 
     def turn_to(self, saying: Saying) -> None:
-        """Switches to another `Saying`, which belongs to this or another thread's current step."""
+        """Switch to another `Saying`, which belongs to this or another thread's current step."""
         self._look()
         self.saying = saying
 
     # -- logging -------------------------------------------------------------------------------
 
     def kpi(self, name: str, value: Any) -> None:
-        """Logs a value for a step: a float, or a one-element tensor."""
+        """Log a value for a step: a float, or a one-element tensor."""
         number = read_number(value) if isinstance(value, torch.Tensor) else float(value)
         if number is None:
             return
@@ -149,16 +149,16 @@ class Scalars:
             self._hand_over()
 
     def measured(self, name: str, number: Number) -> None:
-        """Adds a value of the current step that was observed, not logged by the program."""
+        """Add a value of the current step that tracing observed, not one the program logged."""
         self._look()
         self.saying.numbers.append((name, number))
 
     def told(self, name: str, number: float) -> None:
-        """Adds one of tracing's own values to the current step, from any thread."""
+        """Add one of tracing's own values to the current step, from any thread."""
         self._closed.append((self.saying.step, self.saying.type, [(name, number)]))
 
     def note(self, text: str) -> None:
-        """Adds a note to a step."""
+        """Add a note to a step."""
         now, saying = time.time(), self.saying
         if self._is_about_the_last_step():
             self._closed_notes.append(Note(saying.step - 1, saying.type, now, text))
@@ -166,7 +166,7 @@ class Scalars:
             saying.notes.append((now, text))
 
     def remark(self, text: str) -> None:
-        """Adds tracing's own note on the current step, from any thread, and delivers it."""
+        """Add tracing's own note on the current step, from any thread, and deliver it."""
         self._closed_notes.append(Note(self.saying.step, self.saying.type, time.time(), text))
         self._hand_over()
 
@@ -178,7 +178,7 @@ class Scalars:
         return saying.step > saying.first and not saying.losses and saying.place.passed()
 
     def end_step(self, step: int, labels: Collection[str]) -> None:
-        """Ends the step with this number and these labels."""
+        """End the step with this number and these labels."""
         self._look()
         self.saying.step = step
         self._close(next(iter(labels)) if labels else "train")
@@ -190,7 +190,7 @@ class Scalars:
     # -- events --------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Processes the events since the last call."""
+        """Process the events since the last call."""
         with self._looking:
             for event in _taken(self.events):
                 if event is END:
@@ -217,7 +217,7 @@ class Scalars:
     # -- delivery ------------------------------------------------------------------------------
 
     def _end(self, saying: Saying, type_: str) -> None:
-        """Closes the list of values logged for a step, while another thread may be adding more."""
+        """Close the list of values logged for a step, while another thread may be adding more."""
         self._closed.append((saying.step, type_, _taken(saying.numbers)))
         notes = _taken(saying.notes)
         self._closed_notes += [Note(saying.step, type_, when, text) for when, text in notes]
@@ -236,14 +236,14 @@ class Scalars:
 
 
 def _only(event: Any) -> Any:
-    """Unwraps nested lists of one element."""
+    """Unwrap nested lists of one element."""
     while isinstance(event, list) and len(event) == 1:
         event = event[0]
     return event
 
 
 def _taken(items: list[Any]) -> list[Any]:
-    """Removes and returns the current items of a list."""
+    """Remove and return the current items of a list."""
     taken = items[: len(items)]
     del items[: len(taken)]
     return taken
@@ -274,7 +274,7 @@ def _said(closed: list[_Step], notes: list[Note], alarm: LossAlarm | None) -> Sc
 def _settle(
     late: LateNumbers, values: NDArray[np.float64], names: list[str], alarm: LossAlarm | None
 ) -> None:
-    """Waits, on the writer thread, for values on devices, and completes the losses."""
+    """Wait, on the writer thread, for values on devices, and complete the losses."""
     unknown = np.isnan(values)
     late.settle(values)
     if alarm is not None:

@@ -1,4 +1,4 @@
-"""Decides which training steps are recorded: the schedule, by type of execution, and the budget."""
+"""Decide which training steps are recorded: the schedule, by type of execution, and the budget."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ class Agenda:
     """Decides before, within and at the end of each training step whether it is recorded.
 
     If types do not matter, this is decided before a step begins. Otherwise, it is decided when the
-    model is called, based on the labels that the step has at that time. If the label of a type that
-    is due is added later than that, all following steps are captured until one of them has the
-    label.
+    model is called, based on the labels that the step has at that time. If the label of a due type
+    is added only later, all following steps are captured until one of them has the label.
 
     Args:
         spec: the spec of the run.
@@ -88,7 +87,7 @@ class Agenda:
         self._all.recorded(self._step - 1)
 
     def resume(self, step: int) -> None:
-        """Resumes training at `step`. That step is recorded regardless of the schedule."""
+        """Resume training at `step`. That step is recorded regardless of the schedule."""
         self._step = step
         self._all.recorded(step - 1)
         self._all.next = step
@@ -101,7 +100,7 @@ class Agenda:
         return bool(self._labelled or self._cadences or self._missed or self.labels)
 
     def alarm(self, step: int) -> tuple[int, int] | None:
-        """After a sudden loss, records the steps from `step` on, regardless of the schedule.
+        """Record the steps from `step` on after a sudden loss, regardless of the schedule.
 
         Returns:
             The first and the last of these steps; None if the spec requests none.
@@ -112,7 +111,7 @@ class Agenda:
         return step, self._until
 
     def stop_keeping(self) -> None:
-        """Stops capturing steps for triggers; afterwards only due steps are captured."""
+        """Stop capturing steps for triggers; afterwards only due steps are captured."""
         self._keep = False
 
     @property
@@ -126,7 +125,7 @@ class Agenda:
         return max(math.inf if self._all.next is None else self._all.next, paid)
 
     def plan(self, step: int) -> Plan:
-        """Returns how to treat `step`, which is about to begin."""
+        """Return how to treat `step`, which is about to begin."""
         self._step = step
         if self._keep:
             return Plan.ARM
@@ -146,11 +145,11 @@ class Agenda:
     # -- within a step -------------------------------------------------------------------------
 
     def declare(self, names: Iterable[str]) -> None:
-        """Sets the type of the current step to the first of `names`, overriding its tags."""
+        """Set the type of the current step to the first of `names`, overriding its tags."""
         self.labels = {**dict.fromkeys(names), **self.labels}
 
     def tag(self, names: Iterable[str], *, too_late: bool) -> None:
-        """Adds labels to the current step; `too_late` if the step is not being captured."""
+        """Add labels to the current step; `too_late` if the step is not being captured."""
         for name in names:
             self.labels[name] = None
             if too_late and self._due_for(name):
@@ -202,7 +201,7 @@ class Agenda:
         return named in self._cadences and self._cadences[named] is None
 
     def _own_of(self, label: str) -> Countdown | None:
-        """Returns the countdown for steps of this type, if the spec sets a cadence for it."""
+        """Return the countdown for steps of this type, if the spec sets a cadence for it."""
         if label not in self._own:
             cadence = self._cadences.get(label, self._cadences.get(_OTHERS))
             self._own[label] = None
@@ -214,7 +213,7 @@ class Agenda:
     # -- at its end ----------------------------------------------------------------------------
 
     def end(self, *, recorded: bool) -> None:
-        """Ends the current step and updates the counts of its types."""
+        """End the current step and update the counts of its types."""
         labels = self.ended = [*self.labels] or [TRAIN]
         self.labels = {}
         general = [self._count(label, recorded=recorded) for label in labels]
@@ -224,7 +223,7 @@ class Agenda:
             self._all.touched(self._step)
 
     def _count(self, label: str, *, recorded: bool) -> bool:
-        """Counts a step of one type; returns whether the general schedule applies to that type."""
+        """Count a step of one type; return whether the general schedule applies to that type."""
         own, count = self._own_of(label), self._counts.get(label, 0)
         if own is not None:
             self._counts[label] = count + 1

@@ -1,4 +1,4 @@
-"""The permitted cost of all records, or of all records of one type of execution."""
+"""The permitted cost of all records, or of those with one type of execution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REPORT_AGAIN = 2.0
 """Factor by which a chosen value must change before it is reported again."""
 
 _RECENT = 5
-"""Number of newest records whose median cost is reported."""
+"""Number of most recent records whose median cost is reported."""
 
 _NEVER = 4.0**15
 """Gaps that are stretched by this factor or more are not reported, because the budget is nearly
@@ -72,11 +72,11 @@ class Allowance:
         return self.debt(now) > 0
 
     def debt(self, now: float) -> float:
-        """Returns the seconds until past records are paid off."""
+        """Return the seconds until past records are paid off."""
         return max(self._paid - now, 0.0)
 
     def charge(self, began: float, cost: float, *, step: float) -> None:
-        """Adds the cost of a record, in seconds, which may be an estimate.
+        """Add the cost of a record, in seconds, which may be an estimate.
 
         Args:
             began: when its step began.
@@ -87,13 +87,13 @@ class Allowance:
             self._paid = max(self._paid, began - step) + cost / self._share
 
     def correct(self, difference: float, *, cost: float) -> None:
-        """Corrects the cost of a record by `difference`, the excess over the charged amount."""
+        """Correct the cost of a record by `difference`, the excess over the charged amount."""
         if self._share is not None:
             self._costs.append(cost)
             self._paid += difference / self._share
 
     def report_gap(self, plain: float) -> None:
-        """Reports the new gap between records if a plain step takes `plain` seconds."""
+        """Report the new gap between records if a plain step takes `plain` seconds."""
         cost = median(self._costs) if self._costs else 0.0
         if self._share is None or cost <= 0:
             return
@@ -109,7 +109,7 @@ class Allowance:
     # -- disk ----------------------------------------------------------------------------------
 
     def measured(self, size: float) -> None:
-        """Sets the measured size of these records."""
+        """Set the measured size of these records."""
         self.bytes = size
         self.before, self.then = self.then, self.records
 
@@ -127,7 +127,7 @@ class Allowance:
         return True
 
     def factor(self, per_record: float) -> float:
-        """Returns the factor by which gaps are stretched to save space."""
+        """Return the factor by which gaps are stretched to save space."""
         if self._limit is None:
             return 1.0
         left = max(1 - self._used(per_record) / self._limit, 2.0**-30)

@@ -1,4 +1,4 @@
-"""Measures the cost of recording, and computes the gaps that keep it within the budget."""
+"""Measure the cost of recording, and compute the gaps that keep it within the budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec.budget import BudgetSpec
 
 _REMEMBERED = 32
-"""The number of steps, and of records, that medians are computed over."""
+"""The number of steps, and of records, over which medians are computed."""
 
 _ENOUGH = 5
 """The number of plain steps required to report their median."""
@@ -74,7 +74,7 @@ class Times:
         self.device: deque[float] = deque(maxlen=_REMEMBERED)
 
     def add(self, host: float | None, device: float | None) -> None:
-        """Adds the times of a step; None if not measured."""
+        """Add the times of a step; None if not measured."""
         self.count += 1
         if host is not None:
             self.host.append(host)
@@ -82,7 +82,7 @@ class Times:
             self.device.append(device)
 
     def medians(self) -> dict[str, float | None]:
-        """Returns the median by each clock, None if nothing was measured."""
+        """Return the median by each clock, None if nothing was measured."""
         return {
             "host": median(self.host) if self.host else None,
             "device": median(self.device) if self.device else None,
@@ -161,7 +161,7 @@ class Budget:
         self._parts: dict[str, float] = {}  # shares of the last written data, by type
 
     def _of(self, label: str) -> Allowance | None:
-        """Returns the allowance for the records of one type, None if it has no limit."""
+        """Return the allowance for the records of one type, None if it has no limit."""
         known = self._own.get(label)
         spec = self._types.get(label, self._types.get(_OTHERS))
         if known is not None or spec is None:
@@ -172,7 +172,7 @@ class Budget:
         return own
 
     def _concerned(self, labels: Collection[str]) -> list[Allowance]:
-        """Returns the allowances that apply to a record with these labels."""
+        """Return the allowances that apply to a record with these labels."""
         own = (self._of(label) for label in labels) if self._types else ()
         return [self._all, *(each for each in own if each is not None)]
 
@@ -213,7 +213,7 @@ class Budget:
         return any(each.exhausted(self._per_record(each)) for each in self._concerned(labels))
 
     def factor(self, *labels: str) -> float:
-        """Returns the factor by which gaps are stretched to save space."""
+        """Return the factor by which gaps are stretched to save space."""
         if not self._weighed:
             return 1.0
         self._measure()
@@ -222,13 +222,13 @@ class Budget:
     # -- events --------------------------------------------------------------------------------
 
     def recorded(self, *labels: str) -> None:
-        """Counts a record of a training step with these labels."""
+        """Count a record of a training step with these labels."""
         self._measure()
         for each in self._concerned(labels):
             each.records += 1
 
     def begin(self) -> None:
-        """Starts a step at a model call, unless the start of the step is already known."""
+        """Start a step at a model call, unless the start of the step is already known."""
         self._laps.begin_if_unknown(self._clock)
 
     def step_ended(
@@ -239,7 +239,7 @@ class Budget:
         steps: int = 1,
         once: float = 0.0,
     ) -> None:
-        """Ends a step and updates the measured costs.
+        """End a step and update the measured costs.
 
         Args:
             cost: the known cost of its record, in seconds; None without a record.
@@ -261,7 +261,7 @@ class Budget:
                 self._learn_record(known)
 
     def _charge_at_first(self, record: _Record, now: float, lap: Lap) -> None:
-        """Charges a record immediately: its known cost, or the median cost of earlier records."""
+        """Charge a record immediately: its known cost, or the median cost of earlier records."""
         self._unknown = self._laps.away and not self._plain.count
         began = now - (record.cost + record.once if lap.host is None else lap.host)
         plain = self._plain.medians()
@@ -272,7 +272,7 @@ class Budget:
             each.charge(began, record.charged, step=step)
 
     def _learn_plain(self, lap: Lap) -> None:
-        """Processes the measured time of a plain step."""
+        """Process the measured time of a plain step."""
         self._unknown = False
         self.last_plain = lap.host
         late = None
@@ -289,7 +289,7 @@ class Budget:
             self._report_gaps()
 
     def _learn_record(self, lap: Lap) -> None:
-        """Processes the measured time of a step with a record."""
+        """Process the measured time of a step with a record."""
         self._settle(0.0)
         record: _Record = lap.record
         plain = self._plain.medians()
@@ -303,7 +303,7 @@ class Budget:
             self._settle(0.0)  # else the next step provides the plain duration
 
     def _settle(self, late: float) -> None:
-        """Settles the cost of the last record once the duration of the next step is known.
+        """Settle the cost of the last record once the duration of the next step is known.
 
         Args:
             late: how much longer the next step took on the device. Negative if the device had
@@ -327,7 +327,7 @@ class Budget:
             self._report_gaps()
 
     def _writers_part(self, *, beside_device: bool) -> float:
-        """Returns the cost of the writer thread since the last call."""
+        """Return the cost of the writer thread since the last call."""
         written = self._meter.writer_seconds
         self._written, self._writer = self._written + written - self._writer, written
         part = self._written
@@ -347,7 +347,7 @@ class Budget:
                 each.report_gap(step)
 
     def restart(self) -> None:
-        """Excludes the time since the last step (an evaluation, a pause) from the measurement."""
+        """Exclude the time since the last step (an evaluation, a pause) from the measurement."""
         self._laps.restart()
 
     @property
@@ -370,7 +370,7 @@ class Budget:
     # -- the disk ------------------------------------------------------------------------------
 
     def _measure(self) -> None:
-        """Reads a new measurement, and distributes the folder's growth among the types."""
+        """Read a new measurement, and distribute the folder's growth among the types."""
         if self._polls == self._meter.polls:
             return
         self._polls, size = self._meter.polls, self._meter.disk_bytes
@@ -388,7 +388,7 @@ class Budget:
 
 
 def _added_to(plain: float | None, record: _Record) -> float:
-    """Returns the extra duration of a record's step, if a plain step takes `plain`."""
+    """Return the extra duration of a record's step, if a plain step takes `plain`."""
     host = _difference(record.took, plain)
     return record.cost if host is None else max(host - record.once, record.cost)
 

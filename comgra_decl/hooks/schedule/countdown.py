@@ -1,4 +1,4 @@
-"""Determines what is due next: a step, an evaluation phase, or a step of one type."""
+"""Determine what is due next: a step, an evaluation phase, or a step of one type."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Countdown:
         return self._seconds is not None and self._clock() - self._last >= self._seconds
 
     def recorded(self, number: int) -> None:
-        """Handles the recording of `number`, and computes the next number."""
+        """Handle the recording of `number`, and compute the next number."""
         self.touched(number)
         self.next = self._stretched(number, self._scheduler.next_after(number))
 
     def touched(self, number: int) -> None:
-        """Handles the recording of `number` for another reason."""
+        """Handle the recording of `number` for another reason."""
         self.forced = self._explicit.next_after(number)
         if self._seconds is not None:
             self._last = self._clock()

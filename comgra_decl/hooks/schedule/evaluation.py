@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec.schedule import EvalSpec
 
 _MAX_CALLS = 2000
-"""Limit on the recorded model calls in a phase with `batches: all`, to bound memory."""
+"""Limit on the recorded model calls in a phase with `batches: all`, to bound memory use."""
 
 
 class EvaluationPhases:
@@ -42,7 +42,7 @@ class EvaluationPhases:
         self.follow(spec, factor=factor)
 
     def follow(self, spec: EvalSpec | None, *, factor: Callable[[], float]) -> None:
-        """Applies `spec` from the next phase on; with None, no phase is recorded."""
+        """Apply `spec` from the next phase on; with None, no phase is recorded."""
         self._spec = spec
         self._factor = factor
         self._countdown: Countdown | None = None
@@ -62,7 +62,7 @@ class EvaluationPhases:
         return self.capture.open and self.capture.root_calls >= self._limit
 
     def begin(self, step: int, training_calls: int) -> bool:
-        """Begins a phase when a model is switched; returns whether the phase is to be recorded.
+        """Begin a phase when a model is switched; return whether the phase is to be recorded.
 
         Further switches before the next training step (per submodule, per split) belong to the same
         phase.
@@ -77,12 +77,12 @@ class EvaluationPhases:
         return self._pending
 
     def calls(self, training_calls: int) -> int:
-        """Returns how many model calls to record in a phase, given the number in a step."""
+        """Return how many model calls to record in a phase, given the number in a step."""
         batches = None if self._spec is None else self._spec.batches
         return _MAX_CALLS if batches == "all" else batches or training_calls
 
     def enter(self, step: int, *, counts: bool = True) -> StepCapture | None:
-        """Returns the capture for a model call of this phase, or None if enough are recorded.
+        """Return the capture for a model call of this phase, or None if enough are recorded.
 
         Args:
             step: optimizer steps completed.
@@ -96,7 +96,7 @@ class EvaluationPhases:
         return self.capture
 
     def forget(self) -> None:
-        """Discards the current phase, which turned out not to be an evaluation."""
+        """Discard the current phase, which turned out not to be an evaluation."""
         self.capture.drop()
         self.close()
         if self.step < 0:
@@ -107,20 +107,20 @@ class EvaluationPhases:
             self._countdown = Countdown(self._spec, clock=self._clock, factor=self._factor)
 
     def start(self) -> StepCapture | None:
-        """Opens the record of this phase if it is due; returns it while it is open."""
+        """Open the record of this phase if it is due; return it while it is open."""
         if self._pending:
             self.taken()
             self.capture.begin()
         return self.capture if self.capture.open else None
 
     def taken(self) -> None:
-        """Marks this phase as recorded."""
+        """Mark this phase as recorded."""
         self._pending = False
         self.recorded = self.step
         if self._countdown is not None:
             self._countdown.recorded(self._phase)
 
     def close(self) -> None:
-        """Ends a phase, recorded or not."""
+        """End a phase, recorded or not."""
         self._pending = False
         self.capture.open = False

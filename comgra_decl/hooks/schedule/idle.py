@@ -26,7 +26,7 @@ class IdleSteps:
 
     Args:
         beat: called with `END` at each counted step.
-        otherwise: called with the optimizer at every step that is not only counted.
+        otherwise: called with the optimizer at every step that requires more than counting.
         on_fault: called with an error raised by `otherwise`.
 
     Attributes:
@@ -46,24 +46,24 @@ class IdleSteps:
         self.after_optimizer, self._count = _hook(otherwise, on_fault)
 
     def begin(self, owner: int, steps: int) -> None:
-        """Counts the next `steps` steps of the optimizer with the id `owner`; 0 for none."""
+        """Count the next `steps` steps of the optimizer with the id `owner`; 0 for none."""
         self._given = max(steps, 0)
         self._left = repeat(END, self._given)
         self._count(owner, map(self._beat, self._left))
 
     def end(self) -> None:
-        """Stops counting; may be called from any thread."""
+        """Stop counting; may be called from any thread."""
         self._count(0, iter(()))
 
     def counted(self) -> int:
-        """Returns the number of steps counted since `begin`."""
+        """Return the number of steps counted since `begin`."""
         return self._given - length_hint(self._left)
 
 
 def _hook(
     otherwise: Callable[[Any], Any], on_fault: Callable[[BaseException], None]
 ) -> tuple[_Hook, Callable[[int, Iterator[object]], None]]:
-    """Returns the hook, and a function that sets an optimizer's `id` and the beats of its steps."""
+    """Return the hook, and a function that sets the optimizer whose steps are counted."""
     owner = 0
     beats: Iterator[object] = iter(())
 
@@ -105,7 +105,7 @@ class Pace:
         self._time = clock()
 
     def steps(self, step: int) -> int:
-        """Returns the number of steps (0 to 32), starting with `step`, until the next check."""
+        """Return the number of steps (0 to 32), starting with `step`, until the next check."""
         now = self._clock()
         passed, seconds = step - self._step, now - self._time
         self._step, self._time = step, now

@@ -1,4 +1,4 @@
-"""Measures the duration of steps by the host's clock and, if a device is in use, by its clock.
+"""Measure the duration of steps by the host's clock and, if a device is in use, by its clock.
 
 If a host never waits for its device, the host's clock measures the time to queue a step, not to run
 it. An event is therefore recorded in the device's queue at the end of each step, and read after the
@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 _MOST_EVENTS = 64
-"""The maximum number of pending events per device. Steps beyond it are not timed on the device."""
+"""The maximum number of pending events per device. Further steps are not timed on the device."""
 
 
 @dataclass(slots=True, eq=False)
 class Lap:
-    """One completed step, or several steps of which only the last end was observed.
+    """One completed step, or several steps for which only the end of the last one was observed.
 
     Attributes:
         steps: the number of steps.
@@ -67,7 +67,7 @@ class Marks:
         self._failed = False
 
     def new(self) -> Mark | None:
-        """Records an event on the current stream.
+        """Record an event on the current stream.
 
         Returns:
             None if no device is in use, if a graph is being captured (the event would become part
@@ -113,7 +113,7 @@ class Marks:
             return True
 
     def seconds(self, start: Mark, end: Mark) -> float | None:
-        """Returns the time between two marks that have both been passed."""
+        """Return the time between two marks that have both been passed."""
         if self._failed or start.place != end.place:
             return None
         try:
@@ -123,7 +123,7 @@ class Marks:
             return None
 
     def release(self, mark: Mark | None) -> None:
-        """Ends one use of a mark; its event is reused after the last one."""
+        """End one use of a mark; its event is reused after the last one."""
         if mark is not None:
             mark.uses -= 1
             if not mark.uses:
@@ -144,17 +144,17 @@ class Laps:
         self._waiting: deque[tuple[Lap, Mark | None, Mark | None]] = deque()
 
     def begin(self, now: float) -> None:
-        """Begins a step now, instead of at the end of the last one."""
+        """Begin a step now, instead of at the end of the last one."""
         self.restart()
         self._last, self._start = now, self._marks.new()
 
     def begin_if_unknown(self, clock: Callable[[], float]) -> None:
-        """Begins a step now, unless the end of the last step is known."""
+        """Begin a step now, unless the end of the last step is known."""
         if self._last is None:
             self.begin(clock())
 
     def end(self, now: float, *, steps: int = 1, record: Any = None) -> Lap:
-        """Ends one or several steps; their time on the device may become known only later."""
+        """End one or several steps; their time on the device may become known only later."""
         host = None if self._last is None else (now - self._last) / steps
         lap = Lap(steps, host, record=record)
         mark = self._marks.new()
@@ -167,7 +167,7 @@ class Laps:
         return lap
 
     def known(self) -> Iterator[Lap]:
-        """Yields the laps that are completely known, each once, in the order of the steps."""
+        """Yield the laps that are completely known, each once, in the order of the steps."""
         waiting, marks = self._waiting, self._marks
         while waiting:
             lap, start, end = waiting[0]
@@ -192,7 +192,7 @@ class Laps:
         return self._start is not None
 
     def restart(self) -> None:
-        """Excludes the time from the last step to the next one."""
+        """Exclude the time from the last step to the next one."""
         self._last = None
         self._marks.release(self._start)
         self._start = None

@@ -1,4 +1,4 @@
-"""Determines the step at which a resumed run continues."""
+"""Determine the step at which a resumed run continues."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Resumption:
         self._counted: int | None = None
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Reads an optimizer's step count after its first step in the resumed run."""
+        """Read an optimizer's step count after its first step in the resumed run."""
         if self._declared is None:
             self._counted = steps_taken(optimizer)
 
     def settle(self) -> tuple[int, str]:
-        """Returns the number of the first step when that step ends, and a note on its origin."""
+        """Return the number of the first step when that step ends, and a note on its origin."""
         if self._declared is not None:
             return self._declared, self._noted(self._declared, "as set by run.resume_step")
         counted = self._counted
@@ -53,7 +53,7 @@ class Resumption:
 
 
 def steps_taken(optimizer: Optimizer) -> int | None:
-    """Returns the step count of an optimizer; None if it does not count steps."""
+    """Return the step count of an optimizer; None if it does not count steps."""
     counts = [_number(state.get("step")) for state in optimizer.state.values()]
     return max((count for count in counts if count is not None), default=None)
 

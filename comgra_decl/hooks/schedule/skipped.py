@@ -26,7 +26,7 @@ def watch_skips(
     before: Callable[[Any], None],
     on_fault: Callable[[BaseException], None],
 ) -> Patch:
-    """Calls `on_skip` with each optimizer whose step `GradScaler.step` skipped, and the scaler.
+    """Call `on_skip` with the optimizer and the scaler when `GradScaler.step` skips a step.
 
     `before` is called with the scaler before each such step.
 

@@ -43,7 +43,7 @@ class Labeller:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> list[str]:
-        """Returns the labels, the type first; empty if there are none or an error occurred."""
+        """Return the labels, the type first; empty if there are none or an error occurred."""
         try:
             if self._label is None:
                 self._label = _label_of(self._by)
@@ -70,7 +70,7 @@ def _label_of(by: ByInput | ByFunction) -> Label:
 
 
 def _unseen(label: Label) -> Label:
-    """Hides the computations of `label` from autograd and from the recorded graph."""
+    """Hide the computations of `label` from autograd and from the recorded graph."""
 
     def unseen(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with torch.no_grad(), without_functions():
@@ -110,7 +110,7 @@ def _label_of_input(
 def find_input(
     which: int | str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Returns an input of a call by its position, its name, or its key in a mapping.
+    """Return an input of a call by its position, its name, or its key in a mapping.
 
     Raises:
         LookupError: there is no such input.
@@ -136,7 +136,7 @@ def _size(value: Any, dim: int) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Returns the number, string or boolean in an input; may wait for a device."""
+    """Return the number, string or boolean in an input; may wait for a device."""
     plain = value.item() if isinstance(value, torch.Tensor) else value
     if not isinstance(plain, (str, int, float)):
         raise TypeError(f"an input of type {type(value).__name__} is not a single value")
@@ -175,11 +175,11 @@ class RootWatch:
         return self._calls.on
 
     def install(self) -> None:
-        """Starts waiting for the next call."""
+        """Start waiting for the next call."""
         self._calls.install()
 
     def remove(self) -> None:
-        """Stops waiting."""
+        """Stop waiting."""
         self._calls.remove()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:

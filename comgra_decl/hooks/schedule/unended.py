@@ -1,7 +1,7 @@
-"""Detects steps that never end, in which parameters change but no optimizer hook runs.
+"""Detect steps that never end, in which parameters change but no optimizer hook runs.
 
 No hooks run in a compiled optimizer step or in a manual update. Both change parameters in place,
-and torch counts in-place changes of every tensor, so a thread that reads these counters
+and torch counts in-place changes to every tensor, so a thread that reads these counters
 periodically can detect them at no cost to training.
 """
 
@@ -44,7 +44,7 @@ class UnendedSteps:
         self._seen = 0
 
     def look(self, step: int, parameters: Iterable[torch.Tensor], *, signs: int = 0) -> bool:
-        """Checks once; returns whether the check proves that the ends of steps are not observed.
+        """Check once; return whether the check proves that the ends of steps are not observed.
 
         Args:
             step: the number of the current step.
@@ -66,7 +66,7 @@ class UnendedSteps:
 
 
 def _changes(parameters: Iterable[torch.Tensor]) -> int | None:
-    """Returns how often parameters were changed in place; None if there are none."""
+    """Return how often parameters were changed in place; None if there are none."""
     found = [*_versions(islice((p for p in parameters if p.requires_grad), _LOOKED_AT))]
     return sum(found) if found else None
 
@@ -78,5 +78,5 @@ def _versions(parameters: Iterable[torch.Tensor]) -> Iterator[int]:
 
 
 def _is_stepping() -> bool:
-    """Whether an optimizer is running; with a closure, its step may take long."""
+    """Whether an optimizer is running; with a closure, its step may take a long time."""
     return bool(running(lambda code: code.co_filename == _torch_optimizer.__file__))

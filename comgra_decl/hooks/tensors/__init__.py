@@ -1,1 +1,1 @@
-"""Reads tensors into slots: outputs, gradients, parameters, inputs, targets."""
+"""Read tensors into slots: outputs, gradients, parameters, inputs, targets."""

@@ -1,4 +1,4 @@
-"""Records where a step begins and ends: the inputs of its models, its losses, and its targets."""
+"""Record where a step begins and ends: the inputs of its models, its losses, and its targets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Ends:
     def read_inputs(
         self, capture: StepCapture, args: Any, kwargs: dict[str, Any], graph: Provenance | None
     ) -> None:
-        """Reads the inputs of a model, which cannot be targets."""
+        """Read the inputs of a model, which cannot be targets."""
         given = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else tensors_in(args)
         self.targets.know_all(given)
         if graph is not None and self._scans:
@@ -89,7 +89,7 @@ class Ends:
         *,
         within_compiled: bool,
     ) -> None:
-        """Starts looking for targets after a model has returned."""
+        """Start looking for targets after a model has returned."""
         self.targets.know(returned)
         if within_compiled:
             self.targets.wait(capture, values=self._values)
@@ -103,7 +103,7 @@ class Ends:
         backwarded: torch.Tensor,
         graph: Provenance | None,
     ) -> None:
-        """Reads a loss on which `backward()` was called; `loss` is the value before AMP scaling."""
+        """Read a loss on which `backward()` was called; `loss` is the value before AMP scaling."""
         pass_ = capture.backwards.name()
         number = capture.count("loss")
         node = loss_node(pass_)
@@ -125,7 +125,7 @@ class Ends:
             graph.trace(slot, backwarded)
 
     def _describe(self, capture: StepCapture, loss: torch.Tensor, number: int) -> None:
-        """Reads the structure of a loss and the gradients left over from before it."""
+        """Read the structure of a loss and the gradients left over from before it."""
         if number == 0:
             self._looks -= 1
         # reading numbers would break the capture of a CUDA graph
@@ -135,7 +135,7 @@ class Ends:
             self._stepped = False
 
     def _scan(self, capture: StepCapture, loss: torch.Tensor, graph: Provenance | None) -> None:
-        """Stores what was collected about the calls before the first loss of a step."""
+        """Store what was collected about the calls before the first loss of a step."""
         self._scans -= 1
         if capture.batch_size:
             capture.batch_softmaxes = batch_softmaxes(loss, capture.batch_size)
@@ -145,13 +145,13 @@ class Ends:
             graph.attended = graph.telling = None
 
     def release(self) -> None:
-        """Stops looking for targets, and releases all tensors."""
+        """Stop looking for targets, and release all tensors."""
         self.targets.stop()
         self._telling.release()
         self._stale = []
 
     def before_optimizer(self, capture: StepCapture, optimizer: Any, *, closure: bool) -> None:
-        """Checks whether an optimizer uses gradients from before its previous step."""
+        """Check whether an optimizer uses gradients from before its previous step."""
         self.targets.rest()
         stale, self._stale = self._stale, []
         self._stepped = not closure
@@ -166,7 +166,7 @@ class Ends:
             capture.telling.append(fact)
 
     def _attend(self, graph: Provenance, args: Any, kwargs: dict[str, Any]) -> None:
-        """Makes the graph collect facts about the calls within the model being called."""
+        """Make the graph collect facts about the calls within the model being called."""
         graph.attended, graph.telling = self._attended, self._telling
         for _, tensor in (*tensors_in(args), *tensors_in(kwargs)):
             whole = not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool
@@ -174,7 +174,7 @@ class Ends:
                 self._attended.tokens = self._telling.tokens = weakref.ref(tensor)
 
     def input_slot(self, role: str, iteration: int) -> Slot:
-        """Returns the slot of an input of a model; `iteration` counts the models in a step."""
+        """Return the slot of an input of a model; `iteration` counts the models in a step."""
         slot = self._inputs.get((role, iteration))
         if slot is None:
             slot = Slot(lambda: "input", role, iteration=iteration, kind="input")
@@ -190,5 +190,5 @@ class Ends:
 
 
 def input_role(path: str) -> str:
-    """Returns the role of an argument: the first positional one is the input."""
+    """Return the role of an argument: the first positional one is the input."""
     return "input" if path == "[0]" else f"input{path}"

@@ -1,4 +1,4 @@
-"""Captures the tensors in one step and reduces them: the hot path of the training thread."""
+"""Capture the tensors in one step and reduce them: the hot path of the training thread."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MAX_LAYOUTS = 256  # step layouts kept for reuse; bounded, since they may keep 
 
 
 class StepCapture:
-    """Collects (slot, tensor) pairs during a step and closes them into a `RawStep`."""
+    """Collects (slot, tensor) pairs during a step and turns them into a `RawStep` at its end."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class StepCapture:
         self._signature = 0
         self.batch_size: int | None = None
         self.open = False
-        self.epoch = 0  # counts steps, so that a hook of an earlier step can detect it is late
+        self.epoch = 0  # counts steps, so that a hook of an earlier step can detect that it is late
         self.calls: defaultdict[object, int] = defaultdict(int)  # per module plan, in this step
         self.root_calls = 0
         self.aside = False  # whether the current call runs without gradients
@@ -95,7 +95,7 @@ class StepCapture:
         self.probing: Probing | None = None  # the probes, if the spec declares any
 
     def begin(self) -> None:
-        """Starts an empty step."""
+        """Start an empty step."""
         self._reducer.clear()
         if self.measured is not None:
             self.measured.clear()
@@ -127,14 +127,14 @@ class StepCapture:
         self.open = True
 
     def drop(self) -> None:
-        """Discards the step without recording it."""
+        """Discard the step without recording it."""
         self._reducer.clear()
         if self.probing is not None:
             self.probing.drop()
         self.open = False
 
     def count(self, what: object) -> int:
-        """Counts `what` in this step; returns its previous count, which is its iteration.
+        """Count `what` in this step; return its previous count, which is its iteration.
 
         Calls without gradients are counted separately. The first iteration of a node is therefore
         the one that is trained, even if calls without gradients came before it.
@@ -145,16 +145,16 @@ class StepCapture:
         return number
 
     def note_mode(self, model: str, called: nn.Module, *, of_model: bool) -> None:
-        """Stores whether a model is in training mode, if it is called with gradients."""
+        """Store whether a model is in training mode, if it is called with gradients."""
         if of_model and self.followed and not self.aside:
             self.modes[model] = self.modes.get(model, False) or in_training(called)
 
     def upcoming(self, what: object) -> int:
-        """Returns the iteration that `count` would return next, without counting."""
+        """Return the iteration that `count` would return next, without counting."""
         return self.calls.get((what, WITHOUT_GRADIENT) if self.aside else what, 0)
 
     def iteration(self, what: object, name: str | Callable[[], str]) -> int | None:
-        """Counts a call; returns its iteration, or None if the limit per step is exceeded.
+        """Count a call; return its iteration, or None if the limit per step is exceeded.
 
         Without the limit, an optimizer closure that loops over thousands of time steps and is
         evaluated repeatedly would create tens of thousands of series.
@@ -169,11 +169,11 @@ class StepCapture:
         return None
 
     def in_pass(self, slot: Slot) -> Slot:
-        """Returns the slot for the current call: the given one, or its `no_grad` pass."""
+        """Return the slot for the current call: the given one, or its `no_grad` pass."""
         return slot.in_pass(WITHOUT_GRADIENT) if self.aside else slot
 
     def as_evaluation(self) -> None:
-        """Moves 'no_grad' entries to the forward pass, because the step was an evaluation."""
+        """Move 'no_grad' entries to the forward pass, because the step was an evaluation."""
         taken = {slot for slot, _ in self._entries}
         self._entries = [(_forward(slot, taken), index) for slot, index in self._entries]
 
@@ -183,7 +183,7 @@ class StepCapture:
     def add(
         self, slot: Slot, tensor: torch.Tensor, *, batch_dim: int | None, values: bool
     ) -> int | None:
-        """Reads the tensor now; returns its index in this step, or None if it cannot be reduced.
+        """Read the tensor now; return its index in this step, or None if it cannot be reduced.
 
         `batch_dim` is a dimension of the tensor, as returned by the `batch_dim` method.
         """
@@ -208,13 +208,13 @@ class StepCapture:
         return index
 
     def together(self) -> AbstractContextManager[None]:
-        """Reads all tensors added in the context with few GPU launches; must not run user code."""
+        """Read all tensors added in the context with few GPU launches; must not run user code."""
         return _Together(self, self._reducer)
 
     def _add_written_out(
         self, slot: Slot, tensor: torch.Tensor, dim: int | None, values: bool, why: str
     ) -> int | None:
-        """Reads a sparse, nested or quantised tensor as a dense one; reports other types."""
+        """Read a sparse, nested or quantised tensor as a dense one; report other types."""
         whole = ordinary(tensor)
         if whole is None:
             self.refused[f"{slot.node()} {slot.role}"] = why
@@ -224,11 +224,10 @@ class StepCapture:
     def batch_dim(
         self, tensor: torch.Tensor, declared: int | str | None, slot: Slot | None = None
     ) -> int | None:
-        """Returns the declared batch dimension, or for "auto" dim 0 if it has the batch's size.
+        """Return the declared batch dimension, or for "auto" dim 0 if it has the batch's size.
 
         Once a series has started, its batch dimension is fixed. It does not change even if a later
-        record has different sizes, because the statistics of the series would then change their
-        meaning.
+        record has different sizes, because the statistics of the series would then change meaning.
         """
         if tensor.is_nested:
             return None
@@ -254,14 +253,14 @@ class StepCapture:
         return [slot for slot, _ in self._entries]
 
     def signature(self) -> int:
-        """Returns a hash of the sequence of forward slots in the step that was closed last.
+        """Return a hash of the sequence of forward slots in the step that was closed last.
 
         Steps with the same execution path have the same hash.
         """
         return self._signature
 
     def close(self, info: StepInfo, table: SlotTable) -> RawStep:
-        """Ends the step: assigns ids to new slots, reduces pending tensors, returns the record."""
+        """End the step: assign ids to new slots, reduce pending tensors, return the record."""
         started = time.perf_counter()
         reduced = self._reducer.finish()
         known, new_slots = self._layouts.get((*self._entries, reduced.signature)), []
@@ -308,7 +307,7 @@ class StepCapture:
         self.kpi_tensors = {n: index for n, index in self.kpi_tensors.items() if index not in lost}
 
     def _new_layout(self, reduced: Reduced) -> tuple[Layout, int]:
-        """Returns the layout and the signature of a step whose slots all have ids."""
+        """Return the layout and the signature of a step whose slots all have ids."""
         if len(self._layouts) >= _MAX_LAYOUTS:
             self._layouts.clear()
         layout = Layout(
@@ -366,7 +365,7 @@ class _Together:
 
 
 def new_capture(spec: Spec, *, training: bool, warn: Callable[[str], None]) -> StepCapture:
-    """Returns the capture for training steps or for evaluations.
+    """Return the capture for training steps or for evaluations.
 
     Args:
         spec: selects what is stored for each tensor.

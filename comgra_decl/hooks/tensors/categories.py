@@ -1,4 +1,4 @@
-"""Finds the category of each sample in a batch, to choose which samples are recorded."""
+"""Find the category of each sample in a batch, to choose which samples are recorded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Categories:
     Args:
         by: the source of the categories.
         warn: called once per kind of problem.
-        expected: whether a missing target is a problem. It is not in an evaluation, because its
+        expected: whether a missing target is a problem. In an evaluation, it is not, because
             recording ends before the loss is computed.
     """
 
@@ -46,11 +46,11 @@ class Categories:
         self._size: int | None = None  # of the batch whose categories are searched
 
     def restart(self) -> None:
-        """Resets the state, at the start of a step or after an unrecorded one."""
+        """Reset the state, at the start of a step or after an unrecorded one."""
         self._call = self._labels = self._size = None
 
     def take(self) -> Labels | None:
-        """Ends the step; returns a function that returns the labels of its first batch, or None."""
+        """End the step; return a function that returns the labels of its first batch, or None."""
         labels, size = self._labels, self._size
         if labels is None and size is not None and self._expected:
             self._warn(f"samples.by found no categories ({self._missing})")
@@ -60,7 +60,7 @@ class Categories:
     def enter(
         self, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], size: int | None
     ) -> None:
-        """Handles the call to an outermost module, with a batch of `size` samples."""
+        """Handle the call to an outermost module, with a batch of `size` samples."""
         if self._labels is not None:
             return
         try:
@@ -77,7 +77,7 @@ class Categories:
             self._fail(error)
 
     def leave(self, output: Any) -> None:
-        """Handles the output of the current outermost module."""
+        """Handle the output of the current outermost module."""
         call, self._call = self._call, None
         if call is None or not isinstance(self._by, CategoryFunction):
             return
@@ -92,7 +92,7 @@ class Categories:
             self._fail(error)
 
     def loss(self, loss: torch.Tensor) -> None:
-        """Handles `backward()` on `loss`, whose autograd graph holds the targets."""
+        """Handle `backward()` on `loss`, whose autograd graph holds the targets."""
         if self._by == "target" and self._labels is None:
             try:
                 function = gradient_function(loss)
@@ -109,7 +109,7 @@ class Categories:
                     return
 
     def _keep(self, found: Any) -> None:
-        """Stores the current labels; labels on a device are fetched later."""
+        """Store the current labels; labels on a device are fetched later."""
         if isinstance(found, torch.Tensor):
             if found.dim() != 1:
                 raise ValueError(
@@ -139,7 +139,7 @@ class Categories:
 def categories(
     spec: SamplesSpec, *, warn: Callable[[str], None], training: bool
 ) -> Categories | None:
-    """Returns the category finder for a spec, None if the spec does not need one."""
+    """Return the category finder for a spec, None if the spec does not need one."""
     if spec.by is None or not spec.count:
         return None
     return Categories(spec.by, warn=warn, expected=training)
@@ -150,7 +150,7 @@ def _is_category(tensor: torch.Tensor) -> bool:
 
 
 def _saved_targets(node: Any) -> Any:
-    """Yields the targets saved for backward by the functions nearest to a loss."""
+    """Yield the targets saved for backward by the functions nearest to a loss."""
     queue, seen = [node], {node}
     for current in islice(_growing(queue), _MOST_NODES):
         try:
@@ -166,7 +166,7 @@ def _saved_targets(node: Any) -> Any:
 
 
 def _growing(queue: list[Any]) -> Any:
-    """Yields the entries of a list, including those added during the iteration."""
+    """Yield the entries of a list, including those added during the iteration."""
     position = 0
     while position < len(queue):
         yield queue[position]

@@ -24,7 +24,7 @@ _LAYERS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLa
 
 
 def may_run_natively(module: nn.Module, *given: Any) -> bool:
-    """Returns whether a module, called with `given`, may choose a native kernel.
+    """Return whether a module, called with `given`, may choose a native kernel.
 
     This is possible in evaluation mode if nothing requires a gradient.
     """
@@ -46,13 +46,13 @@ class NativeCalls:
     def enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], graph: Provenance
     ) -> None:
-        """Removes the mode before a module is called, if the module may use a native kernel."""
+        """Remove the mode before a module is called, if the module may use a native kernel."""
         if may_run_natively(module, args, kwargs) and modes.is_active(graph):
             modes.remove(graph)
             self._module, self._given = module, (args, kwargs)
 
     def leave(self, module: nn.Module, output: Any, graph: Provenance) -> None:
-        """Restores the mode after a module has returned `output`, or None if it failed."""
+        """Restore the mode after a module has returned `output`, or None if it failed."""
         if self._module is not module:
             return
         given, self._module, self._given = self._given, None, ()

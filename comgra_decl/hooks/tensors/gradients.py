@@ -1,4 +1,4 @@
-"""Handles gradients as they arrive in backward, and names the backward passes of a step."""
+"""Handle gradients as they arrive in backward, and name the backward passes of a step."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ class Backwards:
         self._lines: dict[str, list[tuple[str, int]]] = {}  # call sites of each pass, in this step
 
     def begin_step(self) -> None:
-        """Discards the `backward` calls in the last step."""
+        """Discard the `backward` calls in the last step."""
         self._lines.clear()
         self.current = None
 
     def name(self) -> str:
-        """Returns the pass of the current `backward` call; begins it if necessary."""
+        """Return the pass of the current `backward` call; begin it if necessary."""
         return self.current or self.begin()
 
     def begin(self) -> str:
-        """Begins the pass of the current `backward` call and returns its name."""
+        """Begin the pass of the current `backward` call and return its name."""
         places = calling_places()
         # by id, because hashing a code object hashes all its constants every time
         key = tuple([(id(code), instruction) for code, instruction in places])
@@ -77,7 +77,7 @@ class Backwards:
         return self.current
 
     def _base(self, places: tuple[Place, ...]) -> str:
-        """Returns the pass of a call site of `backward` that is seen for the first time.
+        """Return the pass of a call site of `backward` that is seen for the first time.
 
         Reading source code takes a millisecond. It is never needed in the usual case of a program
         with one loss.
@@ -91,23 +91,23 @@ class Backwards:
         return self._passes.setdefault(name, f"grad:{name or len(self._passes) + 1}")
 
     def end(self) -> None:
-        """Ends the current backward pass."""
+        """End the current backward pass."""
         self.current = None
 
     def share(self, pass_: str) -> str:
-        """Returns the pass of the current one of several backward passes; `grad` stands for all."""
+        """Return the pass of the current one of several backward passes; `grad` stands for all."""
         if pass_ != "grad" or self._first is None:
             return pass_
         return f"grad:{loss_name(self._first) or 1}"
 
 
 def loss_node(pass_: str) -> str:
-    """Returns the loss node at which a pass begins; `loss` for `grad`."""
+    """Return the loss node at which a pass begins; `loss` for `grad`."""
     return "loss" + pass_.removeprefix("grad")
 
 
 def gradient_slot(capture: StepCapture, slot: Slot) -> Slot:
-    """Returns the slot of the gradient that has just arrived at the tensor of `slot`.
+    """Return the slot of the gradient that has just arrived at the tensor of `slot`.
 
     A tensor hook receives the gradient of a single backward pass, before accumulation. If a
     backward pass reaches a tensor twice in a step, the later gradient is numbered.
@@ -116,7 +116,7 @@ def gradient_slot(capture: StepCapture, slot: Slot) -> Slot:
 
 
 def unused(capture: StepCapture, slot: Slot, pass_: str) -> Slot:
-    """Returns `slot` in `pass_`, numbered if that pass already has a record in this step."""
+    """Return `slot` in `pass_`, numbered if that pass already has a record in this step."""
     calls = capture.calls
     if not capture.aside and not calls[slot, pass_]:  # the usual case, for each gradient of a step
         calls[slot, pass_] = 1
@@ -133,6 +133,6 @@ def _numbered(name: str, number: int) -> str:
 
 
 def _line(code: CodeType, instruction: int) -> tuple[str, int]:
-    """Returns the file and line of an instruction in a function."""
+    """Return the file and line of an instruction in a function."""
     lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
     return code.co_filename, next(lines, None) or code.co_firstlineno

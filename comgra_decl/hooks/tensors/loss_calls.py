@@ -31,7 +31,7 @@ def likeness(
     prediction: torch.Tensor,
     target: torch.Tensor,
 ) -> Hashable:
-    """Returns a key for the facts of a call; calls with equal keys have the same facts.
+    """Return a key for the facts of a call; calls with equal keys have the same facts.
 
     This takes a fraction of the time needed to compute the facts, which are the same in nearly
     every record.
@@ -64,12 +64,12 @@ def _is_settled(kind: str) -> bool:
 
 
 def form_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """Returns the shape and the dtype of a tensor."""
+    """Return the shape and the dtype of a tensor."""
     return {"shape": [] if tensor.is_nested else [*tensor.shape], "dtype": dtype_name(tensor)}
 
 
 def origin_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """Returns the function that computed the values of a tensor, and its dimension.
+    """Return the function that computed the values of a tensor, and its dimension.
 
     Functions that only move or select elements are skipped.
 
@@ -91,7 +91,7 @@ def origin_of(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def batch_softmaxes(loss: torch.Tensor, batch: int) -> list[list[int]]:
-    """Returns the shapes of the softmaxes over the batch that contribute to a loss.
+    """Return the shapes of the softmaxes over the batch that contribute to a loss.
 
     These are softmaxes over dimension 0 of a tensor with more than one dimension, if dimension 0
     has the size of the batch. Square tensors are omitted, because they contain the similarities of
@@ -109,7 +109,7 @@ def batch_softmaxes(loss: torch.Tensor, batch: int) -> list[list[int]]:
 def plain_arguments(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, bool | int | float | str | None]:
-    """Returns the other arguments of a loss function by name; `True` represents a tensor.
+    """Return the other arguments of a loss function by name; `True` represents a tensor.
 
     Empty for operators and for C++ functions, whose parameter names are unavailable.
     """
@@ -126,7 +126,7 @@ def plain_arguments(
 
 
 def target_argument(func: Any) -> tuple[str, int] | None:
-    """Returns the name and position of a loss function's target parameter, or None."""
+    """Return the name and position of a loss function's target parameter, or None."""
     names = parameter_names(func)
     return next(
         ((name, names.index(name)) for name in ("target", "targets") if name in names), None
@@ -135,7 +135,7 @@ def target_argument(func: Any) -> tuple[str, int] | None:
 
 @lru_cache(maxsize=512)
 def parameter_names(func: Any) -> tuple[str, ...]:
-    """Returns the parameter names of a Python function; empty for other callables."""
+    """Return the parameter names of a Python function; empty for other callables."""
     if not inspect.isfunction(func):
         return ()
     try:
@@ -145,7 +145,7 @@ def parameter_names(func: Any) -> tuple[str, ...]:
 
 
 def nodes_behind(loss: torch.Tensor) -> Iterator[Any]:
-    """Yields the autograd nodes from which a loss is computed."""
+    """Yield the autograd nodes from which a loss is computed."""
     start = gradient_function(loss)
     waiting, seen = [start], {start}
     for node in waiting:
@@ -159,7 +159,7 @@ def nodes_behind(loss: torch.Tensor) -> Iterator[Any]:
 
 
 def function_name(node: Any) -> str:
-    """Returns "Softmax" for a node called "SoftmaxBackward0"."""
+    """Return "Softmax" for a node called "SoftmaxBackward0"."""
     return str(node.name()).partition("Backward")[0]
 
 
@@ -174,6 +174,6 @@ def _dimension(node: Any) -> dict[str, int]:
 
 
 def _shape(node: Any) -> list[int]:
-    """Returns the shape of the output of an autograd node, if this torch version provides it."""
+    """Return the shape of the output of an autograd node, if this torch version provides it."""
     outputs = getattr(node, "_input_metadata", None)
     return [int(n) for n in outputs[0].shape] if outputs else []

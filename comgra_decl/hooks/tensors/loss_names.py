@@ -1,4 +1,4 @@
-"""Reads the variable name of the loss in a `backward` call from the program's code.
+"""Read the variable name of the loss in a `backward` call from the program's code.
 
 Only code is read, that is, the current instruction of each function and the source text of its
 call. The variables of a frame are never accessed. Before Python 3.13, `frame.f_locals` of a
@@ -35,7 +35,7 @@ Place = tuple[CodeType, int]
 
 
 def calling_places() -> tuple[Place, ...]:
-    """Returns the current places of the program's functions, innermost first.
+    """Return the current places of the program's functions, innermost first.
 
     Functions in comgra_decl and torch are skipped. Handlers of torch calls are skipped too, so that
     a loss has the same name with and without a mode.
@@ -61,7 +61,7 @@ def calling_places() -> tuple[Place, ...]:
 
 
 def loss_name(places: tuple[Place, ...]) -> str | None:
-    """Returns the name of the loss in a call to `backward`, as used by the outermost function.
+    """Return the name of the loss in a call to `backward`, as used by the outermost function.
 
     A helper may call a loss `loss` although the program that passed it calls it `loss_g`. If the
     name is a parameter, the caller's argument is therefore looked up, level by level.
@@ -78,7 +78,7 @@ def loss_name(places: tuple[Place, ...]) -> str | None:
 
 
 def _backwarded(call: ast.Call) -> ast.expr | None:
-    """Returns the argument of a call: `x.backward()` or `torch.autograd.backward(x)`."""
+    """Return the argument of a call: `x.backward()` or `torch.autograd.backward(x)`."""
     function = call.func
     if isinstance(function, ast.Attribute) and not ast.unparse(function.value).endswith("autograd"):
         return function.value
@@ -87,7 +87,7 @@ def _backwarded(call: ast.Call) -> ast.expr | None:
 
 
 def _named(expression: ast.expr | None, places: tuple[Place, ...], depth: int) -> str | None:
-    """Returns the name of an expression in the function at `depth`, or its name in the callers."""
+    """Return the name of an expression in the function at `depth`, or its name in the callers."""
     match expression:
         case ast.Name(id=name):
             code = places[depth][0]
@@ -115,13 +115,13 @@ class _Wanted:
     name: str | None
 
     def past_self(self, callee: CodeType) -> _Wanted:
-        """Returns the same parameter, not counting the implicit argument of a bound method."""
+        """Return the same parameter, not counting the implicit argument of a bound method."""
         bound = self.position is not None and callee.co_varnames[:1] in (("self",), ("cls",))
         return _Wanted(self.position - 1, self.name) if bound and self.position else self
 
 
 def _given(wanted: _Wanted, places: tuple[Place, ...], depth: int) -> str | None:
-    """Returns the name of the argument that the function at `depth` passes for a parameter."""
+    """Return the name of the argument that the function at `depth` passes for a parameter."""
     call = _call_at(*places[depth]) if depth < len(places) else None
     if call is None:
         return None
@@ -151,7 +151,7 @@ def _passed_on(
     *,
     skipped: int | None = None,
 ) -> str | None:
-    """Follows a function's `*args` (after `skipped` arguments) or `**kwargs` to its caller."""
+    """Follow a function's `*args` (after `skipped` arguments) or `**kwargs` to its caller."""
     code = places[depth][0]
     named = code.co_argcount + code.co_kwonlyargcount
     has_args = bool(code.co_flags & 0x04)  # CO_VARARGS; 0x08 is CO_VARKEYWORDS
@@ -168,7 +168,7 @@ def _passed_on(
 
 
 def _call_at(code: CodeType, instruction: int) -> ast.Call | None:
-    """Returns the current call to a function, parsed from its source; None if unavailable."""
+    """Return the current call to a function, parsed from its source; None if unavailable."""
     position = next(islice(code.co_positions(), instruction // 2, None), None)
     if position is None:
         return None

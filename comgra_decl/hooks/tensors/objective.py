@@ -1,6 +1,6 @@
 """Facts about the structure of a loss, read from autograd's graph; see `records.OBJECTIVES`.
 
-A loss is a sum of terms. The terms and their signs reveal mistakes that the magnitude of no tensor
+A loss is a sum of terms. The terms and their signs reveal mistakes that no tensor's magnitude
 reveals: a log-determinant that is added instead of subtracted, a loss that only compares two
 outputs of a network, or a bootstrapped target that carries the gradient.
 """
@@ -30,7 +30,7 @@ Pair = tuple[Any, int]
 
 
 def objective_of(loss: torch.Tensor) -> dict[str, Any]:
-    """Returns the structure of a loss.
+    """Return the structure of a loss.
 
     Returns:
         A dict with the following counts; empty if autograd has no information.
@@ -60,7 +60,7 @@ def objective_of(loss: torch.Tensor) -> dict[str, Any]:
 
 
 def with_gradients(loss: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the parameters behind a loss whose gradient is nonzero; checks at most 16."""
+    """Return the parameters behind a loss whose gradient is nonzero; check at most 16."""
     leaves = [n.variable for n in nodes_behind(loss) if function_name(n) == _LEAF]
     chosen = leaves[:: max(1, len(leaves) // _MOST_LEAVES)]
     with quiet():
@@ -78,7 +78,7 @@ def is_bootstrapped(tensor: torch.Tensor) -> bool:
 
 
 def _sum_of(start: Pair) -> tuple[dict[Pair, int], list[tuple[Any, int]]]:
-    """Returns the sign of each tensor that is only added up, and the terms that are not sums.
+    """Return the sign of each tensor that is only added up, and the terms that are not sums.
 
     A sign is 1 or -1; tensors added with both signs, or with a factor of unknown sign, have 0.
     """
@@ -100,7 +100,7 @@ def _sum_of(start: Pair) -> tuple[dict[Pair, int], list[tuple[Any, int]]]:
 
 
 def _parts(node: Any) -> Iterator[tuple[Pair, int]]:
-    """Yields the tensors that a node adds up, with their signs; nothing for a term."""
+    """Yield the tensors that a node adds up, with their signs; nothing for a term."""
     name = function_name(node)
     given = [(at, pair) for at, pair in enumerate(node.next_functions) if pair[0] is not None]
     if name in RESHAPING or name in ("Sum", "Mean", "Cat", "Stack"):
@@ -120,7 +120,7 @@ def _parts(node: Any) -> Iterator[tuple[Pair, int]]:
 
 
 def _saved(node: Any, at: int) -> torch.Tensor | None:
-    """Returns the factor of a product, or the divisor, next to its input `at`, if autograd has it.
+    """Return the factor of a product, or the divisor, next to its input `at`, if autograd has it.
 
     A saved tensor is not unpacked, because a checkpoint would then recompute its part.
     """
@@ -135,7 +135,7 @@ def _saved(node: Any, at: int) -> torch.Tensor | None:
 
 
 def _sign(factor: torch.Tensor | None) -> int:
-    """Returns the sign that all elements of a factor have, or 0."""
+    """Return the sign that all elements of a factor have, or 0."""
     if factor is None or not 0 < factor.numel() <= _MOST_ELEMENTS:
         return 0
     if factor.is_complex() or not is_readable(factor):
@@ -161,7 +161,7 @@ def _scales(
     terms: list[tuple[Any, int]],
     consumers: dict[Pair, list[tuple[Any, int]]],
 ) -> dict[str, int]:
-    """Counts the logarithms of scales that the loss pushes along and against their use."""
+    """Count the logarithms of scales that the loss pushes along and against their use."""
     directions: dict[Pair, set[int]] = {}
     for pair, found in (*_exponents(signs, consumers), *_logarithms(terms, consumers)):
         directions.setdefault(pair, set()).update(found)
@@ -175,7 +175,7 @@ def _scales(
 def _exponents(
     signs: dict[Pair, int], consumers: dict[Pair, list[tuple[Any, int]]]
 ) -> Iterator[tuple[Pair, set[int]]]:
-    """Yields each added tensor s with the directions of exp(s)."""
+    """Yield each added tensor s with the directions of exp(s)."""
     added = {pair[0] for pair in signs}
     for node in {pair[0]: None for pair in consumers}:
         if function_name(node) != "Exp":
@@ -191,7 +191,7 @@ def _exponents(
 def _logarithms(
     terms: list[tuple[Any, int]], consumers: dict[Pair, list[tuple[Any, int]]]
 ) -> Iterator[tuple[Pair, set[int]]]:
-    """Yields each tensor whose logarithm is added, with its directions."""
+    """Yield each tensor whose logarithm is added, with its directions."""
     logs = {node for node, _ in terms}
     for node, sign in terms:
         if function_name(node) == "Log" and node.next_functions[0][0] is not None and sign:
@@ -210,7 +210,7 @@ def _only(users: list[tuple[Any, int]], names: set[str], nodes: set[Any]) -> boo
 
 
 def _chain(pair: Pair) -> Iterator[tuple[Pair, int]]:
-    """Yields the tensors that a tensor is a multiple of, with the sign of the factor."""
+    """Yield the tensors that a tensor is a multiple of, with the sign of the factor."""
     sign = 1
     while pair[0] is not None:
         yield pair, sign
@@ -223,7 +223,7 @@ def _chain(pair: Pair) -> Iterator[tuple[Pair, int]]:
 
 
 def _use(pair: Pair, consumers: dict[Pair, list[tuple[Any, int]]]) -> set[int]:
-    """Returns whether a scale multiplies (1) or divides (-1) other values."""
+    """Return whether a scale multiplies (1) or divides (-1) other values."""
     found, waiting = set(), [pair]
     for one in waiting:
         for node, at in consumers.get(one, ()):
@@ -253,7 +253,7 @@ def _is_tensor(node: Any, at: int) -> bool:
 
 
 def _kinds(node: Any) -> list[str]:
-    """Returns the names under which a term is counted."""
+    """Return the names under which a term is counted."""
     sides = _sides(node)
     if sides is None:
         return ["others"]

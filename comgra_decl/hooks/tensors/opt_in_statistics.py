@@ -1,4 +1,4 @@
-"""Computes the opt-in statistics of the spec, for the slots to which they apply."""
+"""Compute the opt-in statistics of the spec, for the slots to which they apply."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Rule:
 
 
 def captured(slot: Slot) -> str:
-    """Returns the kind of a slot's content, in the terms used by the spec's `capture`."""
+    """Return the kind of a slot's content, in the terms used by the spec's `capture`."""
     gradient = slot.pass_.startswith("grad")
     if slot.pass_.startswith("update"):
         return "update"
@@ -86,11 +86,11 @@ class Measured:
         self._found: set[str] | None = set() if complete else None
 
     def clear(self) -> None:
-        """Prepares for the next step."""
+        """Prepare for the next step."""
         self._extras.clear()
 
     def add(self, index: int, slot: Slot, tensor: torch.Tensor, batch_dim: int | None) -> None:
-        """Measures the tensor with the reducer's index `index`."""
+        """Measure the tensor with the reducer's index `index`."""
         rules = self._rules_of.get(slot.id)
         if rules is None:
             rules = tuple(rule for rule in self._rules if rule.applies(slot))
@@ -106,7 +106,7 @@ class Measured:
                     self._found.update(rule.wanted)
 
     def finish(self, reduced: Reduced) -> tuple[NDArray[np.float64], Callable[[], None]]:
-        """Ends the step; see `Extras.finish`."""
+        """End the step; see `Extras.finish`."""
         if self._found is not None:
             self._report_unmatched(self._found)
             self._found = None
@@ -135,7 +135,7 @@ class Measured:
 
 
 def _rules(statistics: list[OptIn], refuse: Refuse) -> list[_Rule]:
-    """Groups the statistics into rules, one for each combination of computation and slots."""
+    """Group the statistics into rules, one for each combination of computation and slots."""
     groups: dict[Any, list[OptIn]] = {}
     for statistic in statistics:
         place = (tuple(statistic.nodes), _on(statistic))

@@ -1,4 +1,4 @@
-"""Reads tensors of models and optimizers: parameters, gradients, updates, states, buffers."""
+"""Read tensors of models and optimizers: parameters, gradients, updates, states, buffers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _UNINITIALIZED = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
 _NARROW = (torch.float16, torch.bfloat16)
 _MOST_COPIED = 32 << 20
-"""Maximum number of bytes of updates that are read together, if their dtype differs from that of
+"""Maximum size, in bytes, of updates that are read together if their dtype differs from that of
 their parameters."""
 
 
@@ -76,7 +76,7 @@ class Parameters:
     # -- plans of tensors ----------------------------------------------------------------------
 
     def adopt(self, plan: TopPlan) -> None:
-        """Adds the parameters and buffers of a model at its first call."""
+        """Add the parameters and buffers of a model at its first call."""
         for tensor_plan in (*plan.parameters, *plan.buffers):
             self._plans[id(tensor_plan.tensor)] = tensor_plan
         if self._optimizer is not None:  # a closure: the model is discovered within the step
@@ -84,20 +84,20 @@ class Parameters:
             self._remember(self._stepping)
 
     def _take_back(self) -> None:
-        """Restores the plans of the modules' own tensors (see `torch.func.functional_call`)."""
+        """Restore the plans of the modules' own tensors (see `torch.func.functional_call`)."""
         for plan in self._lent:
             self._plans[id(plan.tensor)] = plan
         self._lent.clear()
 
     def plan_of(self, tensor: torch.Tensor | None) -> TensorPlan | None:
-        """Returns the plan of a traced parameter or buffer, None for any other tensor."""
+        """Return the plan of a traced parameter or buffer, None for any other tensor."""
         plan = self._plans.get(id(tensor))
         return plan if plan is not None and plan.tensor is tensor else None
 
     # -- the forward pass begins ---------------------------------------------------------------
 
     def read(self, plan: TopPlan, capture: StepCapture) -> None:
-        """Reads the parameters and buffers that the upcoming forward pass will use."""
+        """Read the parameters and buffers that the upcoming forward pass will use."""
         self._is_clean = False
         for tensor_plan in (*plan.parameters, *plan.buffers):
             tensor = tensor_plan.tensor
@@ -130,7 +130,7 @@ class Parameters:
                 self._watch(tensor_plan, tensor, capture)
 
     def _watch(self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture) -> None:
-        """Registers hooks that receive a parameter's gradients before clipping or clearing."""
+        """Register hooks that receive a parameter's gradients before clipping or clearing."""
         if (
             plan.slot.kind == "buffer"
             or not parameter.requires_grad
@@ -171,10 +171,10 @@ class Parameters:
         with without_functions(), torch.no_grad():
             self._raw[plan] = parameter.grad.detach().clone()
 
-    # -- an update by hand ---------------------------------------------------------------------
+    # -- manual updates ------------------------------------------------------------------------
 
     def keep_gradients(self) -> None:
-        """Copies the gradients after `backward`, before the program uses and clears them."""
+        """Copy the gradients after `backward`, before the program uses and clears them."""
         with without_functions(), torch.no_grad():
             for plan in self._used:
                 parameter = plan.tensor
@@ -184,9 +184,9 @@ class Parameters:
                         self._left[plan] = gradient, gradient._version, gradient.detach().clone()
 
     def after_hand(self, capture: StepCapture) -> None:
-        """Reads the gradients in a step that ended with a manual update.
+        """Read the gradients in a step that ended with a manual update.
 
-        A gradient is read as the update used it, for example after clipping. If a gradient was
+        A gradient is read as used by the update, for example after clipping. If a gradient was
         cleared in place, it is read as it was after backward.
         """
         for plan, (gradient, version, copy) in self._left.items():
@@ -205,7 +205,7 @@ class Parameters:
     def before_step(
         self, optimizer: torch.optim.Optimizer, capture: StepCapture, *, closure: bool
     ) -> None:
-        """Reads the gradients before an optimizer step, and copies what the step will change.
+        """Read the gradients before an optimizer step, and copy what the step will change.
 
         Some optimizers write to gradients as they step. Gradients that a closure will compute, or
         that the optimizer itself will unscale, are read after the step.
@@ -258,7 +258,7 @@ class Parameters:
                 self._before[id(parameter)] = parameter.detach().clone()
 
     def after_step(self, optimizer: torch.optim.Optimizer, capture: StepCapture) -> None:
-        """Reads updates, optimizer states and remaining gradients after an optimizer step."""
+        """Read updates, optimizer states and remaining gradients after an optimizer step."""
         self._take_back()
         known = self._optimizer is optimizer
         stepping = self._stepping if known else self._stepped_by(optimizer)
@@ -287,7 +287,7 @@ class Parameters:
     def _write_updates(
         self, stepping: Iterable[tuple[TensorPlan, torch.Tensor]], capture: StepCapture
     ) -> None:
-        """Reads the updates together, in parts whose memory use is limited."""
+        """Read the updates together, in parts whose memory use is limited."""
         pairs: list[tuple[TensorPlan, torch.Tensor, torch.Tensor]] = []
         copied = 0
         for plan, parameter in stepping:
@@ -314,7 +314,7 @@ class Parameters:
                 self._write_state(plan, optimizer.state.get(parameter, {}), capture)
 
     def _write_state(self, plan: TensorPlan, state: dict[str, Any], capture: StepCapture) -> None:
-        """Reads moments and similar tensors, but not step counters."""
+        """Read moments and similar tensors, but not step counters."""
         iteration = capture.count((plan, "state"))
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.dim() > 0:
@@ -324,7 +324,7 @@ class Parameters:
     # -- the step ends -------------------------------------------------------------------------
 
     def finish(self, capture: StepCapture) -> None:
-        """Reads the remaining gradients, and what single backward passes contributed.
+        """Read the remaining gradients, and what individual backward passes contributed.
 
         The data held for the step is dropped by `release`.
         """
@@ -344,7 +344,7 @@ class Parameters:
                 capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
 
     def _fresh(self) -> list[TensorPlan]:
-        """Returns the parameters whose gradients were created or changed in this step.
+        """Return the parameters whose gradients were created or changed in this step.
 
         Parameters that were read at an optimizer step and still require gradients are left out.
         """
@@ -366,7 +366,7 @@ class Parameters:
         return fresh
 
     def _read_beside(self, fresh: list[TensorPlan], capture: StepCapture) -> None:
-        """Reads the gradients of parameters that the program updates without an optimizer."""
+        """Read the gradients of parameters that the program updates without an optimizer."""
         others = [plan for plan in fresh if plan not in self._read_of]
         held = self._held() if others else ()
         for plan in others:
@@ -379,7 +379,7 @@ class Parameters:
                 plan.look = Written.at(parameter)
 
     def begin(self) -> None:
-        """Prepares for a step; drops the data of the previous one."""
+        """Prepare for a step; drop the data of the previous one."""
         if self._is_clean:  # the usual case: the previous step has ended
             return
         self._is_clean = True
@@ -392,7 +392,7 @@ class Parameters:
         self._used.clear()
 
     def release(self) -> None:
-        """Removes the hooks and releases all tensors."""
+        """Remove the hooks and release all tensors."""
         self.begin()
         self._before.clear()
         self._optimizer, self._stepping = None, []
@@ -401,7 +401,7 @@ class Parameters:
 def _read_updates(
     pairs: Collection[tuple[TensorPlan, torch.Tensor, torch.Tensor]], capture: StepCapture
 ) -> None:
-    """Reads the updates of parameters from their values before and after the step.
+    """Read the updates of parameters from their values before and after the step.
 
     The results overwrite the values from before the step, because their memory is still in the
     caches.
@@ -420,18 +420,18 @@ def _read_updates(
 
 
 def _look_again(plan: TensorPlan, parameter: torch.Tensor) -> None:
-    """Compares a parameter that no optimizer holds with the last snapshot, and takes a new one."""
+    """Compare a parameter that no optimizer holds with the last snapshot, and take a new one."""
     look = plan.look
     plan.moved = look is not None and look.parameter() is parameter and look.is_written()
     plan.look = Written.at(parameter) if is_there(parameter) else None
 
 
 _OPTIONS = ("lr", "initial_lr", "weight_decay", "momentum", "betas", "maximize")
-"""Options of parameter groups that are stored as facts in a record."""
+"""Options of parameter groups that are stored as a fact in a record."""
 
 
 def _facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Returns the fact described by `records.OPTIMIZERS`; reads no data from a device."""
+    """Return the fact described by `records.OPTIMIZERS`; read no data from a device."""
     groups = []
     for group in optimizer.param_groups:
         facts: dict[str, Any] = {"parameters": len(group["params"])}

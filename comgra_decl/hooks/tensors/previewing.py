@@ -1,4 +1,4 @@
-"""Decides which records contain previews of which tensors, and determines what their axes mean."""
+"""Decide which records contain previews of which tensors, and determine what their axes mean."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Previewing:
         self._previews = Previews(samples=samples)
 
     def begin(self) -> Previewing | None:
-        """Starts a record; returns this object if the record will contain previews."""
+        """Start a record; return this object if the record will contain previews."""
         self._previews.clear()
         return None if self._records % self._every else self
 
     def add(self, index: int, slot: Slot, tensor: torch.Tensor, batch_dim: int | None) -> None:
-        """Takes a preview of the tensor that the reducer numbers `index`."""
+        """Take a preview of the tensor that the reducer numbers `index`."""
         if slot.piece is not None:
             return  # a shard: its preview would show only a piece of the tensor
         shape = tuple(tensor.shape)
@@ -62,7 +62,7 @@ class Previewing:
     def finish(
         self, entries: Iterable[tuple[Slot, int]]
     ) -> tuple[dict[int, StoredPreview], Callable[[], None] | None]:
-        """Ends a record; returns its previews by slot id, valid after the function has run."""
+        """End a record; return its previews by slot id, valid after the function has run."""
         self._records += 1
         found, wait = self._previews.finish()
         if not found:
@@ -71,7 +71,7 @@ class Previewing:
 
 
 def previewing(spec: Spec, *, refuse: Callable[[str, str], object]) -> Previewing | None:
-    """Returns an object that takes the previews that a spec requests; None if it requests none."""
+    """Return an object that takes the previews that a spec requests; None if it requests none."""
     if spec.preview is None:
         return None
     return Previewing(spec.preview.every, samples=spec.samples.count, refuse=refuse)

@@ -1,4 +1,4 @@
-"""Reads tensors that are not outputs of a module into slots, together with their gradients."""
+"""Read tensors that are not outputs of a module into slots, together with their gradients."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class TensorRecorder:
         self._leaf_hooks: dict[int, list[RemovableHandle]] = {}
         self._reached: set[int] = set()  # leaves that a gradient has reached
         self.inner: InnerGradients | None = None
-        """Gradients of compiled code; the autograd outside that code sees only part of each
+        """Gradients of compiled code; autograd outside that code sees only part of each
         gradient."""
 
     def release(self) -> None:
-        """Removes the hooks of leaves, because leaves outlive the step; other tensors do not."""
+        """Remove the hooks of leaves, because leaves outlive the step; other tensors do not."""
         for leaf in [*self._leaf_hooks]:
             self._release_leaf(leaf)
 
@@ -82,7 +82,7 @@ class TensorRecorder:
         graph: Provenance | None = None,
         inputs: Iterable[torch.Tensor] = (),
     ) -> None:
-        """Reads one tensor, and its parts if `how` splits it; registers hooks for their gradients.
+        """Read one tensor, and its parts if `how` splits it; register hooks for their gradients.
 
         Torch function modes must be off. The tensor is traced in `graph`. If its computation was
         not observed, `inputs` are used as its sources.
@@ -118,7 +118,7 @@ class TensorRecorder:
         batch_dim: int | None,
         values: bool,
     ) -> None:
-        """Records every gradient that reaches `tensor` in this step, each as a separate pass."""
+        """Record every gradient that reaches `tensor` in this step, each as a separate pass."""
         hook = _Hook(self._on_gradient, capture, capture.epoch, slot, values, batch_dim)
         self.hook(tensor, hook)
 
@@ -133,7 +133,7 @@ class TensorRecorder:
         wanted: Wanted,
         batch_dim: int | None,
     ) -> None:
-        """Reads only the parts that `how` splits a tensor into, and their gradients."""
+        """Read only the parts that `how` splits a tensor into, and their gradients."""
         parts = self._parts(tensor, slot_of(role), capture, how, batch_dim)
         slots = [capture.in_pass(slot_of(f"{role}.{part.label}")) for part in parts]
         if wanted.tensor:
@@ -164,7 +164,7 @@ class TensorRecorder:
         return tensor.requires_grad
 
     def hook(self, tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
-        """Calls `hook` with each gradient that reaches a tensor."""
+        """Call `hook` with each gradient that reaches a tensor."""
         if self.inner is not None and self.inner.take(tensor, hook):
             return
         if type(hook) is not _Hook:

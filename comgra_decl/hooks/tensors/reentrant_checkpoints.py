@@ -1,6 +1,6 @@
 """Gradients inside reentrant checkpoints, which run their code twice.
 
-The first run has no graph. The training computes with the tensors of that run, but gradients never
+The first run has no graph. Training computes with the tensors of that run, but gradients never
 reach them. The gradients arrive in the second run, within backward. The calls in the second run are
 not separate iterations, so each is matched with the corresponding call in the first run.
 """
@@ -54,19 +54,19 @@ class Recomputed:
         self.capture: StepCapture | None = None  # that the calls belong to; None without calls
 
     def clear(self) -> None:
-        """Discards the calls in a step."""
+        """Discard the calls in a step."""
         self._calls.clear()
         self.capture = None
 
     def first(self, plan: ModulePlan, iteration: int, capture: StepCapture) -> None:
-        """Registers a module call without a graph, which may be inside a checkpoint."""
+        """Register a module call without a graph, which may be inside a checkpoint."""
         contexts = list(_contexts(_FORWARD))
         if contexts:
             self.capture = capture
             self._calls.setdefault((contexts[-1], plan), deque()).append(iteration)
 
     def read(self, module: nn.Module, plan: ModulePlan | None, output: Any) -> None:
-        """Reads the gradients of a module that is called again within backward."""
+        """Read the gradients of a module that is called again within backward."""
         capture = self.capture
         if plan is None or plan.module() is not module or capture is None or not capture.open:
             return
@@ -97,7 +97,7 @@ class Recomputed:
             )
 
     def _repeated(self, plan: ModulePlan) -> int | None:
-        """Returns the iteration that the current call repeats, None if unknown."""
+        """Return the iteration that the current call repeats, None if unknown."""
         contexts = list(_contexts(_BACKWARD))
         calls = self._calls.get((contexts[-1], plan)) if contexts else None
         if not calls or (len(contexts) > 1 and len(calls) > 1):
@@ -106,7 +106,7 @@ class Recomputed:
 
 
 def _contexts(code: CodeType) -> Iterator[int]:
-    """Yields the id of the context of each enclosing checkpoint, innermost first."""
+    """Yield the id of the context of each enclosing checkpoint, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is code:

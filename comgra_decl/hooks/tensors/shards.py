@@ -13,7 +13,7 @@ _CLASS_PREFIX = "FSDP"
 
 
 def piece_of(tensor: torch.Tensor) -> Piece | None:
-    """Returns the local part of a distributed tensor; None for any other tensor.
+    """Return the local part of a distributed tensor; None for any other tensor.
 
     A tensor has no parts if it is replicated in every process, or if its copies must be summed
     (`Partial`).
@@ -37,7 +37,7 @@ def piece_of(tensor: torch.Tensor) -> Piece | None:
 
 
 def class_of(module: torch.nn.Module) -> type[torch.nn.Module]:
-    """Returns a module's class as written in the program; `fully_shard` creates a subclass."""
+    """Return a module's class as written in the program; `fully_shard` creates a subclass."""
     kind = type(module)
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     sharded = getattr(fsdp, "FSDPModule", None)

@@ -78,20 +78,20 @@ class Slot:
         return SlotKey(self.node(), self.role, self.iteration, self.pass_)
 
     def describe(self, tensor: torch.Tensor, batch_dim: int | None) -> None:
-        """Stores the shape, dtype and batch dimension of the first tensor seen."""
+        """Store the shape, dtype and batch dimension of the first tensor seen."""
         self.shape = tuple(tensor.shape)
         self.dtype = dtype_name(tensor)
         self.batch_dim = batch_dim
         self.piece = None if type(tensor) in _WHOLE else piece_of(tensor)
 
     def take_form_of(self, other: Slot) -> None:
-        """Copies the shape and dtype of the slot to which a tensor was initially assigned."""
+        """Copy the shape and dtype of the slot to which a tensor was initially assigned."""
         if not self.dtype:
             self.shape, self.dtype = other.shape, other.dtype
             self.batch_dim, self.piece = other.batch_dim, other.piece
 
     def in_pass(self, pass_: str) -> Slot:
-        """Returns the slot of the same tensor in another pass, such as `grad` or `update`."""
+        """Return the slot of the same tensor in another pass, such as `grad` or `update`."""
         slot = self.passes.get(pass_)
         if slot is None:
             slot = self.passes[pass_] = Slot(
@@ -117,17 +117,17 @@ class SlotTable:
         self._former: dict[SlotKey, int] = {}  # ids not reused yet since all slots were recreated
 
     def renew(self) -> None:
-        """Prepares for slots to be recreated: those with the same name keep their ids."""
+        """Prepare for slots to be recreated: those with the same name keep their ids."""
         self._former = dict(self._keys)
 
     def resume(self, slots: Iterable[SlotInfo]) -> None:
-        """Takes over the slots in a resumed run: those with the same name keep their ids."""
+        """Take over the slots in a resumed run: those with the same name keep their ids."""
         self._keys = {slot.key: slot.id for slot in slots}
         self._former = dict(self._keys)
         self._next = len(self._keys)
 
     def settle(self, slots: Iterable[Slot]) -> list[SlotInfo]:
-        """Assigns ids to slots that have none, and returns the new lines of the table."""
+        """Assign ids to slots that have none, and return the new lines of the table."""
         settled = [self._settle(slot) for slot in slots if slot.id < 0]
         return [info for info in settled if info is not None]
 
@@ -154,7 +154,7 @@ class SlotTable:
         )
 
     def _unique(self, key: SlotKey) -> SlotKey:
-        """Numbers a name that is already taken, for example by a second model of the same class."""
+        """Number a name that is already taken, for example by a second model of the same class."""
         unique, number = key, 2
         while unique in self._keys and unique not in self._former:
             unique = key._replace(node=f"{key.node}#{number}")

@@ -1,4 +1,4 @@
-"""Splits a tensor along one dimension: heads, tokens, experts."""
+"""Split a tensor along one dimension: heads, tokens, experts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 
 def take_apart(tensor: torch.Tensor, split: SplitSpec, *, batch_dim: int | None) -> list[Part]:
-    """Splits a tensor into parts, returned in order as views without autograd history.
+    """Split a tensor into parts, returned in order as views without autograd history.
 
     Args:
         tensor: of any dtype and shape.

@@ -82,54 +82,54 @@ class Targets(modes.OwnMode):
     # -- when to look --------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Stops looking during a model call."""
+        """Stop looking during a model call."""
         if self._inserted:
             self._capture = None
             modes.remove(self)
             self._inserted = False  # last, so that ending the tracing cleans up after an error
 
     def interrupt(self) -> None:
-        """Stops looking during a call to a model that may not be trained, such as a teacher."""
+        """Stop looking during a call to a model that may not be trained, such as a teacher."""
         if self._capture is not None:
             self._waiting = self._capture
         self.pause()
 
     def rest(self) -> None:
-        """Stops looking until a model that is being trained is called again."""
+        """Stop looking until a model that is being trained is called again."""
         self.pause()
         self._waiting = None
 
     def resume(self) -> None:
-        """Resumes looking after the call that interrupted it."""
+        """Resume looking after the call that interrupted it."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.open:
             self.look(waiting, self._graph, values=self._values)
 
     def wait(self, capture: StepCapture, *, values: bool) -> None:
-        """Prepares for targets from a compiled function, which reports them itself."""
+        """Prepare for targets from a compiled function, which reports them itself."""
         self._waiting, self._values = capture, values
 
     def shown(self, tensor: torch.Tensor) -> None:
-        """Records a target found in compiled code."""
+        """Record a target found in compiled code."""
         if self._waiting is not None and self._waiting.open:
             self._take(self._waiting, tensor)
 
     def know(self, value: Any) -> None:
-        """Excludes the inputs or outputs of a model."""
+        """Exclude the inputs or outputs of a model."""
         self.know_all(tensors_in(value))
 
     def know_all(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Excludes tensors, each with its path, as `know` does."""
+        """Exclude tensors, each with its path, as `know` does."""
         for _, tensor in tensors:
             reference = self._known[id(tensor)] = weakref.ref(tensor)
             self._shown.append(reference)
 
     def know_named(self, value: Any) -> None:
-        """Excludes tensors that the program has named, possibly before any model call."""
+        """Exclude tensors that the program has named, possibly before any model call."""
         _note(self._named, (tensor for _, tensor in tensors_in(value)))
 
     def look(self, capture: StepCapture, graph: Provenance | None, *, values: bool) -> None:
-        """Starts looking for targets after a model has returned."""
+        """Start looking for targets after a model has returned."""
         self._graph, self._values = graph, values
         self._capture, self._waiting = capture, None
         if not self._inserted:
@@ -137,12 +137,12 @@ class Targets(modes.OwnMode):
             modes.insert_at_bottom(self)
 
     def stop(self) -> None:
-        """Ends the step."""
+        """End the step."""
         self.begin()
         self._named.clear()
 
     def begin(self) -> None:
-        """Resets the state when the first model of a step is called."""
+        """Reset the state when the first model of a step is called."""
         self.rest()
         self._known.clear()
         self._shown.clear()
@@ -157,7 +157,7 @@ class Targets(modes.OwnMode):
     def handle(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs a call and records the targets among its arguments."""
+        """Run a call and record the targets among its arguments."""
         result = func(*args, **kwargs)
         if getattr(func, "__name__", "") in _WITHOUT_RESULT or self._capture is None:
             return result
@@ -175,7 +175,7 @@ class Targets(modes.OwnMode):
     def met(
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
     ) -> Iterator[torch.Tensor]:
-        """Yields the targets among the arguments of a call; torch function modes must be off."""
+        """Yield the targets among the arguments of a call; torch function modes must be off."""
         name = getattr(func, "__name__", "")
         results = [tensor for _, tensor in tensors_in(result)]
         if not results:
@@ -235,7 +235,7 @@ class Targets(modes.OwnMode):
         kwargs: dict[str, Any],
         met: list[tuple[torch.Tensor, int | None]],
     ) -> None:
-        """Records a prediction, and the facts about the call that compares it with a target.
+        """Record a prediction, and the facts about the call that compares it with a target.
 
         If the model returned the prediction, in any shape, the prediction has already been read.
         """
@@ -280,7 +280,7 @@ class Targets(modes.OwnMode):
     def _see_detached(
         self, capture: StepCapture, func: Any, given: list[torch.Tensor], target: torch.Tensor
     ) -> None:
-        """Stores that a prediction is detached while its bootstrapped target has a gradient."""
+        """Store that a prediction is detached while its bootstrapped target has a gradient."""
         detached = [t for t in given if _is_in(self._known, t) and t.shape == target.shape]
         if detached and len(capture.telling) < _MOST_CALLS and is_bootstrapped(target):
             name = getattr(func, "__name__", type(func).__name__)
@@ -312,7 +312,7 @@ class Targets(modes.OwnMode):
         return whole is not None and whole.numel() == tensor.numel()
 
     def _take(self, capture: StepCapture, tensor: torch.Tensor) -> int | None:
-        """Records a target and returns its number, or None if the tensor is not a target.
+        """Record a target and return its number, or None if the tensor is not a target.
 
         The target is added to the graph before the call that uses it is followed.
         """
@@ -331,7 +331,7 @@ class Targets(modes.OwnMode):
 
 
 def _class_weights(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
-    """Returns the class weights passed to a loss, if they are in host memory."""
+    """Return the class weights passed to a loss, if they are in host memory."""
     passed = {**dict(zip(parameter_names(func), args, strict=False)), **kwargs}
     given = passed.get("pos_weight")
     given = passed.get("weight") if given is None else given
@@ -341,7 +341,7 @@ def _class_weights(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _numbered(slots: list[Slot], number: int, node: str, role: str, kind: str) -> Slot:
-    """Returns the slot of the n-th target or prediction of a step."""
+    """Return the slot of the n-th target or prediction of a step."""
     while len(slots) <= number:
         slots.append(Slot(lambda: node, role, iteration=len(slots), kind=kind))
     return slots[number]

@@ -1,1 +1,1 @@
-"""Reads the ranks of a distributed run as one run."""
+"""Read the ranks of a distributed run as one run."""

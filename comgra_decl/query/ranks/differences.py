@@ -1,4 +1,4 @@
-"""Finds tensors that should be identical on all ranks of a run but differ."""
+"""Find tensors that should be identical on all ranks of a run but differ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def differing(
     rows: Callable[[int], NDArray[Any]],
     columns: Sequence[str],
 ) -> list[Difference]:
-    """Returns the tensors that differ between ranks, checking up to 16 records.
+    """Return the tensors that differ between ranks, checking up to 16 records.
 
     Args:
         copies: tensors that should be identical.
@@ -50,7 +50,7 @@ def differing(
 
 
 def unequal(rows: NDArray[np.float32], columns: Sequence[str]) -> Iterator[tuple[int, float]]:
-    """Yields (index, relative difference) of the tensors whose statistics differ between ranks.
+    """Yield (index, relative difference) of the tensors whose statistics differ between ranks.
 
     Args:
         rows: [ranks, tensors, columns]; NaN where a rank lacks the record.
@@ -71,7 +71,7 @@ def unequal(rows: NDArray[np.float32], columns: Sequence[str]) -> Iterator[tuple
 
 
 def differences_table(differences: Sequence[Difference]) -> pd.DataFrame:
-    """Returns one row per tensor; see `Run.rank_differences`."""
+    """Return one row per tensor; see `Run.rank_differences`."""
     keys = [difference.key for difference in differences]
     return pd.DataFrame(
         {
@@ -86,7 +86,7 @@ def differences_table(differences: Sequence[Difference]) -> pd.DataFrame:
 
 
 def differences_warning(differences: Sequence[Difference]) -> str:
-    """Returns a warning that lists the tensors that differ."""
+    """Return a warning that lists the tensors that differ."""
     first = min(differences, key=lambda difference: difference.step)
     names = [f"{d.key.node} {d.key.role} ({d.key.pass_})" for d in differences]
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

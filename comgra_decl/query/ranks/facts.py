@@ -1,4 +1,4 @@
-"""Joins data other than statistics across ranks: records, metrics, notes, samples, histograms."""
+"""Join data other than statistics across ranks: records, metrics, notes, samples, histograms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .readings import Lost, Reading
 
 
 def common_records(views: Sequence[View]) -> list[NDArray[np.int64]]:
-    """Returns, for each rank, the records that exist on all ranks, in order.
+    """Return, for each rank, the records that exist on all ranks, in order.
 
     Records match if they have the same step and mode. The k-th record of a step on one rank
     corresponds to the k-th record of that step on the other ranks.
@@ -38,7 +38,7 @@ def common_records(views: Sequence[View]) -> list[NDArray[np.int64]]:
 
 
 def _keys(view: View) -> pd.DataFrame:
-    """Returns step, mode, occurrence and number of each record that was not superseded."""
+    """Return step, mode, occurrence and number of each record that was not superseded."""
     records = np.flatnonzero(~view.superseded)
     facts = view.records[records]
     modes = np.array([*view.names("mode"), ""], object)
@@ -57,7 +57,7 @@ def _keys(view: View) -> pd.DataFrame:
 
 
 def join_scalars(views: Sequence[View]) -> tuple[NDArray[np.void], dict[str, list[str]]]:
-    """Returns the means of the scalars over the ranks, and the names for their codes."""
+    """Return the means of the scalars over the ranks, and the names for their codes."""
     tables = [_scalars(view) for view in views]
     joined = pd.concat([table.assign(rank=rank) for rank, table in enumerate(tables)])
     names: dict[str, list[str]] = {"scalar": [], "scalar_type": []}
@@ -100,7 +100,7 @@ def _scalars(view: View) -> pd.DataFrame:
 
 
 def join_kpi(members: Sequence[tuple[View, NDArray[np.int64]]], code: int) -> NDArray[np.float64]:
-    """Returns a KPI of the common records, averaged over the ranks; `MISSING` if no rank has it.
+    """Return a KPI of the common records, averaged over the ranks; `MISSING` if no rank has it.
 
     Args:
         members: each rank's view and its common records.
@@ -122,7 +122,7 @@ def join_kpi(members: Sequence[tuple[View, NDArray[np.int64]]], code: int) -> ND
 
 
 def join_notes(notes: Sequence[list[Note]], ranks: Sequence[int]) -> list[Note]:
-    """Returns the first rank's notes, and others' additional notes, prefixed by the rank."""
+    """Return the first rank's notes, and further notes from other ranks, prefixed by the rank."""
     joined = list(notes[0])
     known = {(note.step, note.text) for note in joined}
     for rank, written in zip(ranks[1:], notes[1:], strict=True):
@@ -139,7 +139,7 @@ def join_reports(
     ranks: Sequence[int],
     differences: Sequence[Difference],
 ) -> dict[str, Any]:
-    """Returns the first rank's report with the warnings of all ranks and of their comparison."""
+    """Return the first rank's report with the warnings of all ranks and of their comparison."""
     joined = dict(reports[0] or {})
     warnings = list(joined.get("warnings", []))
     for rank, report in zip(ranks[1:], reports[1:], strict=True):
@@ -153,7 +153,7 @@ def join_reports(
 def join_findings(
     documents: Sequence[dict[str, Any] | None], ranks: Sequence[int]
 ) -> dict[str, Any] | None:
-    """Returns the first rank's findings, and others' additional ones, prefixed by the rank.
+    """Return the first rank's findings, and further ones from other ranks, prefixed by the rank.
 
     During recording, the rules on each rank checked only the rank's own part of the batch.
     """
@@ -171,7 +171,7 @@ def join_findings(
 
 
 def _about(finding: dict[str, Any]) -> tuple[str, str | None]:
-    """Returns the rule and the node of a finding."""
+    """Return the rule and the node of a finding."""
     place = finding.get("place")
     return finding["rule"], None if place is None else place["node"]
 
@@ -182,15 +182,15 @@ def _about(finding: dict[str, Any]) -> tuple[str, str | None]:
 def join_samples(
     tables: Reading, joints: NDArray[np.int64], whole: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
-    """Concatenates the samples of the ranks: [..., slots, ranks * samples, statistics].
+    """Concatenate the samples of the ranks: [..., slots, ranks * samples, statistics].
 
-    A tensor that is copied to all ranks or split over them has only sample 0, which is the tensor
+    A tensor that is copied to all ranks or split across them has only sample 0, which is the tensor
     itself.
 
     Args:
         tables: [ranks, ..., slots, samples, statistics].
         joints: how the slots are joined.
-        whole: statistics [..., slots, statistics] of tensors split over the ranks.
+        whole: statistics [..., slots, statistics] of tensors split across the ranks.
     """
     joined: NDArray[np.float32] = np.concatenate(tables.data, axis=-2)
     alike = joints != Joint.SAMPLES
@@ -209,7 +209,7 @@ def join_samples(
 
 
 def join_places(views: Sequence[View], records: Sequence[int], count: int) -> list[int]:
-    """Returns the indices, in the global batch, of the samples in a record.
+    """Return the indices, in the global batch, of the samples in a record.
 
     Args:
         views: views of the ranks.
@@ -226,7 +226,7 @@ def join_places(views: Sequence[View], records: Sequence[int], count: int) -> li
 
 
 def join_extra(parts: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
-    """Returns the first rank's extra facts, with the labels of the samples of all ranks."""
+    """Return the first rank's extra facts, with the labels of the samples of all ranks."""
     if any("labels" in part for part in parts):
         labels: list[Any] = []
         for number, part in enumerate(parts):
@@ -238,7 +238,7 @@ def join_extra(parts: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
 def join_counts(
     tables: Reading, statistics: Reading, joints: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], Lost]:
-    """Adds histograms [..., slots, bins]; for copies, takes those of the first rank that has any.
+    """Add histograms [..., slots, bins]; for copies, take those of the first rank that has any.
 
     Args:
         tables: counts [ranks, ..., slots, bins].
@@ -269,7 +269,7 @@ def assemble(
     slots: Sequence[SlotInfo | None],
     parts: Sequence[NDArray[Any] | None],
 ) -> NDArray[Any] | None:
-    """Assembles a tensor from the parts on the ranks; returns None if any part is missing.
+    """Assemble a tensor from the parts on the ranks; return None if any part is missing.
 
     Args:
         shape: shape of the whole tensor.
@@ -292,7 +292,7 @@ def assemble(
 
 
 def joint_slots(listed: list[list[SlotInfo | None]]) -> list[SlotInfo]:
-    """Returns the slots of all ranks, renumbered, given those of each rank."""
+    """Return the slots of all ranks, renumbered, given those of each rank."""
     columns = zip(*listed, strict=True)
     first = [next(slot for slot in column if slot is not None) for column in columns]
     return [replace(slot, id=number) for number, slot in enumerate(first)]

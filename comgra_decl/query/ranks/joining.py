@@ -50,7 +50,7 @@ class Joint(IntEnum):
 
 
 def how_joined(slot: SlotInfo) -> Joint:
-    """Returns how a slot's tensors on different ranks are related.
+    """Return how a slot's tensors on different ranks are related.
 
     A gradient before reduction (`grad:raw`, or the share of one backward pass) belongs to its rank,
     as do buffers of modules. Optimizer state, such as `weight.exp_avg`, is a copy, like its
@@ -80,7 +80,7 @@ class Ranks:
     def column(
         self, name: str, read: Read, lost: Callable[[str], Lost] = lambda _: None
     ) -> NDArray[np.float32]:
-        """Returns a column "statistic.how", "rows" or "histogram.low" joined over all ranks.
+        """Return a column such as "mean.std", "rows" or "histogram.low", joined over all ranks.
 
         Args:
             name: name of the column.
@@ -119,7 +119,7 @@ class Ranks:
 
 
 def _present(read: Read, lost: Callable[[str], Lost]) -> tuple[NDArray[np.bool_], Lost]:
-    """Returns which ranks have a record of a slot, and for which ranks this is unknown.
+    """Return which ranks have a record of a slot, and for which ranks this is unknown.
 
     In every record that exists, "nonfinite.mean" and "rows" are numbers.
     """
@@ -132,7 +132,7 @@ def _present(read: Read, lost: Callable[[str], Lost]) -> tuple[NDArray[np.bool_]
 
 
 def _elements(slots: list[list[SlotInfo | None]]) -> Floats:
-    """Returns the number of elements of each rank [ranks, slots]; identical parts count once."""
+    """Return the number of elements of each rank [ranks, slots]; identical parts count once."""
     counts = np.ones((len(slots), len(slots[0])))
     for at, column in enumerate(zip(*slots, strict=True)):
         seen = set()
@@ -209,7 +209,7 @@ def _of_pieces(name: str, read: Read, there: NDArray[np.bool_], elements: Floats
 
 
 def _whole(statistic: str, read: Read, weights: Floats) -> Floats:
-    """Returns a tensor's statistic from parts with `weights` elements; NaN if undetermined."""
+    """Return a tensor's statistic from parts with `weights` elements; NaN if undetermined."""
     try:
         if statistic in _WEIGHED:
             return np.asarray((weights * read(statistic)).sum(0) / weights.sum(0))
@@ -251,7 +251,7 @@ _FORMULAS: dict[Joint, Callable[[str, Read, NDArray[np.bool_], Floats], Floats]]
 
 
 def join_histograms(counts: NDArray[np.generic], low: Floats, high: Floats) -> NDArray[np.int64]:
-    """Adds histograms that have the same number of bins but different ranges.
+    """Add histograms that have the same number of bins but different ranges.
 
     Each count is spread evenly over its bin and assigned to the bins of the joint range; the
     cumulative counts below each edge are then rounded. The total is exact. The count below an edge

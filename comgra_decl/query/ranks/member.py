@@ -1,4 +1,4 @@
-"""Reads one rank of a run. Slots and records are addressed by their joint numbers."""
+"""Read one rank of a run. Slots and records are addressed by their joint numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Member:
     records: NDArray[np.int64]
 
     def slot(self, slot: int) -> SlotInfo | None:
-        """Returns the rank's own slot, or None."""
+        """Return the rank's own slot, or None."""
         own = int(self.ids[slot])
         return None if own < 0 else self.view.slots[own]
 
@@ -35,7 +35,7 @@ class Member:
         return own >= 0 and self.view.has_column(int(self.records[record]), own)
 
     def row(self, family: str, record: int) -> Reading:
-        """Returns the array that a record stores for a family, [slots, ...]."""
+        """Return the array that a record stores for a family, [slots, ...]."""
         own = int(self.records[record])
         try:
             data = self.view.row(family, own)
@@ -46,7 +46,7 @@ class Member:
         return Reading(_arranged(data, self.ids, 0), gone)
 
     def rows(self, family: str, first: int, last: int) -> Reading:
-        """Returns all slots over the joint records `first` to `last` - 1."""
+        """Return all slots over the joint records `first` to `last` - 1."""
         records = self.records[first:last]
         start, stop = (int(records[0]), int(records[-1]) + 1) if len(records) else (0, 0)
         data = self.view.rows(family, start, stop)[records - start]
@@ -55,7 +55,7 @@ class Member:
         return Reading(_arranged(data, self.ids, 1), gone)
 
     def series(self, family: str, slot: int, *inner: int | slice) -> Reading:
-        """Returns one slot over all joint records, [n, ...]."""
+        """Return one slot over all joint records, [n, ...]."""
         own = int(self.ids[slot])
         if own < 0:
             like = self.view.series(family, 0, *inner)[self.records]
@@ -65,7 +65,7 @@ class Member:
         return Reading(data, None if lost is None else lost[self.records])
 
     def heat(self, column: int) -> Reading:
-        """Returns one column of the statistics of all slots over all joint records, [n, slots]."""
+        """Return one column of statistics for all slots over all joint records, [n, slots]."""
         data = self.view.heat("agg", column)[self.records]
         everything = slice(0, self.view.n), slice(0, len(self.view.slots))
         lost = self.view.lost_in("agg", *everything, column)
@@ -73,7 +73,7 @@ class Member:
         return Reading(_arranged(data, self.ids, 1), gone)
 
     def lost(self, family: str, slot: int) -> Lost:
-        """Returns a mask of the joint records in which a slot was found damaged."""
+        """Return a mask of the joint records in which a slot was found damaged."""
         own = int(self.ids[slot])
         lost = None if own < 0 else self.view.lost(family, own)
         return None if lost is None else lost[self.records]
@@ -81,20 +81,20 @@ class Member:
     def value(
         self, record: int, slot: int, sample: int | None = None, part: Part = ...
     ) -> NDArray[Any] | None:
-        """Returns part of a slot's values on this rank; see `View.value`."""
+        """Return part of a slot's values on this rank; see `View.value`."""
         if not self.has(record, slot):
             return None
         return self.view.value(int(self.records[record]), int(self.ids[slot]), sample, part)
 
     def preview(self, record: int, slot: int) -> StoredPreview | None:
-        """Returns a slot's preview on this rank; see `View.preview`."""
+        """Return a slot's preview on this rank; see `View.preview`."""
         if not self.has(record, slot):
             return None
         return self.view.preview(int(self.records[record]), int(self.ids[slot]))
 
 
 def _arranged(table: NDArray[Any], ids: NDArray[np.int64], axis: int) -> NDArray[Any]:
-    """Returns a rank's table with its slots in joint order; missing slots are NaN (counts: 0)."""
+    """Return a rank's table with its slots in joint order; missing slots are NaN (counts: 0)."""
     shape = [*table.shape]
     there = (ids >= 0) & (ids < shape[axis])
     shape[axis] = len(ids)

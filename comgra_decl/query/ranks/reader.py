@@ -1,4 +1,4 @@
-"""Reads the databases of multiple ranks as one run.
+"""Read the databases of multiple ranks as one run.
 
 `JoinedReader` and `JoinedView` correspond to `Reader` and `View`. A record exists as soon as all
 ranks have it.
@@ -32,7 +32,7 @@ def is_rank(name: str) -> bool:
 
 
 def rank_paths(run: Location) -> Mapping[int, Location]:
-    """Returns the folders of a run's databases by rank; {0: run} for a run of one process."""
+    """Return the folders of a run's databases by rank; {0: run} for a run of one process."""
     if isinstance(run, Remote):
         return _rank_places(run)
     found = {}
@@ -65,13 +65,13 @@ def _rank_places(run: Remote) -> dict[int, Remote]:
 
 
 def ranks_of(reader: Reader) -> dict[str, Any] | None:
-    """Returns the rank, world_size and recorded ranks of a database; None for one process."""
+    """Return the rank, world_size and recorded ranks of a database; None for one process."""
     facts = reader.meta.facts.get("ranks") or reader.view.read_document("ranks")
     return facts if isinstance(facts, dict) else None
 
 
 def _refuse_strangers(readers: Mapping[int, Reader]) -> None:
-    """Rejects a database in a rank's folder that belongs to another rank or training job.
+    """Reject a database in a rank's folder that belongs to another rank or training job.
 
     Raises:
         DamagedRunError: data from two training jobs would be joined.
@@ -98,7 +98,7 @@ def _refuse_strangers(readers: Mapping[int, Reader]) -> None:
 
 
 def open_reader(path: Location, rank: int | None = None) -> Reader | JoinedReader:
-    """Opens a run, or one rank of it.
+    """Open a run, or one rank of it.
 
     Args:
         path: the run's folder.
@@ -128,7 +128,7 @@ class JoinedReader:
     """Reads all ranks of a run together, with the interface of `Reader`. Thread-safe."""
 
     def __init__(self, path: Location) -> None:
-        """Opens the existing ranks; others are added as they appear.
+        """Open the existing ranks; others are added as they appear.
 
         Raises:
             RunNotFoundError: no rank exists.
@@ -211,7 +211,7 @@ class JoinedReader:
             return self._view
 
     def poll(self) -> bool:
-        """Polls all ranks; returns whether anything is new."""
+        """Poll all ranks; return whether anything is new."""
         with self._lock:
             news = [reader.poll() for reader in self.readers.values()]
             changed = self._look() or any(news)

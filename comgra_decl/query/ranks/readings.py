@@ -21,12 +21,12 @@ class Reading:
     lost: Lost = None
 
     def __getitem__(self, index: Any) -> Reading:
-        """Returns a part of the reading."""
+        """Return a part of the reading."""
         return Reading(self.data[index], None if self.lost is None else self.lost[index])
 
 
 def stacked(readings: Sequence[Reading]) -> Reading:
-    """Stacks readings with the same shape from multiple ranks: [ranks, ...]."""
+    """Stack readings with the same shape from multiple ranks: [ranks, ...]."""
     data = np.stack([reading.data for reading in readings])
     if all(reading.lost is None for reading in readings):
         return Reading(data)
@@ -46,11 +46,11 @@ class Columns:
         self._known: dict[str, Reading] = {}
 
     def data(self, name: str) -> NDArray[np.float64]:
-        """Returns the values of a column."""
+        """Return the values of a column."""
         return self._column(name).data.astype(np.float64)
 
     def lost(self, name: str) -> Lost:
-        """Returns a mask of the values of a column that are missing because they are damaged."""
+        """Return a mask of the values of a column that are missing because they are damaged."""
         return self._column(name).lost
 
     def _column(self, name: str) -> Reading:

@@ -37,7 +37,7 @@ class JoinedView:
         order: dict[SlotKey, int],
         complete: bool,
     ) -> None:
-        """Matches slots and records.
+        """Match slots and records.
 
         Args:
             views: view of each rank, in ascending order.
@@ -81,7 +81,7 @@ class JoinedView:
         return list(self._shape_codes)
 
     def shape(self, slot: int, code: float) -> tuple[int, ...] | None:
-        """Returns the shape of a slot in a record, given its value in the column "shape"."""
+        """Return the shape of a slot in a record, given its value in the "shape" column."""
         shapes = self.shapes
         if code == 0:
             return self.slots[slot].shape
@@ -131,7 +131,7 @@ class JoinedView:
         return np.asarray(self.records[chosen, RecordColumn.STEP], np.int64)
 
     def names(self, table: str) -> list[str]:
-        """Returns the names in a table, by code."""
+        """Return the names in a table, by code."""
         if table in ("scalar", "scalar_type"):
             return self._joint_scalars[1][table]
         return self._leader.names(table)
@@ -158,12 +158,12 @@ class JoinedView:
         return [f"rank {rank}: {loss}" for rank, view in pairs for loss in view.damage]
 
     def look_for_damage(self) -> None:
-        """Reads all documents of all ranks."""
+        """Read all documents of all ranks."""
         for member in self._members:
             member.view.look_for_damage()
 
     def document(self, name: str) -> Any:
-        """Returns the first rank's document; report and findings include those of other ranks.
+        """Return the first rank's document; report and findings include those of other ranks.
 
         The post-mortem comes from the rank that failed first.
         """
@@ -178,11 +178,11 @@ class JoinedView:
         return facts.join_reports(documents, self.ranks, self.differences)
 
     def structure(self, digest: str) -> Structure | None:
-        """Returns a dependency graph from the first rank by its hash; None if it is damaged."""
+        """Return a dependency graph from the first rank by its hash; None if it is damaged."""
         return self._leader.structure(digest)
 
     def samples(self, record: int) -> list[int]:
-        """Returns indices in the global batch, which is the concatenation of the ranks' batches.
+        """Return indices in the global batch, which is the concatenation of the ranks' batches.
 
         If a rank has fewer samples than are recorded, the missing ones are -1.
         """
@@ -190,7 +190,7 @@ class JoinedView:
         return facts.join_places(views, at, self._count)
 
     def extra(self, record: int) -> dict[str, Any]:
-        """Returns the extra facts of a record, with the labels of all samples."""
+        """Return the extra facts of a record, with the labels of all samples."""
         parts = [member.view.extra(int(member.records[record])) for member in self._members]
         return facts.join_extra(parts, self._count)
 
@@ -201,7 +201,7 @@ class JoinedView:
         return any(member.has(record, slot) for member in self._members)
 
     def row(self, family: str, record: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns the array that a record stores for a family, or the part selected by `inner`.
+        """Return the array that a record stores for a family, or the part selected by `inner`.
 
         The whole array is [slots, ...].
 
@@ -214,11 +214,11 @@ class JoinedView:
         return joined[inner] if inner else joined
 
     def rows(self, family: str, first: int, last: int) -> NDArray[Any]:
-        """Returns all slots over the common records `first` to `last` - 1."""
+        """Return all slots over the common records `first` to `last` - 1."""
         return self._joined_of(family, lambda m, name: m.rows(name, first, last))[0]
 
     def series(self, family: str, slot: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns one slot over all common records, [n, ...]; a "kpi" column is the ranks' mean."""
+        """Return one slot over all common records, [n, ...]; a "kpi" column is the ranks' mean."""
         if family == "kpi":
             return facts.join_kpi(
                 [(member.view, member.records) for member in self._members], slot - SYSTEM_COLUMNS
@@ -229,7 +229,7 @@ class JoinedView:
         return table[(slice(None), 0, *inner)]
 
     def heat(self, family: str, *inner: int | slice) -> NDArray[Any]:
-        """Returns one column of all slots over all common records, [n, slots]."""
+        """Return one column for all slots over all common records, [n, slots]."""
         if family != "agg" or len(inner) != 1 or not isinstance(inner[0], (int, np.integer)):
             table = self.rows(family, 0, self.n)
             return table[(slice(None), slice(None), *inner)]
@@ -239,7 +239,7 @@ class JoinedView:
         return self._column(self.meta.columns[int(inner[0])], columns, self._joined, self.slots)
 
     def lost(self, family: str, slot: int) -> Lost:
-        """Returns a mask of the common records in which a slot is damaged on any rank, or None."""
+        """Return a mask of the common records in which a slot is damaged on any rank, or None."""
         names = dict.fromkeys((family, "agg"))
         found = [
             lost
@@ -255,7 +255,7 @@ class JoinedView:
     # -- joining
 
     def _at(self, name: str) -> int:
-        """Returns the index of a column; raises KeyError if the run lacks it."""
+        """Return the index of a column; raise KeyError if the run lacks it."""
         columns = self.meta.columns
         if name not in columns:
             raise KeyError(name)
@@ -264,7 +264,7 @@ class JoinedView:
     def _joined_of(
         self, family: str, read: Callable[[Member, str], Reading], chosen: slice = slice(None)
     ) -> tuple[NDArray[Any], Lost]:
-        """Joins an array [..., slots, ...] of a family, given a function that reads it on a rank.
+        """Join an array [..., slots, ...] of a family, given a function that reads it from a rank.
 
         Args:
             family: family of the array.
@@ -289,23 +289,23 @@ class JoinedView:
         return facts.join_samples(own, joints, whole), None
 
     def _series_table(self, family: str, slot: int) -> tuple[NDArray[Any], Lost]:
-        """Returns samples or histograms of one slot, [n, 1, ...], as `_joined_of` does."""
+        """Return samples or histograms of one slot, [n, 1, ...], as `_joined_of` does."""
         one = slice(slot, slot + 1)
         return self._joined_of(family, lambda m, name: m.series(name, slot)[:, None], one)
 
     def _columns(self, table: Reading) -> Columns:
-        """Returns the columns of a table [ranks, ..., slots, columns]."""
+        """Return the columns of a table [ranks, ..., slots, columns]."""
         return Columns(lambda name: table[..., self._at(name)])
 
     def _joined_table(self, table: Reading) -> NDArray[np.float32]:
-        """Joins a table [ranks, ..., slots, columns] of statistics."""
+        """Join a table [ranks, ..., slots, columns] of statistics."""
         if self._joined is None:
             return np.asarray(table.data[0], np.float32)
         read, names = self._columns(table), self.meta.columns
         return np.stack([self._column(n, read, self._joined, self.slots) for n in names], -1)
 
     def _joined_series(self, slot: int, index: int | slice) -> NDArray[np.float32]:
-        """Joins one or more columns of a slot's statistics: [n], or [n, columns]."""
+        """Join one or more columns of a slot's statistics: [n], or [n, columns]."""
 
         def read(name: str) -> Reading:
             at = self._at(name)
@@ -321,7 +321,7 @@ class JoinedView:
     def _column(
         self, name: str, columns: Columns, ranks: joining.Ranks, slots: Sequence[SlotInfo]
     ) -> NDArray[np.float32]:
-        """Returns a column joined over all ranks, [..., slots]."""
+        """Return a column joined over all ranks, [..., slots]."""
         if name != "shape":
             return ranks.column(name, columns.data, columns.lost)
         codes = columns.data(name)
@@ -348,7 +348,7 @@ class JoinedView:
             )
 
     def _whole(self, ranks: joining.Ranks, table: Reading) -> NDArray[np.float32]:
-        """Returns the statistics [..., slots, statistics] of tensors split over the ranks."""
+        """Return the statistics [..., slots, statistics] of tensors split across the ranks."""
         read = self._columns(table)
         names = [f"{statistic}.mean" for statistic in self.meta.statistics]
         return np.stack([ranks.column(name, read.data, read.lost) for name in names], -1)
@@ -358,7 +358,7 @@ class JoinedView:
     def value(
         self, record: int, slot: int, sample: int | None = None, part: Part = ...
     ) -> NDArray[Any] | None:
-        """Returns part of a slot's values: of the samples of all ranks, or of the assembled tensor.
+        """Return part of a slot's values: of the samples of all ranks, or of the assembled tensor.
 
         If the part belongs to a single sample, or if all ranks have the same tensor, only that part
         is read.
@@ -379,7 +379,7 @@ class JoinedView:
     def _copied_value(
         self, record: int, slot: int, sample: int | None, part: Part
     ) -> NDArray[Any] | None:
-        """Returns the value of the first rank on which it can be read."""
+        """Return the value of the first rank on which it can be read."""
         damage: DamagedRunError | None = None
         for member in self._members:
             try:
@@ -404,7 +404,7 @@ class JoinedView:
         return facts.assemble(self.slots[slot].shape, pieces, parts)
 
     def preview(self, record: int, slot: int) -> StoredPreview | None:
-        """Returns the preview from the first rank that has one; it shows that rank's samples."""
+        """Return the preview from the first rank that has one; it shows that rank's samples."""
         for member in self._members:
             found = member.preview(record, slot)
             if found is not None:
@@ -412,7 +412,7 @@ class JoinedView:
         return None
 
     def value_slots(self, record: int) -> list[int]:
-        """Returns the slots for which any rank has raw values."""
+        """Return the slots for which any rank has raw values."""
         found: set[int] = set()
         for member in self._members:
             held = member.view.value_slots(int(member.records[record]))

@@ -1,4 +1,4 @@
-"""Names the modules and parameters of a failed program as the run does."""
+"""Name the modules and parameters of a failed program as the run does."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Need:
         operation: the name of its autograd function, such as "AddmmBackward0".
         value: the saved value that was overwritten, such as "mat1".
         leaves: the parameters that the operation uses itself.
-        before: the parameters that the operation's other inputs were computed with, nearest first.
+        before: the parameters from which the operation's other inputs were computed, nearest first.
         traceback: where the program called it; "" unless anomaly detection was enabled.
     """
 
@@ -45,7 +45,7 @@ class Need:
 
 
 def needs(message: str, outputs: Any) -> list[Need]:
-    """Return the operations that need the tensor named in an error of the backward pass.
+    """Return the operations that need the tensor named in an error from the backward pass.
 
     Runs none of the program's code: saved tensors are compared by shape and version without
     unpacking them. Empty for other errors, and for torch versions that do not show saved tensors.

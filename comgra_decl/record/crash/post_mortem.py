@@ -1,8 +1,8 @@
 """The post-mortem of a failed program: everything needed to understand the error, as plain data.
 
-It is made after the fact, from the frames of the traceback and the module objects in them. It
-therefore costs nothing before the error, and also works in steps that are not recorded. No object
-of the program is kept, and the exception propagates unchanged.
+It is created after the fact, from the frames of the traceback and the module objects in them. It
+therefore costs nothing before the error, and also works in steps that are not recorded. None of the
+program's objects are kept, and the exception propagates unchanged.
 """
 
 from __future__ import annotations

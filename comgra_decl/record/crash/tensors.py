@@ -1,4 +1,4 @@
-"""Describes the tensors of a failed program as plain data."""
+"""Describe the tensors of a failed program as plain data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ON_DEVICE = 1 << 16
 
 
 def described(named: Iterable[tuple[str, Tensor]]) -> list[dict[str, Any]]:
-    """Return the facts of several tensors, at most `MOST`, each tensor once."""
+    """Return facts about several tensors, at most `MOST`, each tensor once."""
     found: dict[int, dict[str, Any]] = {}
     for name, tensor in named:
         if id(tensor) not in found:

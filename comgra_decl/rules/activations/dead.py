@@ -45,11 +45,12 @@ class DeadUnits(SlotRule):
         "For `patience` records in a row, more than `share` of a module's bias gradient and more "
         "than `share` of its weight gradient are exactly zero, while other gradients are nonzero. "
         "The corresponding units are inactive for all samples in the batch. The rule also reports "
-        "a rectifier if more than `zeros` of its output is zero although its input is not entirely "
-        "zero. The finding is only a hint if at least {_ALIVE:.0%} of the units in each such layer "
-        "are alive, because these units still learn. For example, many units may be inactive for "
-        "all samples from the start if there are few inputs or all are positive (as in coupling "
-        "layers of flows). The same can happen later in reinforcement learning critics."
+        "a rectifier if more than `zeros` (a share) of its output is zero, even though its input "
+        f"is not all zeros. The finding is only a hint if at least {_ALIVE:.0%} of the units in "
+        "each such layer are alive, because these units still learn. For example, many units may "
+        "be inactive for all samples from the start if there are few inputs or all are positive "
+        "(as in coupling layers of flows). The same can happen later in reinforcement learning "
+        "critics."
     )
     source = (
         "SageMaker Debugger, which reports layers in which more than half of the units are dead; "
@@ -121,7 +122,7 @@ class DeadUnits(SlotRule):
         return [replace(found[0], severity=self.parameters.severity or "hint")]
 
     def ordered(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns rectifiers in the order of execution, then biases, the last layer first."""
+        """Returns rectifiers in execution order, then biases, starting with the last layer."""
         bias = scene.table.parameter_gradients[fired]
         order = scene.table.order[fired] * np.where(bias, -1, 1)
         return fired[np.lexsort((order, bias, self.streak.first[fired]))]

@@ -41,8 +41,7 @@ class HeavyDropout(SlotRule):
         "probability of keeping one."
     )
     advice = (
-        "Reduce the argument of Dropout, the probability of dropping an element. Values from 0.1 "
-        "to 0.5 are common."
+        "Reduce `p`, the probability of dropping an element. Values from 0.1 to 0.5 are common."
     )
     Parameters = DropoutParameters
     statistics = ("zero_fraction",)

@@ -26,7 +26,7 @@ class SaturatedParameters(Patient):
 
 
 class Saturated(SlotRule):
-    """Saturated sigmoid and tanh units, which hardly learn."""
+    """Saturated sigmoid and tanh units, which barely learn."""
 
     name = "saturated"
     certainty = 0.75

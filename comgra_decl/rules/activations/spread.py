@@ -94,7 +94,7 @@ class PoorInitialisation(SlotRule):
         )
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the layers of each step with each other."""
+        """Compares the layers with one another at each step."""
         limit = self.parameters.ratio
         spread = window.read("std", at).astype(np.float64)
         elements = window.elements(at) > 1
@@ -138,14 +138,14 @@ class ActivationDrift(SlotRule):
         "For `patience` records in a row, the standard deviation of a tensor is above `growth` "
         "times its initial value, or below 1 / `fall` times that value. The initial value is the "
         f"median over the first {_FIRST} records. The standard deviation is computed over the "
-        "elements, or across the batch if that is larger. Tensors that start below the median "
-        "over all outputs may grow to `growth` times that median, because some branches start at "
-        f"zero, and tensors that start below {_SMALL:g} to `growth` times {_SMALL:g}, because the "
+        "elements, or across the batch if that is larger. Tensors that start below the median over "
+        "all outputs may grow to `growth` times that median, because some branches start at zero. "
+        f"Tensors that start below {_SMALL:g} may grow to `growth` times {_SMALL:g}, because the "
         "usual scale of activations is 1. Predictions, their logits and losses are ignored. The "
         "finding is only a hint if the loss has fallen by half and is still near its minimum."
     )
     source = (
-        "comgra's README, which plans to report a variance that grows without bound; "
+        "comgra's README, which announces a check for variances that grow without bound; "
         "TheDeepChecker's growth rates."
     )
     advice = (

@@ -1,4 +1,4 @@
-"""Attention without a useful pattern: all on one token, or from every token to itself."""
+"""Attention without a useful pattern: all of it on one token, or from each token to itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FEWEST_TOKENS = 4
 
 
 def could_be_attention(info: SlotInfo) -> bool:
-    """Returns whether a tensor may be attention [..., queries, tokens], by its shape."""
+    """Returns whether a tensor may be attention [..., queries, tokens], judging by its shape."""
     return len(info.shape) >= 3
 
 
@@ -135,7 +135,7 @@ class _Pattern(SampledRule):
         return bool((values >= 0).all() and np.abs(sums - 1).max() < 1e-2)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the share of attention with the pattern in each record."""
+        """Returns the share of attention that follows the pattern in each record."""
         share = np.full((len(window), len(at)), np.nan)
         for row, column, values in self.measured(window, at):
             share[row, column] = self.share_of(values)
@@ -144,7 +144,7 @@ class _Pattern(SampledRule):
     @staticmethod
     @abstractmethod
     def share_of(attention: NDArray[np.float64]) -> float:
-        """Returns the share of the attention [samples, ..., queries, tokens] with the pattern."""
+        """Returns the share of attention [samples, ..., queries, tokens] with the pattern."""
 
 
 class AttentionSink(_Pattern):
@@ -182,7 +182,7 @@ class AttentionSink(_Pattern):
 
 
 class AttentionDiagonal(_Pattern):
-    """Attention of every token to itself."""
+    """Attention from each token to itself."""
 
     name = "attention_diagonal"
     definition = (

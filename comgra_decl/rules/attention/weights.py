@@ -19,8 +19,9 @@ class SoftmaxAxis(Rule):
     definition = (
         "The result of a softmax over one of the last two dimensions, both of the same size, "
         "enters a matrix product (matmul, bmm, `@` or einsum) that sums over the other of the two. "
-        "The weights in each sum then do not add up to 1. The rule does not check weights of other "
-        "shapes, such as assignments of points to clusters, or weights that are normalized again."
+        "The weights in each sum then do not add up to 1. The rule checks neither weights of "
+        "other shapes, such as assignments of points to clusters, nor weights that are normalized "
+        "again."
     )
     source = (
         "Vaswani et al., Attention Is All You Need (2017), equation 1: the softmax returns the "
@@ -115,8 +116,8 @@ class SingleWeight(Rule):
     severity = "hint"
     certainty = 0.6
     definition = (
-        "In the first records, a softmax runs over a dimension of size 1, although another "
-        "dimension besides the first is larger, as for scores [batch, positions, 1]."
+        "In the first records, a softmax runs over a dimension of size 1, although a dimension "
+        "other than the first is larger, as in scores of shape [batch, positions, 1]."
     )
     source = "exp(x) / exp(x) is 1 for every x. Our own definition."
     advice = (

@@ -86,7 +86,7 @@ def _clear(
     flat: n.Floats, goals: n.Floats, sides: list[Side], *, targets: list[Side],
     steps: NDArray[np.int64], skip: n.Bools, origins: list[Origin],
 ) -> list[Candidate]:  # fmt: skip
-    """Returns the statistically significant pairs; centring costs one sample per record."""
+    """Returns the statistically significant pairs; centring uses up one sample per record."""
     width = len(flat) // len(steps)
     effects = (flat.T @ goals).astype(np.float64)
     own, theirs = (flat != 0).sum(axis=0), (goals != 0).sum(axis=0)

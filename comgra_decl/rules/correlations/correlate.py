@@ -153,7 +153,7 @@ def _node(correlation: Correlation) -> str:
 
 
 def _alike(one: Floats, other: Floats) -> bool:
-    """Returns whether two courses are practically identical."""
+    """Returns whether two aligned series are practically identical."""
     if one.shape != other.shape:
         return False
     length = float(np.linalg.norm(one) * np.linalg.norm(other))

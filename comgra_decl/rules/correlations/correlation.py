@@ -174,7 +174,7 @@ class Candidate:
 
     Attributes:
         correlation: the correlation to report.
-        course: the course of its first side, aligned so that candidates are comparable.
+        course: the values of its first side over the run, aligned to make candidates comparable.
         origin: the origin of its first side in a step.
     """
 

@@ -25,7 +25,7 @@ from comgra_decl.rules.api import (
 )
 
 _CATCHES_UP = 0.7  # share of the logarithm of the factor that remains by the next evaluation
-_MOST_WAITING = 64  # number of pending evaluations; a run may only evaluate after its training
+_MOST_WAITING = 64  # number of pending evaluations; a run may evaluate only after training
 
 
 @dataclass(frozen=True)

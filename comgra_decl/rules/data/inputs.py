@@ -138,7 +138,7 @@ class InputScale(SlotRule):
         f"{_MANY} numbers). This must hold in every iteration of the module. The finding is "
         "only a hint if the input is normalized before or in the first layers: all outputs of "
         "modules with parameters that the graph connects directly to it have a mean magnitude "
-        "between {_LOW:g} and {_HIGH:g} in the latest record."
+        f"between {_LOW:g} and {_HIGH:g} in the latest record."
     )
     source = (
         "SageMaker Debugger, which reports |mean| > 0.2 for images. This rule is more tolerant "

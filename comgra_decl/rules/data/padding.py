@@ -52,8 +52,8 @@ class PaddingInLoss(Rule):
     name = "padding_in_loss"
     certainty = 0.7
     definition = (
-        "The targets of a cross-entropy have one token per position. At least half of at least "
-        "`least` recorded sequences end with two or more repetitions of the same token. These "
+        "The targets of a cross-entropy have one token per position. Of the recorded sequences (at "
+        "least `least`), half or more end with two or more repetitions of the same token. These "
         "runs differ in length, and together they make up more than `share` of all targets. The "
         "loss is the mean over all targets, does not ignore this token (`ignore_index`), and has "
         "no weights."

@@ -134,7 +134,7 @@ class MisalignedPairs(Rule):
                         place=goal,
                         first_step=self._first[pair],
                         message=f"{count} of {compared} recorded samples of {source} do not match "
-                        f"their target ({goal}), but {_KINDS[kind]}.",
+                        f"their target ({goal}) but do match {_KINDS[kind]}.",
                         evidence={"misfits": count, "samples": compared},
                     )
                 ]

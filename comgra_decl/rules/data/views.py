@@ -80,8 +80,8 @@ class IdenticalViews(Rule):
                         place=scene.table.place(slot),
                         first_step=first,
                         message=f"{node} is called twice per step and receives exactly the same "
-                        "input both times, so its outputs are the same. Both views of each pair "
-                        "are identical.",
+                        "input both times, so its outputs are the same. The two views of each "
+                        "pair are identical.",
                         evidence={"records": count},
                     )
                 ]

@@ -54,7 +54,7 @@ class ExplodingGradient(SlotRule):
     source = (
         "TheDeepChecker, which requires gradients to double at each of five checks. AutoTrainer, "
         "which requires the norm of the first layer to be 70 times the norm of the last layer. "
-        "The limits here are more tolerant and relative to the run itself, because gradients in "
+        "The limits here are looser and relative to the run itself, because gradients in "
         "healthy runs can start small. For example, they are small in layers that precede layers "
         "initialized to zero."
     )

@@ -64,7 +64,7 @@ class VanishingGradient(SlotRule):
         "every iteration of the module. Alternatively, the ratio of the norm to this quartile "
         f"falls below `fall` times its initial value (the median over the first {_FIRST} "
         "records). The rule checks the gradients of module outputs, or of weights if output "
-        "gradients are not recorded, and requires at least {_FEWEST} of them. It ignores side "
+        f"gradients are not recorded, and requires at least {_FEWEST} of them. It ignores side "
         "branches, that is, tensors computed from a tensor whose gradient has not vanished "
         "(attention keys, residual branches that start at zero). Competing models: a step has "
         "several losses, the outputs of one model are passed to another model, and gradients flow "
@@ -117,7 +117,7 @@ class VanishingGradient(SlotRule):
             self._curves.setdefault(numbers.name, Curve()).add(numbers.steps, numbers.values)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about vanishing layers, or about a competing model that has lost."""
+        """Returns a finding about vanishing gradients, or about a competing model that has lost."""
         return super().findings(scene) or self._overpowered(scene)
 
     def _overpowered(self, scene: Scene) -> list[Finding]:
@@ -147,8 +147,8 @@ class VanishingGradient(SlotRule):
                 f"{scene.table.infos[slot].key.node} and the layers after it has fallen to "
                 f"{share[model]:.1%} of its initial value, so these layers no longer learn.",
                 advice="Weaken the winning model: use a lower learning rate, fewer steps, noise "
-                "on its inputs, a gradient penalty or spectral normalization. Or use a loss that "
-                "does not saturate (-log D(G(z)), hinge, Wasserstein).",
+                "on its inputs, a gradient penalty or spectral normalization. Alternatively, use "
+                "a loss that does not saturate (-log D(G(z)), hinge, Wasserstein).",
                 evidence={"loss": falls[won], "gradient": share[model]},
             )
         ]

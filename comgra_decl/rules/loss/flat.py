@@ -64,7 +64,7 @@ class LossNotFalling(CurveRule):
     )
     advice = (
         "Train on a single batch (`comgra-decl overfit-one-batch`), and check that samples do not "
-        "influence each other (`comgra-decl batch-mixing`). If the model cannot fit the batch, "
+        "affect each other (`comgra-decl batch-mixing`). If the model cannot fit the batch, "
         "check for cut gradients, wrong labels, a wrong sign, frozen parameters, and a learning "
         "rate that is much too low or too high."
     )

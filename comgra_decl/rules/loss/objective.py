@@ -96,7 +96,7 @@ class NoStopGradient(Rule):
             self.finding(
                 scene,
                 first_step=0,
-                message=f"The loss only compares {pairs} pairs of outputs with each other, and "
+                message=f"The loss compares only {pairs} pairs of outputs with each other, and "
                 "both sides carry gradients: a constant output is a perfect solution, and nothing "
                 "prevents the outputs from collapsing to it. The target side is probably meant to "
                 "be detached.",

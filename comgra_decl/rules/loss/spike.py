@@ -23,9 +23,9 @@ from comgra_decl.rules.api import (
 
 _PART = 0.25  # share of the first losses by which a spike must exceed the mean
 _RECOVERED = 1.5  # a loss below this multiple of the level before the spike has recovered
-_LEFT = 0.25  # the same, as a share of the rise
+_LEFT = 0.25  # the same limit, as a share of the rise
 _MOST = 63  # maximum number of spikes to remember, not counting the latest
-_AFTER = 32  # steps after a rise in the learning rate in which the rise may cause a spike
+_AFTER = 32  # number of steps for which a rise in the learning rate may cause a spike
 
 
 class SpikeParameters(RuleParameters):
@@ -87,29 +87,29 @@ class LossSpike(LossRule):
     name = "loss_spike"
     certainty = 0.5
     definition = (
-        "A loss exceeds the mean of the previous `window` losses by `sigmas` standard "
-        "deviations, and is more than `times` that mean. It must also exceed the mean by a "
-        "quarter of the median of the first ten losses. If the next loss is less than half as "
-        "many standard deviations above the mean, it must also exceed the mean by a quarter of "
-        "the first loss. These conditions exclude single unusual batches late in training, when "
-        "losses are very small. The finding is a warning if a spike impairs training, and "
-        "otherwise a hint. A spike does not impair training if the next loss is less than half as "
-        "many standard deviations above the mean (it is caused by a batch, for example a small "
-        "last batch), if training has recovered (the mean of a quarter of `window` losses has "
-        f"since fallen to {_RECOVERED} times the mean before the spike, or by {1 - _LEFT:.0%} of "
-        "the rise), if the magnitude or shape of inputs or targets changes at the spike (as in a "
-        f"curriculum), or if the learning rate has risen in the {_AFTER} steps before it (as in "
-        "warm restarts). Steps with several losses (as in adversarial training) and losses that "
-        "depend on actions or on outputs of models without gradients (as in reinforcement "
-        "learning) are never more than a hint."
+        "A loss exceeds the mean of the previous `window` losses by `sigmas` standard deviations, "
+        "and is more than `times` that mean. It must also exceed the mean by a quarter of the "
+        "median of the first ten losses. If the next loss is less than half as many standard "
+        "deviations above the mean, it must also exceed the mean by a quarter of the first loss. "
+        "These conditions exclude single unusual batches late in training, when losses are very "
+        "small. The finding is a warning if a spike impairs training, and otherwise a hint. A "
+        "spike does not impair training in four cases. (1) The next loss is less than half as many "
+        "standard deviations above the mean, so the spike was caused by a single batch, for "
+        "example a small last batch. (2) Training has recovered: the mean of a quarter of `window` "
+        f"losses has since fallen to {_RECOVERED} times the mean before the spike, or by "
+        f"{1 - _LEFT:.0%} of the rise. (3) The magnitude or shape of inputs or targets changes at "
+        f"the spike, as in a curriculum. (4) The learning rate has risen in the {_AFTER} steps "
+        "before it, as in warm restarts. Spikes in steps with several losses (as in adversarial "
+        "training) and in losses that depend on actions or on outputs of models without gradients "
+        "(as in reinforcement learning) are never more than a hint."
     )
     source = (
         "OLMo-core's SkipStepOptimizer (6 standard deviations over 128 steps) and Lightning's "
-        "SpikeDetection (twice the running mean). The limits here are stricter, so that findings "
-        "are relevant."
+        "SpikeDetection (twice the running mean). The limits here are stricter, so that only "
+        "relevant jumps are reported."
     )
     advice = (
-        "Inspect the batch of that step, clip gradients, or lower the learning rate or Adam's "
+        "Inspect the batch used in that step, clip gradients, or lower the learning rate or Adam's "
         "beta2. With `keep: {when: [loss_spike]}`, the steps before the next spike are recorded in "
         "full."
     )

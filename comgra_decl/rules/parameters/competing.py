@@ -13,9 +13,9 @@ class CompetingOptimizers(Rule):
     certainty = 0.8
     definition = (
         "Several optimizers contain all trainable parameters of a model, and one of them also "
-        "contains parameters that another one lacks. An optimizer and its wrapper do not count, "
-        "because they contain the same parameters. This is only a hint, because the losses need "
-        "not oppose each other: an adversarial autoencoder trains its encoder for two losses."
+        "contains parameters that another one lacks. An optimizer and its wrapper are not counted "
+        "as two, because they contain the same parameters. This is only a hint, because the losses "
+        "need not oppose each other: an adversarial autoencoder trains its encoder for two losses."
     )
     source = (
         "Our own definition. An example is a GAN whose discriminator optimizer also contains the "
@@ -47,7 +47,7 @@ class CompetingOptimizers(Rule):
                     first_step=0,
                     message=f"{len(common)} optimizers contain the parameters of {name}, and one "
                     "of them also trains another model. Each step of that optimizer also updates "
-                    f"{name}, for a loss that may oppose its own.",
+                    f"{name}, to reduce a loss that may oppose its own.",
                     evidence={"optimizers": len(common), "parameters": len(sets)},
                 )
             ]

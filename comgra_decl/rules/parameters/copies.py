@@ -1,4 +1,4 @@
-"""Target networks that lag far behind the model that they copy."""
+"""Target networks that lag far behind the model they copy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Model:
 
 
 class LaggingCopy(Rule):
-    """Target networks that hardly follow the trained model."""
+    """Target networks that barely follow the trained model."""
 
     name = "lagging_copy"
     certainty = 0.7
@@ -64,7 +64,7 @@ class LaggingCopy(Rule):
         "usual for a target network."
     )
     source = (
-        "Mnih et al., Human-level control (2015): in millions of steps, the trained network is "
+        "Mnih et al., Human-level control (2015): over millions of steps, the trained network is "
         "copied to the target network every few thousand steps. Our own definition."
     )
     advice = (

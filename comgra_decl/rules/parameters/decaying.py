@@ -62,7 +62,7 @@ class StrongDecay(Rule):
     _worst = (0.0, 0.0, 0.0)
 
     def look(self, window: Window) -> None:
-        """Counts the records whose decay is strong."""
+        """Counts the records with strong decay."""
         for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
             shares = [*_decays(facts)]
             if not shares:

@@ -46,8 +46,8 @@ class FrozenMoves(SlotRule):
     )
     advice = (
         "Pass only parameters with requires_grad=True to the optimizer, because weight decay and "
-        "momentum change all others as well. Also look for code that writes to `.data` or copies "
-        "weights into the model."
+        "momentum also change all other parameters. Also look for code that writes to `.data` or "
+        "copies weights into the model."
     )
     Parameters = FrozenParameters
     statistics = ("l2",)

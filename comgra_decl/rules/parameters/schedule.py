@@ -47,7 +47,7 @@ class LearningRateSchedule(Rule):
         "longer than it was above. (2) The run has ended after at least `least` steps, and the "
         "rate has only risen without ever reaching `warm` times the rate that the optimizer was "
         "created with (`initial_lr`, which schedulers store): the warm-up "
-        "never ends. For a rate that never changes, a quarter of this limit applies. (3) After "
+        "never ends. If the rate never changes, a quarter of this limit applies. (3) After "
         "at least `least` steps without a rise, it rises between two records to more than `jump` "
         "times its largest value so far."
     )
@@ -68,7 +68,7 @@ class LearningRateSchedule(Rule):
     _intended: float | None = None
     _grew = -1  # the last record in which it rose
     _falls = False
-    _low: tuple[int, int, float] | None = None  # since which step, after which, the rate before
+    _low: tuple[int, int, float] | None = None  # since, after, rate before
     _jump: tuple[int, int, float, float] | None = None
 
     def look(self, window: Window) -> None:
@@ -106,7 +106,7 @@ class LearningRateSchedule(Rule):
         self._before = step, rate
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first of these courses that applies."""
+        """Returns a finding about the first of these cases that applies."""
         if self._first is None or self._before is None:
             return []
         found = self._jumps(scene) or self._vanishes(scene) or self._warms(scene)

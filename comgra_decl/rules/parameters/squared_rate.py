@@ -16,7 +16,7 @@ from comgra_decl.rules.api import (
     Window,
 )
 
-_LARGEST = 0.1  # initial rates whose square is not a usual rate
+_LARGEST = 0.1  # largest initial rate whose square is not a usual rate
 
 
 class SquaredParameters(RuleParameters):
@@ -38,7 +38,7 @@ class SquaredRate(Rule):
     definition = (
         "For `least` steps, the learning rate never exceeds the square of the rate with which the "
         "optimizer was created (`initial_lr`, below 0.1). Its maximum differs from this square by "
-        "at most a fraction `near`, and was reached in the first half of the run. The factor of "
+        "at most a fraction `near` and was reached in the first half of the run. The factor of "
         "the schedule is then itself a learning rate."
     )
     source = (

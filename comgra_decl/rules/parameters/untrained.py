@@ -253,7 +253,7 @@ class Untrained(SlotRule):
         return super().follows(finding, other)
 
     def _ran(self, scene: Scene, place: Place) -> int:
-        """Returns the position of a parameter's node in the order of execution; -1 if unknown."""
+        """Returns the position of a parameter's node in execution order; -1 if unknown."""
         keys = (SlotKey(place.node, place.role, 0, pass_) for pass_ in ("forward", "grad"))
         slots = [scene.table.by_key[key] for key in keys if key in scene.table.by_key]
         return max((int(scene.table.order[slot]) for slot in slots), default=-1)

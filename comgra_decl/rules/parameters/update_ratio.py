@@ -187,7 +187,7 @@ class SmallUpdate(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
         return (
-            f"Weights hardly change: {scene.table.place(slot)} changes by "
+            f"Weights barely change: {scene.table.place(slot)} changes by "
             f"{self.streak.worst[slot]:.1e} of its norm per step."
         )
 

@@ -54,7 +54,7 @@ class ZeroLearningRate(Rule):
     certainty = 0.9
     definition = (
         "The learning rate of every parameter group in every optimizer is 0 and has been 0 for at "
-        "least `least` steps, which make up a fraction of at least `share` of all steps so far. "
+        "least `least` steps, which make up at least the fraction `share` of all steps so far. "
         "During these steps, the norms of all parameters with at least two dimensions have stayed "
         "the same. The last step of a schedule is not reported. The finding is only a hint if this "
         "applies to some parameter groups, whose learning rate has always been 0 although no "

@@ -100,7 +100,7 @@ class HalfUnderflow(SlotRule):
         "gradient are exactly zero, but the corresponding values in the forward pass are not. "
         "These are the values of the tensor itself and of all tensors of the same shape that "
         "modules without weights compute from it, because a ReLU produces as many zero gradients "
-        "as zero values. Alternatively, the largest magnitude in "
+        "as it does zero values. Alternatively, the largest magnitude in "
         "the gradient is below 2^-14, where float16 starts to lose precision."
     )
     source = "IEEE 754; Micikevicius et al., Mixed Precision Training (2018), on loss scaling."

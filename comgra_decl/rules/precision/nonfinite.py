@@ -233,7 +233,7 @@ class Stretches:
         self._finite = int(good[-1]) if len(good) else self._finite
 
     def until(self, step: int) -> list[tuple[int | None, int]]:
-        """Returns (last finite step before, first step) of the stretches that last until `step`."""
+        """Returns (last finite step before, first step) for stretches that last until `step`."""
         return [
             (before, first)
             for before, first, end in self._all

@@ -31,7 +31,7 @@ class ScaleParameters(RuleParameters):
     """Smallest allowed scale; below 1, the loss is scaled down instead of up."""
 
     calibration: Annotated[Int, Field(ge=0)] = 50
-    """Number of initial steps in which the scale may still adapt."""
+    """Number of initial steps during which the scale may still adapt."""
 
     share: Fraction = 0.05
     """Largest allowed share of skipped steps in a window after the calibration."""

@@ -58,7 +58,8 @@ class GrowingMemory(Rule):
     )
     source = (
         "PyTorch's FAQ on memory names losses that are accumulated with their graphs as the usual "
-        "cause. The thresholds were chosen with programs that leak memory and programs that do not."
+        "cause. The thresholds were chosen using programs that leak memory and programs that do "
+        "not."
     )
     advice = (
         "Data from each step is kept. Store numbers instead of tensors: `loss.item()` or "
@@ -71,7 +72,7 @@ class GrowingMemory(Rule):
     _holders: dict[str, tuple[int, float]] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Adds memory readings, and what was found to grow."""
+        """Adds memory readings, and the containers that were found to grow."""
         if numbers.name.startswith(_MEMORY):
             curve = self._curves.setdefault(numbers.name.removeprefix(_MEMORY), Curve())
             curve.add(numbers.steps, numbers.values)

@@ -27,10 +27,10 @@ class InputBoundParameters(RuleParameters):
     """Options of `input_bound`."""
 
     share: Share = 0.4
-    """Largest allowed share of a step's time before the model is called."""
+    """Largest allowed share of a step's time that passes before the model is called."""
 
     least_ms: Positive = 2.0
-    """Largest allowed time before the model is called, in milliseconds."""
+    """Largest allowed time that passes before the model is called, in milliseconds."""
 
     least: Annotated[Int, Field(ge=3)] = 5
     """Number of timed steps required."""
@@ -104,7 +104,7 @@ class StalledStep(Rule):
         "least five seconds. A note in the run then contains the stacks of all threads. Only the "
         "first such step is reported."
     )
-    source = "The watchdogs of distributed training libraries report hanging steps in the same way."
+    source = "The watchdogs in distributed training libraries report hanging steps in the same way."
     advice = (
         "The note at this step shows where each thread was. Usual causes are a DataLoader worker "
         "that hangs or is starved, a slow file system, a checkpoint being written, and a rank that "

@@ -19,13 +19,13 @@ class BatchAsTime(Rule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "A recurrent or attention module without `batch_first=True` returns a tensor of shape [a, "
-        "b, features], where b is neither a nor 1, and the loss compares predictions with one "
-        "target for each of a samples. The module therefore treats the batch as time. The rule "
+        "A recurrent or attention module without `batch_first=True` returns a tensor of shape [m, "
+        "n, features], where n is neither m nor 1, and the loss compares predictions with one "
+        "target for each of m samples. The module therefore treats the batch as time. The rule "
         "also issues a warning if a module that returns such a tensor has a buffer or parameter of "
         "shape [length, 1, features], such as a table of positions, and no tensor of the model has "
-        "the shape [b, a, features]. Such a module adds the sample's index in "
-        "the batch instead of the position."
+        "the shape [n, m, features]. Such a module adds the sample's index in the batch instead of "
+        "the position."
     )
     source = (
         "PyTorch's documentation of nn.LSTM and nn.MultiheadAttention: `batch_first` is False by "

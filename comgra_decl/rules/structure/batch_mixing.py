@@ -1,4 +1,4 @@
-"""Samples in a batch that influence each other because of a softmax over the wrong dimension."""
+"""Samples in a batch that affect each other because of a softmax over the wrong dimension."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class BatchMixing(Rule):
                         scene,
                         first_step=0,
                         message=f"A softmax of shape {list(shape)} is computed over dimension 0, "
-                        "the batch, so samples influence each other.",
+                        "the batch, so samples affect each other.",
                         severity="warning",
                         certainty=0.75,
                         evidence={"shape": str(list(shape))},

@@ -111,7 +111,7 @@ class BranchIgnored(_Branches):
         "all of the last `patience` records, its root mean square is more than `drowned` times "
         "that of the tensor."
     )
-    source = "comgra's README, which plans to report residual connections that are ignored."
+    source = "comgra's README, which announces a check for residual connections that are ignored."
     advice = (
         "If the branch starts at zero on purpose, its learning rate may be too low. Otherwise "
         "normalize both branches or rescale this one. If this is the skip connection, check what "

@@ -18,7 +18,7 @@ from comgra_decl.rules.api import (
 )
 
 _CLASSES = ("Dropout", "BatchNorm", "InstanceNorm", "StochasticDepth", "DropPath")
-"""Substrings of the names of classes that behave differently in evaluation mode."""
+"""Substrings in the names of classes that behave differently in evaluation mode."""
 
 _FROM_START = (
     "Call model.train() before training, because a model may be in evaluation mode when it is "

@@ -37,7 +37,7 @@ class ProbabilitiesAsLogits(SlotRule):
         "/ C over the C classes in every sample."
     )
     source = (
-        "A common mistake: applying the softmax twice. The limit below which the loss cannot "
+        "Applying the softmax twice is a common mistake. The limit below which the loss cannot "
         "fall follows from logits in [0, 1]."
     )
     advice = "Pass the input of the softmax to the loss, or use NLLLoss with log-probabilities."
@@ -120,7 +120,7 @@ class LogitsAsLogProbabilities(SlotRule):
         "row. Alternatively, the prediction passed to `nll_loss` or `kl_div` was computed by a "
         "softmax. Logarithms of probabilities are never positive."
     )
-    source = "A common mistake: passing logits or probabilities to NLLLoss; our own definition."
+    source = "Passing logits or probabilities to NLLLoss is a common mistake. Our own definition."
     advice = "Use cross_entropy, which expects logits, or apply log_softmax first."
     statistics = ("max",)
     evidence, of_graph, of_calls = "largest element", True, True
@@ -189,7 +189,7 @@ class SigmoidTwice(SlotRule):
         "if there are at least `patience` records and the targets vary. All elements must then be "
         "in [0, 1] in every record, with the smallest below 0.05 and the largest above 0.95."
     )
-    source = "A common mistake: applying a sigmoid before BCEWithLogitsLoss; our own definition."
+    source = "Applying a sigmoid before BCEWithLogitsLoss is a common mistake. Our own definition."
     advice = (
         "Remove the sigmoid, or use BCELoss. Apply the sigmoid only where probabilities are needed."
     )

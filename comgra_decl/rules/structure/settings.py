@@ -25,7 +25,7 @@ class BatchNormMomentum(Rule):
         "evaluation uses only the statistics of the last few batches. In TensorFlow, it is the "
         "weight of the past, usually 0.99."
     )
-    source = "The BatchNorm documentation for PyTorch (default 0.1) and Keras (default 0.99)."
+    source = "The BatchNorm documentation of PyTorch (default 0.1) and of Keras (default 0.99)."
     advice = "Use the default of 0.1. A TensorFlow momentum of m corresponds to 1 - m in PyTorch."
     Parameters = MomentumParameters
 

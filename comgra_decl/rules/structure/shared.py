@@ -21,9 +21,10 @@ class SharedModule(Rule):
         "contains the same object more than once, as `[layer] * 4` does. Layers that are shared on "
         "purpose receive different inputs."
     )
-    source = "The list `[x] * n` contains the same object n times. Our own definition."
+    source = "In Python, the list `[x] * n` contains the same object n times. Our own definition."
     advice = (
-        "Create each entry: `nn.ModuleList(nn.Linear(h, 1) for _ in range(4))`, or copy.deepcopy."
+        "Create each entry separately: `nn.ModuleList(nn.Linear(h, 1) for _ in range(4))`, or use "
+        "copy.deepcopy."
     )
     Parameters = Patient
 

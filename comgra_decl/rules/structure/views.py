@@ -23,9 +23,9 @@ class ViewForPermute(Rule):
         "elements, so the values of different positions are mixed. Dimensions of size 1 are "
         "ignored, and shapes are compared between common boundaries. If one of two swapped "
         "dimensions is a multiple of the other, the view may also merge neighbouring dimensions. "
-        "This is only a hint, and is not reported if one of the two is the batch or twice as large "
-        "as the other. Results of `cat` and `pad` are ignored, because a view of a padded tensor "
-        "shifts its rows (relative positions)."
+        "Such a case is only a hint, and it is not reported if one of the two is the batch or "
+        "twice as large as the other. Results of `cat` and `pad` are ignored, because a view of a "
+        "padded tensor shifts its rows (relative positions)."
     )
     source = (
         "PyTorch's documentation of `Tensor.view`: the new shape must keep the order of elements. "
@@ -37,7 +37,7 @@ class ViewForPermute(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such view, preferring a certain one."""
+        """Returns a finding about the first such view, preferring one that is certain."""
         found: list[tuple[bool, int, bool, dict[str, Any]]] = []
         batches = {i.shape[i.batch_dim] for i in scene.table.infos if i.batch_dim is not None}
         for fact in scene.telling:
@@ -88,7 +88,7 @@ Group = tuple[list[int], list[int]]
 
 
 def _groups(source: Sequence[int], target: Sequence[int]) -> Iterator[Group]:
-    """Yields the dimensions between common boundaries, where a view splits and merges at once."""
+    """Yields the dimensions between common boundaries, within which a view splits and merges."""
     one, two = [n for n in source if n > 1], [n for n in target if n > 1]
     ends, others = [*accumulate(one, mul)], [*accumulate(two, mul)]
     at = other = 0

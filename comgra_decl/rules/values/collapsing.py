@@ -58,14 +58,15 @@ class CollapsingOutput(SlotRule):
         "less than `fall` times its initial l2 norm. Such an output no longer distinguishes the "
         "samples. For example, the posterior of an autoencoder may collapse to its prior. The "
         "finding is only a hint if these tensors include neither a prediction nor an output of "
-        "the model, or only outputs of a model that judges another one (a step has several "
-        "losses, and gradients flow from this model to the other one): they become similar if the "
-        "other model, such as a generator, does well."
+        "the model. It is also only a hint if they include only outputs of a model that judges "
+        "another one (a step has several losses, and gradients flow from this model to the other "
+        "one), because such outputs become similar if the other model, such as a generator, does "
+        "well."
     )
     source = (
-        "comgra's README, which plans to report a falling variance across the batch; the generator "
-        "that repeats itself in the book chapter 'Debugging: Visualizing Activation Maps & "
-        "Gradients'."
+        "comgra's README, which announces a check for a falling variance across the batch; the "
+        "generator that repeats itself in the book chapter 'Debugging: Visualizing Activation Maps "
+        "& Gradients'."
     )
     advice = (
         "For a generator, balance the two learning rates, or add noise, a gradient penalty or "

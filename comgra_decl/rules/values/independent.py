@@ -48,7 +48,7 @@ class InputIndependence(SlotRule):
         "parameters, as long as others depend on the input (log-determinants of scalings in flows)."
     )
     source = (
-        "comgra's README, which plans to report a falling variance across the batch; "
+        "comgra's README, which announces a check for a falling variance across the batch; "
         "TheDeepChecker's test of whether outputs depend on the input."
     )
     advice = (

@@ -61,7 +61,7 @@ def test_findings_are_counted_worst_first_and_the_first_is_named() -> None:
     found_ = [finding(), finding("warning", rule="a"), finding("warning", rule="b")]
     line = said(Diagnosis(found_, [], [], 9, readings={"falling": Reading("loss 2 \u2192 1")}))
     assert (line.tone, line.lead) == ("error", "1 error, 2 warnings")
-    assert line.text == "dead units at embed since step 3"
+    assert line.text == "dead units in embed since step 3"
     assert line.numbers == "loss 2 \u2192 1"
     assert counted([finding("hint"), finding()]) == "1 error, 1 hint"
 
@@ -74,11 +74,11 @@ def test_the_tone_is_that_of_the_worst_finding_even_if_another_explains_it() -> 
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({}, "dead units at embed since step 3"),
-        ({"last_step": 40}, "dead units at embed steps 3 to 40"),
-        ({"last_step": 3}, "dead units at embed at step 3"),
+        ({}, "dead units in embed since step 3"),
+        ({"last_step": 40}, "dead units in embed at steps 3 to 40"),
+        ({"last_step": 3}, "dead units in embed at step 3"),
         ({"place": None}, "dead units since step 3"),
-        ({"after_step": 0}, "dead units at embed between steps 1 and 3, until step 90"),
+        ({"after_step": 0}, "dead units in embed between steps 1 and 3, until step 90"),
     ],
 )
 def test_a_finding_is_said_in_one_line(fields: dict[str, Any], text: str) -> None:
