@@ -88,7 +88,7 @@ def export_run(
 
 
 def _writer(format_: str) -> Callable[[Content, Path], None]:
-    """Imports and returns the function that writes a format."""
+    """Import and return the function that writes a format."""
     from .graph_files import WRITERS
 
     if format_ in WRITERS:

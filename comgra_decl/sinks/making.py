@@ -1,4 +1,4 @@
-"""Creates the sinks that a spec declares."""
+"""Create the sinks that a spec declares."""
 
 from __future__ import annotations
 

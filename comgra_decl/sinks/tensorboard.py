@@ -134,7 +134,7 @@ class TensorBoardSink:
 
 
 def _set(field: Any, value: Any) -> None:
-    """Sets a `google.protobuf.Value` to a setting."""
+    """Set a `google.protobuf.Value` to a setting."""
     if isinstance(value, bool):
         field.bool_value = value
     elif isinstance(value, int | float):

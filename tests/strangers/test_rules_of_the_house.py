@@ -83,6 +83,7 @@ MAY_OPEN = {
     "store/locking.py": "a folder, to lock it",
     "store/compaction.py": "a folder, to sync it; and counts bytes of a database without reading",
     "store/remote.py": "objects in a bucket",
+    "rules/contract.py": "the contract that the user names, as text",
     "export/zarr.py": "what it has written itself",
     "viewer/custom.py": "the file of views that the user names",
     "viewer/login.py": "the file of passwords that the user names",
