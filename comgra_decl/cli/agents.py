@@ -222,9 +222,10 @@ def server(root: Path) -> Any:
     Raises:
         MissingPackageError: the MCP SDK is not installed.
     """
-    from comgra_decl.query import location
+    from comgra_decl.query import location, require_folder
     from comgra_decl.sinks import needed
 
+    require_folder(location(root))
     module = needed("mcp.server.mcpserver", "mcp")
     agent = Agent(location(root))
     built = module.MCPServer(

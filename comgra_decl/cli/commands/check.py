@@ -26,11 +26,12 @@ def command(
     from comgra_decl.query import open_run
     from comgra_decl.rules.contract import breaches, from_yaml
 
+    opened = open_run(run)
     try:
         text = contract.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ContractError(f"{contract}: cannot be read: {error}") from None
-    found = breaches(open_run(run), from_yaml(text, where=str(contract)))
+    found = breaches(opened, from_yaml(text, where=str(contract)))
     if as_json:
         shown = [each._asdict() for each in found[: 10 * _SHOWN]]
         print_json({"kept": not found, "breaches": len(found), "first": shown})
