@@ -40,8 +40,9 @@ check: $(VENV)/.test browser
 	@CHROMIUM="$$(.ci/chromium)" $(BIN)/python -m pytest \
 		-n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
-test-long: $(VENV)/.test browser  ## run the long suites: kills, damage, untrusted run folders, sessions
+test-long: $(VENV)/.test browser  ## run the long suite: further cases, many kills, damages, sessions and examples
 	@CHROMIUM="$$(.ci/chromium)" $(BIN)/python -m pytest -m slow --durations=0 $(ARGS)
+	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=long
 	@$(BIN)/python -m pytest -p tests.support.on_gpu tests/hooks tests/awkward
 
 test-peers: $(VENV)/.test  ## check what the benchmarks report about other tools against those tools' files

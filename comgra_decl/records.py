@@ -279,6 +279,18 @@ step."""
 STALLED = "stalled"
 """Automatic metric: how many seconds a stalled step had taken when it was reported."""
 
+PROFILE = "profile"
+"""Name of the document that contains what each node used in the profiled steps."""
+
+MEMORY = "memory"
+"""Name of the document that contains what each node held in the measured steps."""
+
+TIMELINE = "timeline"
+"""Name of the document that contains the events of the profiled steps."""
+
+PROGRAM = "(program)"
+"""Node, in measurements, of everything outside of modules."""
+
 GRAD_SCALE = "grad_scale"
 """Name of the metric for the mixed-precision loss scale of recorded and skipped steps."""
 
@@ -335,9 +347,15 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
   the previous optimizer step. Without "where".
 - "detached prediction": the "function" of a loss whose prediction of "shape" is a detached output,
   while its target, data plus a multiple of an output, carries a gradient. Without "where".
+- "waits": "function" is called "count" times on a tensor on a "device", which makes the host wait.
 - "last step", "final state": the last position of a sequence, or the final state of a recurrent
   module, is read. "padded" is the share of samples that end with padding.
 """
+
+PERTURBATIONS = "perturbations"
+"""Document stored after the last record: for each small trained model, what experiments with a copy
+of it showed. Each is a dict with "model", "step" (of the copy) and "batch" (the number of samples
+in the program's batch), and what `hooks.probing.perturbations` describes."""
 
 OBJECTIVES = "objectives"
 """Fact stored in the first records: the structure of each loss on which `backward` was called, a

@@ -84,6 +84,12 @@ SEEN = {
     "torch_pytree": ("torch.utils._pytree", SINCE_2_6),
     # module calls
     "module_call": ("torch.nn.Module._call_impl", SINCE_2_6),
+    # the profiler
+    "Range": ("torch._C._profiler._RecordFunctionFast", SINCE_2_6),
+    "profiler_enabled": ("torch.autograd._profiler_enabled", SINCE_2_6),
+    "of_profiler": ("torch.autograd.profiler", SINCE_2_6),
+    # saved tensors
+    "top_saved_hooks": ("torch._C._autograd._top_saved_tensors_default_hooks", SINCE_2_13),
     # the compiler
     "of_evaluation": ("torch._C._dynamo.eval_frame", SINCE_2_6),
     "fx_tracing": ("torch.fx._symbolic_trace", SINCE_2_6),
@@ -142,6 +148,8 @@ ATTRIBUTES = {
     "_torchdynamo_orig_backend": "the same, 2.13",
     "_FrameAction": "torch._C._dynamo.eval_frame",
     "_FrameExecStrategy": "torch._C._dynamo.eval_frame",
+    "_prepare_profiler": "torch.autograd.profiler",
+    "_enable_profiler": "torch.autograd.profiler",
     "_orig_mod": "modules compiled with torch.compile",
     "_fsdp_wrapped_module": "torch.distributed.fsdp.FullyShardedDataParallel",
     "_checkpoint_wrapped_module": "the wrapper that torch's checkpoint_wrapper creates",

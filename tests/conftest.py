@@ -26,9 +26,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Before Triton is imported: without a GPU, its interpreter runs the kernels.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Tests must not fail because the machine is busy with something else.
-hypothesis.settings.register_profile("comgra", deadline=None)
-hypothesis.settings.load_profile("comgra")
+# Tests must not fail because the machine is busy with something else. The long suite tries more
+# examples: `--hypothesis-profile=long`.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=200)
+hypothesis.settings.load_profile("quick")
 
 
 def pytest_configure() -> None:

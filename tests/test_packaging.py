@@ -127,6 +127,7 @@ def test_the_wheel_contains_the_whole_package(wheel: Path) -> None:
     assert not any("__pycache__" in name or name.startswith("tests") for name in names)
 
 
+@pytest.mark.slow
 def test_the_repository_gives_the_same_wheel_as_the_source_distribution(
     wheel: Path, tmp_path: Path
 ) -> None:
@@ -155,30 +156,41 @@ def test_the_environment_does_not_see_the_repository(environment: Environment) -
 
 @pytest.fixture(scope="module")
 def trained(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a training run was recorded in each of the three ways."""
+    """A folder with a training run that was recorded because a variable says so."""
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "app.py").write_text(HYDRA_DATACLASS)
-    (folder / "script.py").write_text(f"{TRAINING}\ntrain()\n")
-    (folder / "block.py").write_text(
+    (folder / "quiet.py").write_text(f"{TRAINING}\ntrain()\n")
+    door = f"COMGRA=debug exec {environment.python} quiet.py"
+    assert loss_of(run("sh", "-c", door, cwd=folder)) == plain_loss()
+    return folder
+
+
+def recorded(environment: Environment, folder: Path) -> set[tuple[str, str, int]]:
+    """Return the group, state and last step of each run in a folder, as the command lists them."""
+    runs = json.loads(run(environment.bin / "comgra-decl", "ls", "runs", "--json", cwd=folder))
+    return {(run["group"], run["state"], run["last_step"]) for run in runs}
+
+
+def test_torch_finds_the_door_in_the_environment(environment: Environment, trained: Path) -> None:
+    assert recorded(environment, trained) == {("quiet", "finished", 11)}
+
+
+def test_hydra_finds_the_door_of_one_word(environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(HYDRA_DATACLASS)
+    listed = run(environment.python, "app.py", "+comgra=light", "--cfg", "hydra", cwd=tmp_path)
+    assert "comgra_decl.doors.hydra.TraceCallback" in listed
+
+
+@pytest.mark.slow
+def test_all_three_doors_record(environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(HYDRA_DATACLASS)
+    (tmp_path / "script.py").write_text(f"{TRAINING}\ntrain()\n")
+    (tmp_path / "block.py").write_text(
         f"import comgra_decl as comgra\n{TRAINING}\nwith comgra.trace('debug'):\n    train()\n"
     )
     doors = (["app.py", "+comgra=debug"], ["-m", "comgra_decl", "script.py"], ["block.py"])
     for door in doors:
-        assert loss_of(run(environment.python, *door, cwd=folder)) == plain_loss()
-    return folder
-
-
-def test_torch_finds_the_door_in_the_environment(environment: Environment, tmp_path: Path) -> None:
-    (tmp_path / "quiet.py").write_text(f"{TRAINING}\ntrain()\n")
-    door = f"COMGRA=debug exec {environment.python} quiet.py"
-    assert loss_of(run("sh", "-c", door, cwd=tmp_path)) == plain_loss()
-    runs = json.loads(run(environment.bin / "comgra-decl", "ls", "runs", "--json", cwd=tmp_path))
-    assert [(run["group"], run["last_step"]) for run in runs] == [("quiet", 11)]
-
-
-def test_all_three_doors_record(environment: Environment, trained: Path) -> None:
-    runs = json.loads(run(environment.bin / "comgra-decl", "ls", "runs", "--json", cwd=trained))
-    found = {(run["group"], run["state"], run["last_step"]) for run in runs}
+        assert loss_of(run(environment.python, *door, cwd=tmp_path)) == plain_loss()
+    found = recorded(environment, tmp_path)
     assert found == {(name, "finished", 11) for name in ("app", "script", "block")}
 
 
@@ -206,6 +218,7 @@ def test_the_viewer_shows_them(address: str) -> None:
         assert "comgra" in response.read().decode()
 
 
+@pytest.mark.slow
 def test_an_editable_install_is_the_repository_and_the_plugin(tmp_path: Path) -> None:
     code = f"import hatchling.build as build; build.build_editable({str(tmp_path)!r})"
     run(sys.executable, "-c", code, cwd=ROOT)

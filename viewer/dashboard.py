@@ -23,6 +23,7 @@ from comgra_decl.viewer.model.partings import ended
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.states import head_of, notice_for
+from comgra_decl.viewer.model.time_use import TIME, has_times
 from comgra_decl.viewer.model.unusual import UNUSUAL
 from comgra_decl.viewer.model.verdicts import looks
 from comgra_decl.viewer.panes.base import Shown
@@ -119,7 +120,8 @@ class Dashboard:
         if "iteration" in wanted:
             self._iteration = at.iteration
         colour = wanted.get("colour", state.colour)
-        painted = ("forward", DIFFERENCE, UNUSUAL, *view.gradient_passes())
+        timed = (TIME,) if has_times(view) else ()
+        painted = ("forward", DIFFERENCE, UNUSUAL, *timed, *view.gradient_passes())
         others = {
             "run": run,
             "revision": view.revision,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -15,6 +15,8 @@ from comgra_decl.terminal import console
 from comgra_decl.visible import visible
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from comgra_decl.store.verify import Damage, Verdict
 
 _STYLES = {
@@ -229,3 +231,52 @@ def _steps(damage: Damage) -> str:
         return "-"
     first, last = damage.steps
     return str(first) if first == last else f"{first} to {last}"
+
+
+def phases_table(steps: pd.DataFrame) -> Table:
+    """Return the milliseconds of each phase of the profiled steps."""
+    table = _numbers("step", *steps.columns)
+    for step, row in steps.iterrows():
+        table.add_row(str(step), *(f"{value:.2f}" for value in row))
+    return table
+
+
+def profile_table(profile: pd.DataFrame) -> Table:
+    """Return what nodes used in each pass; times in milliseconds."""
+    on_device = bool(profile["device_ms"].any())
+    columns = {"calls": "calls", "host_ms": "host", "host_self_ms": "host self"}
+    if on_device:
+        columns |= {"device_ms": "device", "device_self_ms": "device self", "kernels": "kernels"}
+    columns |= {"operations": "operations"}
+    table = _numbers("node", "pass", *columns.values(), "memory", "share")
+    for key, row in profile.iterrows():
+        node, pass_ = cast(tuple[str, str], key)
+        cells = [
+            f"{row[name]:.2f}" if name.endswith("ms") else f"{row[name]:.3g}" for name in columns
+        ]
+        memory = f"{row['bytes'] / 1e6:.2f} MB"
+        table.add_row(_name(node), _name(pass_), *cells, memory, f"{row['share']:.1%}")
+    return table
+
+
+def memory_table(memory: pd.DataFrame) -> Table:
+    """Return what nodes hold, in megabytes."""
+    columns = ["activations", "activations_self", "peak", "parameters", "gradients", "optimizer"]
+    if memory["allocated"].notna().any():
+        columns.append("allocated")
+    columns.append("checkpoint_saves")
+    table = _numbers("node", *(name.replace("_", " ") for name in columns))
+    for node, row in memory.iterrows():
+        table.add_row(_name(str(node)), *(f"{row[name] / 1e6:.2f}" for name in columns))
+    return table
+
+
+def _numbers(*names: str) -> Table:
+    """Return an empty table of numbers, with names in the first columns."""
+    table = _Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in names:
+        text = name in ("node", "pass")
+        table.add_column(
+            name, justify="left" if text else "right", no_wrap=not text, overflow="fold"
+        )
+    return table

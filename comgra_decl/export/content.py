@@ -81,8 +81,12 @@ class Content:
         for chunk in self.run.chunks():
             yield chunk
             done += len(chunk.records)
-            if self._progress is not None:
-                self._progress("exporting", done, total)
+            self.report(done, total)
+
+    def report(self, done: int, total: int) -> None:
+        """Report how much of the export is done."""
+        if self._progress is not None:
+            self._progress("exporting", done, total)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the small tables by name."""

@@ -24,6 +24,7 @@ FORMATS: Mapping[str, str] = {
     "csv": "a folder of CSV tables",
     "zarr": "a zarr v3 group: statistics, samples, histograms and values as arrays",
     "npz": "one file of numpy arrays: like zarr, but without values",
+    "trace": "one time line of records, metrics and profiled steps, for Perfetto or Chrome",
     "tensorboard": "a log folder of TensorBoard (needs the 'tensorboard' extra)",
     "onnx": "the graph as an ONNX file for viewers such as Netron (needs the 'onnx' extra)",
     "graphml": "the graph as GraphML",

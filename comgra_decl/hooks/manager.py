@@ -23,6 +23,7 @@ from comgra_decl.hooks.hand_updates import HandUpdates
 from comgra_decl.hooks.hook_lists import Placed, after_steps, tidy
 from comgra_decl.hooks.limits import Captures
 from comgra_decl.hooks.listener import Listener
+from comgra_decl.hooks.measuring.measured import Measured, Measurement
 from comgra_decl.hooks.module_tree import Owners
 from comgra_decl.hooks.objects import watch_freezing
 from comgra_decl.hooks.optimizers import CalledModels, Optimizers
@@ -52,6 +53,7 @@ from comgra_decl.records import AUTOMATIC, STALLED, RawStep, ScalarBatch, SlotIn
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from comgra_decl.hooks.probing.perturbations import Perturbations
     from comgra_decl.hooks.schedule.resuming import Resumption
     from comgra_decl.spec import Spec
 
@@ -141,6 +143,8 @@ class HookManager:
             losses=self._losses,
             on_fault=fault,
         )
+        measurements = self._measurements(spec)
+        self._measured = Measured(measurements) if measurements else None
         self._hooks = RecordHooks(
             declared,
             state,
@@ -198,6 +202,7 @@ class HookManager:
             losses=self._losses,
             scalars=self._scalars,
             automatic=self._automatic,
+            measured=self._measured,
             idle=idle,
             reporter=reporter,
             ending=ending,
@@ -268,6 +273,36 @@ class HookManager:
         self._handles: list[RemovableHandle | Placed] = []
 
     # -- callbacks between components ------------------------------------------------------------
+
+    def _measurements(self, spec: Spec) -> list[Measurement]:
+        """Return what the spec asks to measure."""
+        found: list[Measurement] = []
+        if spec.profile is not None:
+            from comgra_decl.hooks.measuring.profiling import Profiling
+
+            found.append(
+                Profiling(
+                    *spec.profile.steps,
+                    losses=self._losses,
+                    tell=self._reporter.attach,
+                    remark=self._reporter.warn,
+                    place=self.place,
+                    on_fault=self._on_fault,
+                )
+            )
+        if spec.memory is not None:
+            from comgra_decl.hooks.measuring.memory import MemoryUse
+
+            found.append(
+                MemoryUse(
+                    *spec.memory.steps,
+                    tell=self._reporter.attach,
+                    remark=self._reporter.warn,
+                    place=self.place,
+                    on_fault=self._on_fault,
+                )
+            )
+        return found
 
     def _new_lane(self, thread: int, *, saying: Saying | None = None) -> Lane:
         hand = HandUpdates(held=self._are_trained)
@@ -447,7 +482,9 @@ class HookManager:
 
     @guarded
     def _finish(self) -> None:
-        """Close the records in progress."""
+        """Close the records and measurements in progress."""
+        if self._measured is not None:
+            self._measured.finish()
         lanes, turns = self._lanes, self._turns
         self._steps.end_unfinished(lane for lane in lanes if lane is not lanes.followed)
         if self._state.is_only_undecided:
@@ -467,6 +504,21 @@ class HookManager:
     def late_documents(self) -> dict[str, Any]:
         """The documents that changed after the last record; read after `detach`."""
         return self._reporter.late_documents
+
+    def perturbations(self) -> list[dict[str, Any]]:
+        """Experiment with the copies of the models, if there are any; call it after `detach`."""
+        copies = self._copies
+        return [] if copies is None else copies.results()
+
+    def release_copies(self) -> None:
+        """Release the copies of the models without experiments."""
+        if self._copies is not None:
+            self._copies.release()
+
+    @property
+    def _copies(self) -> Perturbations | None:
+        probing = self._train.probing
+        return None if probing is None else probing.perturbations
 
     def _rest(self) -> None:
         """Stop recording and drop the records in progress."""
@@ -489,6 +541,8 @@ class HookManager:
             for part in (self._scalars, self._losses, self._listener):
                 each.callback(part.stop)
             each.callback(self._hooks.disarm)
+            if self._measured is not None:
+                each.callback(self._measured.abandon)
             each.callback(self._steps.stop)
             each.callback(self._called.stop)
             each.callback(self._idle.end)

@@ -31,6 +31,7 @@ class Reporter:
         self._choices: dict[str, str] = {}
         self._choice_count = 0
         self._last: dict[str, Any] = {}  # the newest report
+        self._attached: dict[str, Any] = {}  # further documents, until they are stored
         self._is_priced = False
         self._described: WeakKeyDictionary[TopPlan, list[dict[str, Any]]] = WeakKeyDictionary()
         self.beside: Beside | None = None  # records functions and annotated tensors
@@ -61,12 +62,17 @@ class Reporter:
         self._choice_count += 1
         _log.info(sentence)
 
+    def attach(self, name: str, content: Any) -> None:
+        """Store a document with the next record, or at the end of the run."""
+        self._attached[name] = content
+
     def documents(
         self, tops: Collection[TopPlan], capture: StepCapture, info: StepInfo
     ) -> dict[str, Any]:
         """Return the documents that changed with this record; usually none."""
+        attached, self._attached = self._attached, {}
         if self._state(tops, capture) == self._states.get(info.mode):
-            return {}
+            return attached
         report = self._report(tops, capture)
         if info.mode == "train":
             self._warn_of(report, tops)
@@ -74,14 +80,15 @@ class Reporter:
         report |= self._priced()
         self._last = report
         self._states[info.mode] = self._state(tops, capture)
-        return {"modules": [m for top in tops for m in self._modules(top)], "report": report}
+        modules = [m for top in tops for m in self._modules(top)]
+        return {"modules": modules, "report": report, **attached}
 
     @property
     def late_documents(self) -> dict[str, Any]:
         """The documents that changed after the last record."""
         last = self._last or self._empty()
         report = {**last, "warnings": list(self._warnings), **self._priced()}
-        return {} if report == self._last else {"report": report}
+        return self._attached | ({} if report == self._last else {"report": report})
 
     def _empty(self) -> dict[str, Any]:
         """Return the report on a run without records, in which no pattern is known to match."""

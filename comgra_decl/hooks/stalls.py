@@ -16,6 +16,9 @@ FACTOR = 10.0
 LEAST = 5.0
 """Minimum duration of a stalled step, in seconds."""
 
+MOST = 8
+"""Maximum number of stalled steps reported in a run."""
+
 _KNOWN = 3  # minimum number of observed durations
 _REMEMBERED = 64
 _MOST_FRAMES = 24
@@ -26,7 +29,8 @@ class StallWatch:
     """Detects a stalled step from the step numbers observed about once a second.
 
     Args:
-        report: called once per run with (seconds since the last step ended, the stacks).
+        report: called once per stalled step, for at most `MOST` steps, with (seconds since the last
+            step ended, the stacks).
         clock: returns seconds of a monotonic clock.
     """
 
@@ -38,7 +42,7 @@ class StallWatch:
         self._step = -1
         self._since = clock()
         self._durations: deque[float] = deque(maxlen=_REMEMBERED)
-        self._reported = False
+        self._reported: set[int] = set()
 
     def look(self, step: int, *, evaluating: bool) -> None:
         """Check whether the step in progress has stalled.
@@ -57,10 +61,11 @@ class StallWatch:
             self._since = now
             return
         waited = now - self._since
-        if self._reported or len(self._durations) < _KNOWN:
+        known = len(self._durations) >= _KNOWN
+        if not known or step in self._reported or len(self._reported) >= MOST:
             return
         if waited >= max(LEAST, FACTOR * median(self._durations)):
-            self._reported = True
+            self._reported.add(step)
             self._report(waited, stacks())
 
 

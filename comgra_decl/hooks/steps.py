@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from comgra_decl.hooks.declared import Declared
     from comgra_decl.hooks.limits import Captures
+    from comgra_decl.hooks.measuring.measured import Measured
     from comgra_decl.hooks.optimizers import CalledModels, Optimizers
     from comgra_decl.hooks.record_hooks import RecordHooks
     from comgra_decl.hooks.report import Reporter
@@ -72,6 +73,7 @@ class Steps:
         losses: observes `backward`.
         scalars: receives the metrics of all steps.
         automatic: collects the metrics that need no code in the program.
+        measured: the steps that are measured instead of recorded; None if there are none.
         idle: counts the steps that need no other work.
         reporter: receives choices and warnings.
         ending: whether tracing continues, and how it ends.
@@ -102,6 +104,7 @@ class Steps:
         losses: LossWatch,
         scalars: Scalars,
         automatic: AutomaticMetrics,
+        measured: Measured | None,
         idle: IdleSteps,
         reporter: Reporter,
         ending: Ending,
@@ -124,6 +127,7 @@ class Steps:
         self._losses = losses
         self._scalars = scalars
         self._automatic = automatic
+        self._measured = measured
         self._idle = idle
         self._reporter = reporter
         self._ending = ending
@@ -339,6 +343,8 @@ class Steps:
     def end(self) -> None:
         """End the step in progress and begin the next one."""
         with self._together:
+            if self._measured is not None:
+                self._measured.end(self._state.number)
             self._end_followed()
         self._ended()
 
@@ -472,6 +478,8 @@ class Steps:
             self._watch.remove()
             if not self._declared.tracer.installed:
                 hooks.stance.restore()
+        if self._measured is not None:
+            self._measured.begin(state.number)
 
     def _plan(self) -> Plan:
         declared, lanes, plan = self._declared, self._lanes, Plan.WAIT
@@ -483,6 +491,10 @@ class Steps:
                 agenda.stop_keeping()
             plan = agenda.plan(number)
             self._quiet = agenda.quiet_until
+            if self._measured is not None:
+                measured = self._measured.next_after(number)
+                plan = Plan.WAIT if measured == number else plan  # the record stays due
+                self._quiet = min(self._quiet, measured)
             self._state.deferred = declared.keeps or agenda.typed
         if lanes.several:
             self._quiet = -math.inf
@@ -507,8 +519,9 @@ class Steps:
             or self._nested
         )
         plain = not (state.armed or self._evaluation.open or self._watch.waiting or lanes.several)
-        self._automatic.begin_step(plain=plain)
-        busy = busy or self._automatic.timing
+        measures = self._measured is not None and self._measured.running
+        self._automatic.begin_step(plain=plain and not measures)
+        busy = busy or measures or self._automatic.timing
         step = state.count_from_here()
         lane = lanes.followed
         self._losses.follow(lane.helper or lane.thread)

@@ -36,11 +36,13 @@ class Ending:
         headline: one sentence: what happened, in which step and where.
         parts: titles and lines of text, most important first.
         content: the post-mortem as stored; empty if the process was killed.
+        failed: whether this is a failure; False if the user interrupted the program.
     """
 
     headline: str
     parts: list[tuple[str, list[str]]] = field(default_factory=list)
     content: Mapping[str, Any] = field(default_factory=dict)
+    failed: bool = True
 
 
 def ending_of(run: Run) -> Ending | None:
@@ -64,7 +66,12 @@ def _failed(content: Mapping[str, Any], run: Run) -> Ending:
         ("Recorded before it", _before(content, run)),
         ("Stack, innermost last", _stack(content)),
     ]
-    return Ending(_headline(content), [(title, lines) for title, lines in parts if lines], content)
+    shown = [(title, lines) for title, lines in parts if lines]
+    return Ending(_headline(content), shown, content, failed=not _interrupted(content))
+
+
+def _interrupted(content: Mapping[str, Any]) -> bool:
+    return bool(content["error"]["type"] == "KeyboardInterrupt")
 
 
 def _headline(content: Mapping[str, Any]) -> str:
@@ -74,9 +81,10 @@ def _headline(content: Mapping[str, Any]) -> str:
     module = "" if content["module"] is None else f" of {content['module']}"
     if content["phase"] in ("data", "other"):
         module = ""
-    verb = "was interrupted" if error["type"] == "KeyboardInterrupt" else "failed"
+    if _interrupted(content):
+        return f"the program was interrupted at step {content['step']}, {where}{module}"
     said = error["type"] + (f": {first[0]}" if first else "")
-    return f"the program {verb} at step {content['step']}, {where}{module}: {said}"
+    return f"the program failed at step {content['step']}, {where}{module}: {said}"
 
 
 def _lesson(content: Mapping[str, Any]) -> list[str]:

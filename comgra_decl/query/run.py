@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import is_one_of
 from comgra_decl.pictures.cloud import Basis
-from comgra_decl.records import AUTOMATIC, Structure
+from comgra_decl.records import AUTOMATIC, MEMORY, PROFILE, Structure
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
 
@@ -21,6 +21,7 @@ from .arrays import Arrays
 from .between import Between
 from .chunks import Chunk, chunks
 from .display import from_viewer
+from .measured import memory_table, profile_steps, profile_table
 from .pictures import Picture, Pictures
 from .post_mortem import Ending, ending_of
 from .run_facts import RunFacts
@@ -170,6 +171,58 @@ class Run(RunFacts):
         `comgra_decl.rules.diagnose` applies the rules again.
         """
         return findings_table(self._snapshot.view.document("findings"))
+
+    def profile(self, *, by: str = "node") -> pd.DataFrame:
+        """Return where the time of the profiled steps went, one row per node and pass.
+
+                                      calls  host_ms  host_self_ms  device_ms ...  share
+            node            pass
+            blocks.0        forward     1.0     1.92          0.21       0.84      0.120
+            blocks.0.attn   forward     1.0     1.10          1.10       0.51      0.073
+                            backward    0.0     2.31          2.31       1.04      0.148
+
+        Every number is a mean over the profiled steps. `host_ms` and `device_ms` include the
+        modules called within a node, and `host_self_ms` and `device_self_ms` do not. `kernels` is
+        the number of kernels and copies on the device, `operations` the number of torch's
+        operations, and `bytes` the memory allocated minus the memory freed; all three include
+        modules within. `share` is a node's share of all device time or, if no device was used, of
+        the time of a step. Rows with the highest share come first. The passes are "forward",
+        "backward" and "no_grad"; the node "(program)" stands for everything outside of modules, and
+        also has the passes "data", "optimizer", "other" and, for tracing's own work, "tracing".
+
+        Args:
+            by: "node" for this table, or "step" for one row per profiled step, with the
+                milliseconds of "data", "forward", "backward", "optimizer", "other" and "total", and
+                "busy", the time in which a device worked.
+
+        Raises:
+            UnknownNameError: the run has no profile; the message says how to create one.
+        """
+        content = self.document(PROFILE)
+        return profile_steps(content) if by == "step" else profile_table(content)
+
+    def memory(self) -> pd.DataFrame:
+        """Return what holds the memory in the measured steps, in bytes, one row per node.
+
+                      calls  activations  activations_self  peak  parameters  gradients  optimizer
+            node
+            Net           1       131072                 0  ...       33280      33280      66560
+            block         1        98304             65536  ...       16640      16640      33280
+
+        `activations` are the tensors that autograd has saved for the backward pass when the model
+        returns, including those saved by modules within the node, and `activations_self` excludes
+        them. Each is counted once, for the first module that saves it; parameters are not
+        activations. `peak` is the largest size of saved tensors at any time. `parameters` includes
+        buffers. `gradients` and `optimizer` (its states) are as of the end of the step.
+        `allocated` is by how much the memory that torch has allocated on the CUDA device grew
+        during the calls, including outputs; NaN without a device. `checkpoint_saves` is by how much
+        `activations` would shrink if a checkpoint kept only the node's inputs and repeated its
+        forward pass. With several measured steps, every number is the largest one.
+
+        Raises:
+            UnknownNameError: the memory was not measured; the message says how to do so.
+        """
+        return memory_table(self.document(MEMORY))
 
     def experiments(self) -> list[NotedCheck]:
         """Return the verdicts of experiments with the script that are stored next to the run.

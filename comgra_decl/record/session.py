@@ -17,7 +17,7 @@ import numpy as np
 
 from comgra_decl.errors import NoMemoryError, RunGoneError
 from comgra_decl.record.memory_guard import LEFT, Room, demand
-from comgra_decl.records import AUTOMATIC, Note, RawStep, ScalarBatch, StepBatch
+from comgra_decl.records import AUTOMATIC, PERTURBATIONS, Note, RawStep, ScalarBatch, StepBatch
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
@@ -44,6 +44,9 @@ _log = logging.getLogger("comgra_decl")
 _CLOSE_TIMEOUT = 60.0
 """The maximum time, in seconds, to wait at the end of training until the last records are
 stored."""
+
+_INTERRUPTED_TIMEOUT = 5.0
+"""The same after an interruption: the user wants the program to end, and a device may hang."""
 
 _LINK_TIMEOUT = 20.0
 """The maximum time, in seconds, to wait at the end until a sink has created its tool's run."""
@@ -83,6 +86,7 @@ class Session:
         self._late_facts: dict[str, Any] | None = None  # of a rank, stored with the next record
         self._late_documents: dict[str, Any] = {}  # known only after the last record
         self._post_mortem: dict[str, Any] | None = None  # of the error that ended the program
+        self._interrupted = False  # whether the user ended the program
         self.path: Location | None = None
 
     def start(self) -> None:
@@ -134,6 +138,8 @@ class Session:
     def failed(self, error: BaseException) -> None:
         """Examine the error that ended the program; `finish` stores the result.
 
+        An interruption (Ctrl-C) is not examined: only the step and the place are stored.
+
         The error and its traceback remain unchanged. A program that exits by itself, or is stopped
         by a finding, has not failed.
         """
@@ -144,8 +150,9 @@ class Session:
         try:
             from comgra_decl.record.crash.post_mortem import post_mortem
 
+            self._interrupted = isinstance(error, KeyboardInterrupt)
             self._post_mortem = post_mortem(error, self._hooks.place())
-            if self._keeper is not None:
+            if self._keeper is not None and not self._interrupted:
                 self._keeper.keep_ring("the program failed")
         except Exception as own:  # noqa: BLE001  (must not hide the program's error)
             _log.error("the error that ended the program could not be examined", exc_info=own)
@@ -170,11 +177,12 @@ class Session:
             self._late_documents = hooks.late_documents
             if self._post_mortem is not None:
                 self._late_documents |= {"post_mortem": self._post_mortem}
+            self._examine(hooks)
         writer, self._writer = self._writer, None
         if self._ending is not None:
             self._ending.remove()
         if writer is not None:
-            writer.close(_CLOSE_TIMEOUT)
+            writer.close(_INTERRUPTED_TIMEOUT if self._interrupted else _CLOSE_TIMEOUT)
         self._close_sinks()
         self._forget_last_seen()
         if self._breakpoint is not None:  # no call follows at which it could stop
@@ -183,17 +191,32 @@ class Session:
             self._room.give_back()
         atexit.unregister(self._finish_at_exit)
 
+    def _examine(self, hooks: HookManager) -> None:
+        """Experiment with the models after the training, unless it failed; store what was found."""
+        failed = self._post_mortem is not None or self._fault is not None
+        if failed or self._rules is None or (self._place is not None and not self._place.leads):
+            hooks.release_copies()
+            return
+        found = hooks.perturbations()
+        if found:
+            self._late_documents |= {PERTURBATIONS: found}
+            self._rules.tell(PERTURBATIONS, found)
+
     def _closing_documents(self) -> dict[str, Any]:
         """Return the documents that changed after the last record; runs on the writer thread."""
-        links = {sink.name: sink.link_within(_LINK_TIMEOUT) for sink in self._sinks}
+        wait = 0.0 if self._interrupted else _LINK_TIMEOUT
+        links = {sink.name: sink.link_within(wait) for sink in self._sinks}
         known = {name: link for name, link in links.items() if link is not None}
         return self._late_documents | ({"links": known} if known else {})
 
     def _close_sinks(self) -> None:
         """End the sinks after the last commit."""
+        from comgra_decl.sinks.live import WAIT
+
         sinks, self._sinks = self._sinks, []
         for sink in sinks:
-            sink.close("stopped" if self._post_mortem or self._fault else "finished")
+            state = "stopped" if self._post_mortem or self._fault else "finished"
+            sink.close(state, wait=_INTERRUPTED_TIMEOUT if self._interrupted else WAIT)
 
     def _forget_last_seen(self) -> None:
         """Remove the file that a killed process would leave behind."""
@@ -415,7 +438,7 @@ class Session:
         )
         return lambda: self._with_findings(keeper.close())
 
-    def _new_rules(self) -> Callable[[], list[StepBatch]] | None:
+    def _new_rules(self) -> _LastFindings | None:
         """Create the rules, unless the spec disables them; return a function that closes them."""
         if self._spec.rules == "off":
             return None
@@ -604,17 +627,20 @@ def _report(text: str, error: BaseException | None = None) -> None:
 _Last = Callable[[], list[StepBatch]]
 
 
-def _at_last(rules: _Last | None, documents: Callable[[], dict[str, Any]]) -> _Last:
+_LastFindings = Callable[[Mapping[str, Any]], list[StepBatch]]
+
+
+def _at_last(rules: _LastFindings | None, documents: Callable[[], dict[str, Any]]) -> _Last:
     """Return a function that returns the batches to store after the last record, once.
 
     Args:
-        rules: returns the last findings of the rules; None if there are no rules.
+        rules: given these documents, returns the last findings; None if there are no rules.
         documents: returns the documents that changed after the last record.
     """
 
     def last() -> list[StepBatch]:
-        found = rules() if rules is not None else []
         late = documents()
+        found = rules(late) if rules is not None else []
         return [*found, StepBatch.of_documents(late)] if late else found
 
     return last

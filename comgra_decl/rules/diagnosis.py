@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import SpecError
-from comgra_decl.records import SKIPPED_STEP
+from comgra_decl.records import PERTURBATIONS, PROFILE, SKIPPED_STEP
 from comgra_decl.rules.base import Rule
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.engine import Engine, Unchecked
@@ -153,6 +153,9 @@ def examined(
     engine = Engine(built, statistics)
     engine.add_document("modules", run.modules)
     engine.add_document("report", run.report)
+    engine.add_document(PERTURBATIONS, run.document(PERTURBATIONS) or [])
+    if (profile := run.document(PROFILE)) is not None:
+        engine.add_document(PROFILE, profile)
     feed(engine, run)
     if run.state in ("finished", "stopped"):
         engine.end()

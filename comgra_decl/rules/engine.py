@@ -15,6 +15,7 @@ from comgra_decl.records import (
     BATCH_SOFTMAXES,
     OBJECTIVES,
     OPTIMIZERS,
+    PROFILE,
     TELLING,
     SlotInfo,
     Structure,
@@ -38,6 +39,10 @@ class Unchecked:
 
     rule: str
     reason: str
+
+
+DOCUMENTS = ("modules", "report", PROFILE)
+"""The documents that rules read."""
 
 
 class Engine:

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +23,7 @@ from comgra_decl.records import (
 )
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.diagnosis import feed
-from comgra_decl.rules.engine import Engine
+from comgra_decl.rules.engine import DOCUMENTS, Engine
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.table import SlotTable
 from comgra_decl.rules.window import Numbers, Window
@@ -132,7 +132,7 @@ class LiveRules:
             self._unpublished.update(self._conclude())
 
     def publish(self, batches: list[StepBatch]) -> list[StepBatch]:
-        """Adds the findings of `watch` to the records' documents."""
+        """Add the findings of `watch` to the records' documents."""
         if batches and self._unpublished:
             batches[-1].documents.update(self._unpublished)
             self._unpublished = {}
@@ -156,13 +156,22 @@ class LiveRules:
         """Passes final metrics to the rules, on the writer thread."""
         self._safely(lambda: self._take_numbers(said))
 
-    def close(self) -> list[StepBatch]:
-        """Returns a batch that contains only the last findings, if they are new."""
+    def tell(self, name: str, content: Any) -> None:
+        """Pass a document that is known only after the last record; call it before `close`."""
+        self._engine.add_document(name, content)
+
+    def close(self, late: Mapping[str, Any]) -> list[StepBatch]:
+        """Return a batch that contains only the last findings, if they are new.
+
+        Args:
+            late: the documents that changed after the last record.
+        """
         last: list[StepBatch] = []
-        self._safely(lambda: last.extend(self._last()))
+        self._safely(lambda: last.extend(self._last(late)))
         return last
 
-    def _last(self) -> list[StepBatch]:
+    def _last(self, late: Mapping[str, Any]) -> list[StepBatch]:
+        self._add_documents(late)
         self._engine.end()
         documents = {**self._unpublished, **self._conclude()}
         return [StepBatch.of_documents(documents)] if documents else []
@@ -209,14 +218,17 @@ class LiveRules:
         engine.add_slots(batch.new_slots)
         for structure in batch.new_structures:
             engine.add_structure(structure)
-        for name in ("modules", "report"):
-            if name in batch.documents:
-                engine.add_document(name, batch.documents[name])
+        self._add_documents(batch.documents)
         if any(info.mode != PROBE_MODE for info in batch.steps):  # a batch has only one mode
             engine.look(window_of(batch, engine, first=self._records))
             self._records += len(batch.steps)
             if self._takes_metrics:
                 self._take_metrics(batch)
+
+    def _add_documents(self, documents: Mapping[str, Any]) -> None:
+        for name in DOCUMENTS:
+            if name in documents:
+                self._engine.add_document(name, documents[name])
 
     def _take_numbers(self, said: ScalarBatch) -> None:
         self._catch_up()
@@ -271,7 +283,7 @@ class LiveRules:
 
 
 def _key(finding: Finding) -> tuple[str, object]:
-    """Returns the key of a finding: its rule and its severity. The severity may rise later."""
+    """Return the key of a finding: its rule and its severity. The severity may rise later."""
     return finding.rule, finding.weight
 
 
@@ -300,7 +312,7 @@ class _Details:
 
 
 def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
-    """Returns the records of a batch as a window."""
+    """Return the records of a batch as a window."""
     table = engine.scene.table
     slots, count = batch.slots, len(table)
     aggregates = batch.aggregates
@@ -329,7 +341,7 @@ def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
 def _shapes(
     batch: StepBatch, table: SlotTable
 ) -> tuple[list[tuple[int, ...]], NDArray[np.float32] | None]:
-    """Returns the shapes that differ from the slot table, and `Window.shape_codes`."""
+    """Return the shapes that differ from the slot table, and `Window.shape_codes`."""
     known: dict[tuple[int, ...], int] = {}
     line: NDArray[np.float32] | None = None
     for slot, shape in zip(batch.slots.tolist(), batch.shapes, strict=False):

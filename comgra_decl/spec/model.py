@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 from comgra_decl.errors import did_you_mean
 from comgra_decl.spec.base import Bool, SpecModel
 from comgra_decl.spec.keep import KeepSpec
+from comgra_decl.spec.measured import MemorySpec, ProfileSpec
 from comgra_decl.spec.nodes import NodeSpec, Selectors
 from comgra_decl.spec.pictures import PictureSpec
 from comgra_decl.spec.preview import Previewing, PreviewSpec
@@ -85,6 +86,11 @@ class Spec(SpecModel):
     """Pictures of the probes' samples, such as {method: grad_cam, of: eyes, select: {class:
     Conv2d}}, under names of your choice. See `docs/pictures.md`."""
 
+    perturbations: Bool = False
+    """Whether to experiment with copies of small trained models after the last step, for rules that
+    need it: changing one part of the input shows whether a model sees the tokens that it predicts,
+    mixes samples, or ignores an argument. See `docs/findings.md`."""
+
     rules: Rules = "default"
     """Rules that watch the run: `default` for all rules with their defaults, `off` for no rules, or
     a mapping. A mapping changes individual rules, as in {dead_units: {share: 0.3}, loss_spike:
@@ -101,6 +107,12 @@ class Spec(SpecModel):
 
     kpis: KpisSpec = KpisSpec()
     """Metrics that are stored for every step."""
+
+    profile: ProfileSpec | None = None
+    """Steps in which torch's profiler measures where the time goes; null for none."""
+
+    memory: MemorySpec | None = None
+    """Steps in which to measure what holds the memory; null for none."""
 
     graph: Bool = True
     """Whether to follow the dependency graph between the recorded tensors."""

@@ -102,6 +102,70 @@ _POST_MORTEM: Form = {
     ),
 }
 
+_COUNT: Form = {"node": str, "pass": str, "name": str, "count": int}
+_PROFILE: Form = {
+    "rows": [
+        {
+            "node": str,
+            "pass": str,
+            "calls": int,
+            "host": _NUMBER,
+            "host_self": _NUMBER,
+            "device": _NUMBER,
+            "device_self": _NUMBER,
+            "kernels": int,
+            "operations": int,
+            "bytes": int,
+        }
+    ],
+    "steps": [
+        {
+            "step": int,
+            "time": _NUMBER,
+            "data": _NUMBER,
+            "forward": _NUMBER,
+            "backward": _NUMBER,
+            "optimizer": _NUMBER,
+            "other": _NUMBER,
+            "total": _NUMBER,
+            "busy": _NUMBER,
+        }
+    ],
+    "device": str | None,
+    "waits": [_COUNT],
+    "copies": [_COUNT],
+    "kernels": {"count": int, "median": _NUMBER, "total": _NUMBER},
+}
+_TIMELINE: Form = {
+    "began": _NUMBER,
+    "names": [str],
+    "nodes": [str],
+    "dropped": int,
+    "name": [int],
+    "node": [int],
+    "pass": [str],
+    "lane": [int],
+    "start": [_NUMBER],
+    "duration": [_NUMBER],
+}
+_MEMORY_NAMES = (
+    "activations",
+    "activations_self",
+    "peak",
+    "allocated",
+    "inputs",
+    "calls",
+    "parameters",
+    "gradients",
+    "optimizer",
+)
+_MEMORY: Form = {
+    "rows": [{"node": str, **dict.fromkeys(_MEMORY_NAMES, int)}],
+    "steps": [int],
+    "exact": bool,
+    "device": int,
+}
+
 _FORMS: Mapping[str, Form] = {
     "findings": {
         "findings": [_FINDING],
@@ -122,6 +186,23 @@ _FORMS: Mapping[str, Form] = {
         "price?": {"records": int, "plain": _TIMES, "added": _TIMES, "once?": float},
     },
     "post_mortem": _POST_MORTEM,
+    "profile": _PROFILE,
+    "timeline": _TIMELINE,
+    "memory": _MEMORY,
+    "perturbations": [
+        {
+            "model": str,
+            "step": int,
+            "batch?": int,
+            "refused?": str,
+            "output?": [int],
+            "mixes?": _NUMBER,
+            "ignored?": [str],
+            "ahead?": {"ahead": _NUMBER, "own": _NUMBER, "argument": str, "positions": int},
+            "order?": _NUMBER,
+            "padding?": _NUMBER,
+        }
+    ],
     "ranks": {"rank": int, "world_size?": int, "recorded": [int], "run?": str},
     "keep": {"steps?": [list], "unseen?": [list]},
     "links": {str: {str: str}},
@@ -143,11 +224,24 @@ def check_document(name: str, content: Any) -> Any:
         spans = [*content.get("steps", []), *content.get("unseen", [])]
         if not all(len(span) == 2 and all(map(_is_step, span)) for span in spans):
             raise ValueError("keep: invalid spans of steps")
+    if name == "timeline":
+        _check_timeline(content)
     if name == "findings":
         for finding in content["findings"]:
             if finding["severity"] not in _SEVERITIES:
                 raise ValueError(f"findings: unknown severity {finding['severity'][:40]!r}")
     return content
+
+
+def _check_timeline(content: dict[str, Any]) -> None:
+    columns = [content[key] for key in ("name", "node", "pass", "lane", "start", "duration")]
+    names, nodes = len(content["names"]), len(content["nodes"])
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError("timeline: the columns differ in length")
+    if not all(0 <= i < names for i in content["name"]):
+        raise ValueError("timeline: an event has no name")
+    if not all(-1 <= i < nodes for i in content["node"]):
+        raise ValueError("timeline: an event has no node")
 
 
 def _is_step(number: Any) -> bool:

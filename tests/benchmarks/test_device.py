@@ -49,6 +49,7 @@ def verdicts_of(folder: Path) -> dict[str, dict[str, Any]]:
     return {line["target"]: line for line in json.loads(file.read_text())["targets"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", [True, False], ids=["into a store", "without a store"])
 def test_every_line_of_the_table_is_measured(
     store: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -70,6 +71,22 @@ def test_every_line_of_the_table_is_measured(
     printed = capsys.readouterr().out
     assert all(f"| {name} " in printed for name in verdicts)
     assert ("drops them" in printed) is not store
+    (page,) = tmp_path.glob("device-*.md")
+    assert page.read_text() in printed
+
+
+def test_the_lines_of_the_parts_that_run_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["--device", "cpu", "--smoke", "--save", str(tmp_path), "--parts", "true", "mlp"])
+    verdicts = verdicts_of(tmp_path)
+    assert verdicts["true: raw sums equal those of float64"]["met"]
+    measured = [line["measured"] for line in verdicts.values() if line["measured"] is not None]
+    assert len(measured) > 1
+    assert not [said for said in measured if said.startswith("failed")]
+    printed = capsys.readouterr().out
+    assert all(f"| {name} " in printed for name in verdicts)
+    assert "drops them" not in printed
     (page,) = tmp_path.glob("device-*.md")
     assert page.read_text() in printed
 
@@ -99,14 +116,20 @@ for name in ("panel", "bokeh", "holoviews", "param", "tensorstore", "pandas", "m
              "llvmlite", "xarray", "typer", "hydra"):
     sys.modules[name] = None
 from benchmarks.__main__ import main
-sys.exit(main(["--device", "cpu", "--smoke", "--no-save", "--parts", "true", "waits", "mlp",
-               "gpt2", "memory"]) and 0)
+sys.exit(main(["--device", "cpu", "--smoke", "--no-save", "--parts", *sys.argv[1:]]) and 0)
 """
 
 
-def test_neither_the_viewer_nor_the_store_is_needed() -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(["true"], id="one"),
+        pytest.param(["true", "waits", "mlp", "gpt2", "memory"], marks=pytest.mark.slow, id="all"),
+    ],
+)
+def test_neither_the_viewer_nor_the_store_is_needed(parts: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ABSENT], capture_output=True, text=True, check=False
+        [sys.executable, "-c", ABSENT, *parts], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "failed" not in done.stdout

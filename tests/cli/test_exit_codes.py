@@ -18,13 +18,15 @@ from comgra_decl.cli.main import main
 from comgra_decl.store.database import newest_version
 from tests.support.forked import forked
 
-SCRIPTS = ("run", "plan", "overfit-one-batch", "batch-mixing", "thermometer")
+SCRIPTS = ("run", "plan", "overfit-one-batch", "batch-mixing", "thermometer", "data")
 RUNS = {
     "show": (),
     "diagnose": (),
     "explain": (),
     "contract": (),
     "check": ("contract.yaml",),
+    "profile": (),
+    "memory": (),
     "verify": (),
     "compact": (),
     "cp": ("target",),
@@ -313,6 +315,8 @@ def test_diagnose_of_real_runs(runs: Path) -> None:
         (["export", "{runs}/fine", "afile", "--format", "csv"], 2),
         (["export", "{runs}/fine", "tables", "--format", "doc"], 2),
         (["thermometer", "{runs}/fine"], 0),
+        (["profile", "{runs}/fine"], 2),
+        (["memory", "{runs}/fine"], 2),
         (["ls", "--no-such-option"], 2),
         (["no-such-command"], 2),
     ],
@@ -451,6 +455,9 @@ MORE_ENDS: list[tuple[list[str], str, int]] = [
     (["batch-mixing"], MIXES, 3),
     (["batch-mixing"], RAISES, 7),
     (["thermometer"], WITHOUT_STEP, 3),
+    (["data"], LEARNS, 0),
+    (["data"], WITHOUT_STEP, 3),
+    (["data"], RAISES, 7),
     (["thermometer"], RAISES, 7),
 ]
 

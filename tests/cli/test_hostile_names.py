@@ -21,6 +21,8 @@ COMMANDS = {
     "show": (["{run}"], ["{root}/nowhere\x1b[2J"]),
     "diagnose": (["{run}", "--all"], ["{run}", "--rules", "\u202e"]),
     "explain": (["{run}"], ["{root}/nowhere\x1b[2J"]),
+    "profile": (["{run}"], ["{root}/nowhere\x1b[2J"]),
+    "memory": (["{run}"], ["{root}/nowhere\x1b[2J"]),
     "compare": (["{run}", "{run}"], ["{run}", "{run}", "--name", "\x1b[2J"]),
     "verify": (["{run}"],),
     "thermometer": (["{run}"], ["{run}", "\x1b[2J"]),
@@ -31,6 +33,7 @@ COMMANDS = {
     "run": (["nowhere\x1b[2J"],),
     "overfit-one-batch": (["--steps", "3", "{script}"],),
     "batch-mixing": (["{script}"],),
+    "data": (["{script}"], ["--mean", "\x1b[2J", "{script}"]),
     "view": (["{root}/nowhere\x1b[2J", "--views", "\x1b[2J"],),
 }
 
@@ -38,7 +41,8 @@ COMMANDS = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which every name is hostile."""
-    return record(tmp_path_factory.mktemp("hostile") / "runs")
+    root = tmp_path_factory.mktemp("hostile") / "runs"
+    return record(root, overrides=["profile.steps=3", "memory.steps=4"])
 
 
 def test_every_command_is_tried() -> None:

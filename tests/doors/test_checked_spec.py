@@ -13,6 +13,7 @@ import pytest
 import comgra_decl as comgra
 from comgra_decl.doors.script import main
 from comgra_decl.errors import SpecError
+from tests.support.forked import forked
 
 WRONG: dict[str, Any] = {
     "schedule": {"every": 0},
@@ -112,26 +113,9 @@ def test_a_program_ends_before_its_first_step(tmp_path: Path, door: str, functio
     spec.write_text(
         f"defaults: [debug, _self_]\nstats: [mean, {{name: m, _target_: {function}}}]\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable]
-    if door == "run":
-        words += ["-m", "comgra_decl", "--spec", str(spec)]
-    else:
-        # As torch does at the end of its import, if comgra_decl is installed with its entry
-        # points.
-        script = (tmp_path / "train.py").read_text()
-        attach = "import torch\nfrom comgra_decl.doors.environment import attach\nattach()\n"
-        (tmp_path / "train.py").write_text(script.replace("import torch\n", attach))
-        environment["COMGRA"] = str(spec)
-    done = subprocess.run(
-        [*words, "train.py"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    words = ["-m", "comgra_decl", "--spec", spec] if door == "run" else []
+    environment = {"COMGRA": str(spec)} if door == "COMGRA" else {}
+    done = forked(tmp_path, *words, "train.py", env=environment)
     if function == "mine.there":
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("trained") == 3

@@ -152,7 +152,7 @@ def test_a_script_is_recorded_and_trains_the_same(tmp_path: Path) -> None:
 
 def test_every_mistake_is_said_before_the_training(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import torch\nprint('trained')")
-    done = python(tmp_path, "script.py", env={"COMGRA": "debug shedule.every=3 stats=[maen]"})
+    done = forked(tmp_path, "script.py", env={"COMGRA": "debug shedule.every=3 stats=[maen]"})
     assert done.returncode == 1
     assert "trained" not in done.stdout
     assert "did you mean 'schedule'?" in done.stderr

@@ -18,7 +18,7 @@ from comgra_decl.spec import load_spec
 from comgra_decl.spec.loading import presets
 from tests.doors.conftest import FakeSession
 from tests.support.forked import forked
-from tests.support.programs import HYDRA_DATACLASS, HYDRA_YAML, loss_of, plain_loss, python
+from tests.support.programs import HYDRA_DATACLASS, HYDRA_YAML, loss_of, plain_loss
 
 
 def composed(overlay: Any = None, **app: Any) -> Any:
@@ -151,7 +151,7 @@ def dataclass_app(tmp_path: Path) -> Path:
 
 
 def test_one_word_on_the_command_line_records_a_training(yaml_app: Path) -> None:
-    traced = python(yaml_app, "train.py", "+comgra=debug")
+    traced = forked(yaml_app, "train.py", "+comgra=debug")
     assert traced.returncode == 0, traced.stderr
     assert loss_of(traced.stdout) == plain_loss()
     assert "cfg {'lr': 0.1, 'name': 'app'}" in traced.stdout

@@ -82,7 +82,7 @@ def test_the_console_command_is_the_same_door(folder: Path) -> None:
 
 def test_a_training_is_recorded_and_stays_the_same(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f"{TRAINING}\ntrain()\nraise KeyError('mine')\n")
-    traced = python(tmp_path, "-m", "comgra_decl", "schedule.every=2", "train.py", "x")
+    traced = forked(tmp_path, "-m", "comgra_decl", "schedule.every=2", "train.py", "x")
     assert traced.returncode == 1
     assert traced.stderr.endswith("KeyError: 'mine'\n")
     assert loss_of(traced.stdout) == plain_loss()

@@ -17,18 +17,20 @@ import comgra_decl as comgra
 from benchmarks.neutrality import zoo
 from benchmarks.neutrality.program import Program, usual
 from benchmarks.neutrality.trial import Verdict, try_program
+from tests.support.shortened import shortened
 
 SHORT = """
 torch/mlp torch/instance-norm torch/embedding-sparse torch/lstm-packed torch/attention-weights
 torch/encoder-padded torch/encoder-frozen torch/mixture-routed torch/checkpointed
 torch/vmapped-ensemble torch/lbfgs torch/adversarial torch/gradient-penalty torch/adamw-fused
-torch/scripted-part torch/hooked examples/tutorial transformers/bert transformers/llama
+torch/scripted-part torch/hooked examples/tutorial
 """.split()
+LONG = ["transformers/bert", "transformers/llama"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", shortened([*SHORT, *LONG], tried=len(SHORT)))
 def test_training_is_the_same_to_the_last_bit(name: str, tmp_path: Path) -> None:
     if not zoo.installed(name.partition("/")[0]):
         pytest.skip("the library is not installed")

@@ -1,15 +1,17 @@
-"""One rank of compiled training whose recorded steps stay compiled: `observing.py OUT`.
+"""One rank of compiled training whose recorded steps stay compiled: `observing.py OUT WAY...`.
 
-Each way trains three times: uncompiled and recorded, compiled and recorded, and compiled only.
+Each way trains twice: compiled and recorded, and compiled only. Both are compared with a training
+that is uncompiled and recorded; ways that differ in what is compiled share that one.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from comgra_decl.hooks.compiled.observers import Observers
 from tests.ranks.worker import FEATURES, NODES, share
-from tests.support.recording import contents, recording
+from tests.support.recording import Recording, contents, recording
 
 STEPS = 5
 SPEC = {
@@ -146,14 +148,28 @@ def train(wrap: Wrap, make: Callable[[], nn.Module], graphs: list[int]) -> list[
     return losses
 
 
+class Uncompiled(NamedTuple):
+    """What is recorded where nothing is compiled."""
+
+    truth: Recording
+    losses: list[float]
+
+
+@functools.cache
+def uncompiled(plain: Wrap, make: Callable[[], nn.Module]) -> Uncompiled:
+    """Trains without compiling, once for all ways that are compared with it."""
+    with recording({**SPEC, "compile": "eager"}) as truth:
+        losses = train(plain, make, [])
+    return Uncompiled(truth, losses)
+
+
 def compare(way: str, seen: list[str]) -> dict[str, Any]:
-    """Trains in one way three times; appends what compiled code shows to `seen`."""
+    """Trains in one way; appends what compiled code shows to `seen`."""
     plain, wrap = WAYS[way]
     make = Talking if way == "talking" else Net
     graphs: list[int] = []
     plain_graphs: list[int] = []
-    with recording({**SPEC, "compile": "eager"}) as truth:
-        expected = train(plain, make, [])
+    truth, expected = uncompiled(plain, make)
     with recording({**SPEC, "compile": "observed"}) as traced:
         losses = train(wrap, make, graphs)
     untraced = train(wrap, make, plain_graphs)
@@ -170,7 +186,7 @@ def compare(way: str, seen: list[str]) -> dict[str, Any]:
     }
 
 
-def main(out: Path) -> None:
+def main(out: Path, ways: list[str]) -> None:
     """Writes the outcome of each way to `OUT/RANK.json`."""
     seen: list[str] = []
     read = Observers.read
@@ -183,7 +199,7 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     found = {}
-    for way in WAYS:
+    for way in ways:
         seen.clear()
         found[way] = compare(way, seen)
     (out / f"{dist.get_rank()}.json").write_text(json.dumps(found))
@@ -192,4 +208,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

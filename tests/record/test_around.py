@@ -23,10 +23,15 @@ from comgra_decl.hooks import stalls
 from comgra_decl.hooks.scalars import automatic, growth
 from comgra_decl.query import Run
 from comgra_decl.record import live_spec
+from comgra_decl.rules.resources.input_bound import StalledStep
 from comgra_decl.store.last_seen import FILE, last_seen
+from tests.rules.tape import Tape
 from tests.support.forked import Program
 
-AROUND = {"growing_memory", "input_bound", "stalled_step"}
+AROUND = {
+    "growing_memory", "input_bound", "stalled_step", "step_time_jump", "host_device_copies",
+    "synchronising_call", "small_kernels", "idle_device",
+}  # fmt: skip
 TIMES = {"time/data", "time/forward", "time/backward", "time/optimizer", "time/step"}
 SPEC = {
     "nodes": {"weights": {"select": "**", "capture": ["parameter_grad"]}},
@@ -278,7 +283,8 @@ def test_healthy_programs_train_bit_equal_and_get_none_of_the_findings(
 ) -> None:
     plain, state = program(), torch.get_rng_state()
     losses: list[float] = []
-    rules = {"input_bound": {"least_ms": 20}}  # a busy machine may delay a tiny program
+    # a busy machine may delay a tiny program
+    rules = {"input_bound": {"least_ms": 20}, "step_time_jump": {"least_ms": 50}}
     run = traced(tmp_path, lambda: losses.extend(program()), rules=rules)
     assert losses == plain
     assert torch.equal(torch.get_rng_state(), state)
@@ -396,6 +402,25 @@ def test_only_long_steps_outside_of_evaluations_stall() -> None:
         now[0] += 1.0
         watch.look(4, evaluating=False)
     assert reports == [10.0]
+
+
+def test_each_stalled_step_is_reported_once_up_to_a_limit() -> None:
+    now, reports = [0.0], []
+    watch = stalls.StallWatch(lambda *found: reports.append(found[0]), clock=lambda: now[0])
+    for step in range(100):
+        now[0] += 1.0
+        watch.look(step, evaluating=False)
+        for _ in range(15 if step % 10 == 5 else 0):
+            now[0] += 1.0
+            watch.look(step, evaluating=False)
+    assert reports == [10.0] * stalls.MOST
+
+
+def test_the_rule_reports_each_stalled_step() -> None:
+    tape = Tape(numbers=[("auto:stalled", "train", step, 60.0) for step in (40, 90)])
+    found = tape.findings(StalledStep())
+    assert [finding.first_step for finding in found] == [40, 90]
+    assert "Step 90 had not ended after 60 s" in found[1].message
 
 
 def growing() -> dict[str, float]:

@@ -61,22 +61,18 @@ def run_in_terminal(tmp_path: Path, typed: str) -> subprocess.CompletedProcess[s
         os.close(theirs)
 
 
-def test_the_program_stops_at_its_call_of_the_model_and_goes_on(tmp_path: Path) -> None:
-    typed = "p 'bad:', bool(given.isnan().all())\nsys.went_on = step\ncontinue\n"
+def test_the_program_stops_at_its_call_of_the_model_is_stepped_through_and_goes_on(
+    tmp_path: Path,
+) -> None:
+    typed = "p 'bad:', bool(given.isnan().all())\nnext\nsys.went_on = step\nnext\ncontinue\n"
     ended = run_in_terminal(tmp_path, typed)
     assert ended.returncode == 0, ended.stderr
     assert "because of nonfinite" in ended.stderr
     assert "answer = model(given)  # here" in ended.stdout  # the line at which it stops
     assert "('bad:', True)" in ended.stdout
-    assert ended.stdout.rstrip().endswith("ended well at True")
-
-
-def test_stepping_goes_on_in_the_program_itself(tmp_path: Path) -> None:
-    typed = "next\nsys.went_on = step\nnext\ncontinue\n"
-    ended = run_in_terminal(tmp_path, typed)
-    assert ended.returncode == 0, ended.stderr
-    assert "-> answer.sum().backward()" in ended.stdout
+    assert "-> answer.sum().backward()" in ended.stdout  # stepping is in the program itself
     assert "-> optimizer.step()" in ended.stdout
+    assert ended.stdout.rstrip().endswith("ended well at True")
 
 
 def test_quit_ends_the_program(tmp_path: Path) -> None:

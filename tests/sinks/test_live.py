@@ -163,7 +163,7 @@ def stuck(sink: Memory, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.E
     """A sink that accepts nothing until the event is set."""
     released = threading.Event()
     sink.before = released.wait
-    monkeypatch.setattr(live_sinks.LiveSink.close, "__kwdefaults__", {"wait": 0.05})
+    monkeypatch.setattr(live_sinks, "WAIT", 0.05)
     yield released
     released.set()
 

@@ -70,6 +70,10 @@ def meta(**changes: Any) -> Attack:
     return lambda run: change_json(run, "meta/run.json", **changes)
 
 
+def many_statistics(count: int) -> Attack:
+    return lambda run: meta(statistics=[f"s{n}" for n in range(count)])(run)
+
+
 def head(**changes: Any) -> Attack:
     return lambda run: change_json(run, "head", **changes)
 
@@ -227,7 +231,7 @@ ATTACKS: dict[str, Attack] = {
     "samples that are negative": meta(sample_count=-3),
     "other samples than the arrays have": meta(sample_count=7),
     "other bins than the arrays have": meta(bins=9),
-    "three million statistics": meta(statistics=[f"s{n}" for n in range(3 * 10**6)]),
+    "three million statistics": many_statistics(3 * 10**6),
     "statistics of one name": meta(statistics=["mean"] * 9),
     "facts of another form": meta(facts={"versions": 3, "git": [1], "host": "x", "command": {}}),
     "terminal escapes in facts": meta(

@@ -20,10 +20,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import ModuleType
+from typing import Any
 
 from comgra_decl.doors.environment import attach
 
@@ -58,6 +60,7 @@ class Program:
         for file in (self.out, self.err):
             file.touch()
         given = (str(folder), self._arguments, {**os.environ, **(env or {})}, str(self._output))
+        _same_server()
         self.process: ForkServerProcess = context.Process(target=_be, args=given, daemon=True)
         self.process.start()
 
@@ -95,6 +98,16 @@ class Program:
         """End it like `kill -9`."""
         self.process.kill()
         self.process.join()
+
+
+def _same_server() -> None:
+    """Lets a program's programs come from the server that it comes from, as Python means to.
+
+    Python starts another one, which imports everything again.
+    """
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is None and server._forkserver_address is not None:
+        server.ensure_running = lambda: None
 
 
 def forked(
@@ -143,6 +156,7 @@ def _code_of(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> None:
     first, *rest = arguments
+    sys.orig_argv = [sys.executable, *arguments]
     if first == "-m":
         sys.argv, sys.path[0] = rest, str(Path.cwd())
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -41,11 +42,13 @@ class Hostile(nn.Module):
 Hostile.__qualname__ = f"Hostile{TERMINAL}"
 
 
-def record(root: Path, *, name: str = "run", steps: int = 12) -> Path:
+def record(
+    root: Path, *, name: str = "run", steps: int = 12, overrides: Sequence[str] = ()
+) -> Path:
     """Record such a run, with findings, and return its folder."""
     group = f"{TERMINAL}{REVERSED}$$x$${HTML}"
     torch.manual_seed(0)
-    with comgra.trace("debug", root=root, group="group", name=name) as session:
+    with comgra.trace("debug", root=root, group="group", name=name, overrides=overrides) as session:
         model = Hostile()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(steps):

@@ -7,8 +7,9 @@ Fixtures:
         console, raised an exception, or sent a request outside this machine. Use `page.goto(url)`,
         then wait with `playwright.sync_api.expect`, never with sleep.
     open_page: Opens further pages with the same checks, `open_page(viewport=...)`. They share a
-        browser context, so that scripts are fetched and compiled once; pages with context options
-        (`open_page(color_scheme="dark")`) get a separate context.
+        browser context, so that scripts are fetched and compiled once, which takes seconds; a page
+        with a colour scheme (`open_page(color_scheme="dark")`) begins with empty storage, as in a
+        new browser.
     serve: Serves Panel objects from this process: `url = serve(factory)`, where `factory()` is
         called for each browser session and returns a viewable. A test may keep what the factory
         returned, and read and set its parameters (Panel passes changes on to the browser). Fails
@@ -40,6 +41,12 @@ FLAGS = [
 ]
 PATIENCE = 30_000  # milliseconds for anything to happen, on a busy machine
 VIEWPORT = {"width": 1400, "height": 840}
+
+#: Before the first document of a page, whatever other pages have stored.
+EMPTY_STORAGE = """if (location.protocol.startsWith("http") && !sessionStorage.getItem("empty")) {
+    localStorage.clear();
+    sessionStorage.setItem("empty", "yes");
+}"""
 LOCAL = re.compile(r"^(https?|wss?)://(127\.0\.0\.1|localhost)(:\d+)?(/|$)|^(data|blob|about):")
 
 #: What a software renderer says about itself, what a page closed in mid-push leaves behind, and
@@ -79,22 +86,24 @@ def common_context(chromium: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def open_page(chromium: Any, common_context: Any, serve: object) -> Iterator[Callable[..., Any]]:
+def open_page(common_context: Any, serve: object) -> Iterator[Callable[..., Any]]:
     """Opens pages that must log no errors."""
     assert serve, "pages close before the servers that they show, so `serve` comes first"
     opened: list[Any] = []
     dirt: list[str] = []
 
-    def open_(*, viewport: Mapping[str, int] = VIEWPORT, **options: Any) -> Any:
-        context = chromium.new_context(**options) if options else common_context
-        page = context.new_page()
+    def open_(*, viewport: Mapping[str, int] = VIEWPORT, color_scheme: str | None = None) -> Any:
+        page = common_context.new_page()
         page.set_viewport_size(dict(viewport))
-        opened.append(context if options else page)
+        if color_scheme is not None:
+            page.emulate_media(color_scheme=color_scheme)
+            page.add_init_script(EMPTY_STORAGE)
+        opened.append(page)
         return watched(page, dirt)
 
     yield open_
-    for page_or_context in opened:
-        page_or_context.close()
+    for page in opened:
+        page.close()
     common_context.clear_cookies()
     assert not dirt, "the page was not clean:\n" + "\n".join(dirt)
 

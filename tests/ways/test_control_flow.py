@@ -136,9 +136,33 @@ def train(flow: Any, *, compiled: bool) -> tuple[Any, Any, list[np.ndarray[Any, 
     return end, dict(counters["stats"]), firsts
 
 
-@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)
-@pytest.mark.parametrize("mode", ["eager", "observed", "uncompiled"])
-def test_control_flow_runs_and_is_recorded(flow: Any, mode: str, tmp_path: Path) -> None:
+SHORT = [
+    ("observed", modules),
+    ("observed", recurrent),
+    ("uncompiled", modules),
+    ("uncompiled", mapped),
+    ("uncompiled", attention),
+    ("eager", functions),
+    ("eager", repeated),
+    ("eager", summed),
+]
+"""Every kind once, and branches that are modules in both ways to be seen."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "flow"),
+    [
+        pytest.param(
+            mode,
+            flow,
+            id=f"{mode}-{flow.__name__}",
+            marks=[] if (mode, flow) in SHORT else [pytest.mark.slow],
+        )
+        for mode in ("eager", "observed", "uncompiled")
+        for flow in FLOWS
+    ],
+)
+def test_control_flow_runs_and_is_recorded(mode: str, flow: Any, tmp_path: Path) -> None:
     compiled = mode != "uncompiled"
     end, compilations, firsts = train(flow, compiled=compiled)
     spec = {**SPEC, "run": {"root": str(tmp_path)}, "compile": mode if compiled else "auto"}

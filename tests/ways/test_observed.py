@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import comgra_decl as comgra
 from comgra_decl.hooks.schedule.budget import Budget
 from tests.support.recording import Recording, contents, recording
+from tests.support.shortened import shortened
 from tests.ways.models import batches
 from tests.ways.proof import FULL, Outcome, Told, attached, outcome, same, seeded, verify
 from tests.ways.test_compiled import WAYS, Block, Graphs, model
@@ -32,6 +33,9 @@ pytestmark = [
     pytest.mark.skipif(torch.__version__ < "2.13", reason="two variants cannot be kept apart"),
 ]
 
+FEW_WAYS = pytest.mark.parametrize(
+    "way", shortened(["whole", "blocks", "fullgraph", "in place", "wrapped"], tried=2)
+)
 STEPS = 7
 RECORDED = [0, 2, 4, 6]
 SPEC = {
@@ -114,7 +118,7 @@ def proven(
     return traced
 
 
-@pytest.mark.parametrize("way", WAYS)
+@FEW_WAYS
 def test_observed_steps_of_compiled_code_change_nothing_and_are_true(
     way: str, shown: list[tuple[str, str]]
 ) -> None:
@@ -155,7 +159,7 @@ def graphs() -> dict[str, int]:
     return {**counters["stats"], **counters["frames"], **counters["recompiles"]}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@FEW_WAYS
 def test_observed_steps_leave_what_is_compiled_for_all_others_as_it_is(way: str) -> None:
     """A backend that counts: the plain variant once, the other one once, when it is needed."""
     counting, plain_counting = Graphs(), Graphs()
@@ -330,7 +334,7 @@ def test_gradients_of_a_dropout_that_drops_nothing_are_those_of_what_it_returns(
     assert traced.report["warnings"] == []
 
 
-@pytest.mark.parametrize("make", [Broken, Changed, Looped])
+@pytest.mark.parametrize("make", shortened([Broken, Changed, Looped], tried=1))
 def test_observed_modules_may_do_what_modules_do(make: Make, shown: list[tuple[str, str]]) -> None:
     traced = proven(Training(make))
     assert traced.report["warnings"] == []
@@ -355,7 +359,9 @@ def test_observed_micro_batches_are_told_apart_in_backward(shown: list[tuple[str
     assert shown
 
 
-@pytest.mark.parametrize(("make", "node"), [(model, "0.one"), (Looped, "first")])
+@pytest.mark.parametrize(
+    ("make", "node"), [(model, "0.one"), pytest.param(Looped, "first", marks=pytest.mark.slow)]
+)
 def test_observed_steps_may_follow_each_other(
     make: Make, node: str, shown: list[tuple[str, str]]
 ) -> None:
@@ -405,7 +411,7 @@ class Taken(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("form", ["tuple", "dict", "named tuple"])
+@pytest.mark.parametrize("form", shortened(["named tuple", "tuple", "dict"], tried=1))
 def test_observed_outputs_of_several_tensors_have_the_names_that_they_have_eagerly(
     form: str, shown: list[tuple[str, str]]
 ) -> None:
@@ -517,7 +523,7 @@ class Refusing:
         return graph.forward
 
 
-@pytest.mark.parametrize("way", WAYS)
+@FEW_WAYS
 def test_code_that_cannot_be_compiled_while_observed_runs_eagerly_and_says_why(way: str) -> None:
     backend = Refusing()
     traced = proven(Training(model), lambda net: _with(way, net, backend), compile="auto")
@@ -541,7 +547,7 @@ class Alternating(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("mode", ["auto", "observed"])
+@pytest.mark.parametrize("mode", shortened(["auto", "observed"], tried=1))
 def test_what_a_program_leaves_out_of_a_step_is_no_omission_of_compiled_code(
     mode: str, shown: list[tuple[str, str]]
 ) -> None:
@@ -621,7 +627,7 @@ class Freezing(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("mode", ["auto", "observed"])
+@pytest.mark.parametrize("mode", shortened(["auto", "observed"], tried=1))
 def test_a_layer_that_is_frozen_makes_the_next_record_eager(
     mode: str, shown: list[tuple[str, str]]
 ) -> None:
@@ -645,7 +651,7 @@ def test_a_layer_that_is_frozen_makes_the_next_record_eager(
     assert [count > 0 for count in counts[-STEPS:]][::2] == [False, True, False, True]
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", shortened([True, False], tried=1))
 def test_a_model_after_another_is_no_omission_of_compiled_code(kept: bool) -> None:
     models = []
     with recording({**SPEC, "compile": "auto", "schedule": {"first": 8}}) as traced:
@@ -747,7 +753,7 @@ class Around(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("what", ["a block", "a wrapped block", "a function"])
+@pytest.mark.parametrize("what", shortened(["a block", "a function", "a wrapped block"], tried=2))
 def test_compiled_code_that_an_eager_checkpoint_calls_again_is_observed(
     what: str, shown: list[tuple[str, str]]
 ) -> None:

@@ -11,6 +11,7 @@ from comgra_decl.viewer.model.labels import BATCH_HELP, BATCH_LABELS, STATISTIC_
 from comgra_decl.viewer.model.ranks import without_rank
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.time_use import TIME, has_times
 from comgra_decl.viewer.model.unusual import UNUSUAL
 
 
@@ -160,6 +161,7 @@ def _colours(view: RunView, colour: str) -> Field:
     passes = ["forward", *view.gradient_passes()]
     options = [Option("kind", "kind")] + [Option(p, pass_label(p)) for p in passes]
     options += [Option(name, name) for name in ("difference", "findings", UNUSUAL)]
+    options += [Option(TIME, TIME)] if has_times(view) else []
     rules = [rule for rule in dict.fromkeys([*rules_of(view), painted_rule(view, colour)]) if rule]
     options += [Option(f"{RULE}{rule}", rule_label(rule), "findings of a rule") for rule in rules]
     style = "buttons" if len(options) <= 3 else "menu"

@@ -16,7 +16,7 @@ from comgra_decl.viewer.graph.layout import (
     expansion_for,
     node_of,
 )
-from comgra_decl.viewer.model import compare, unusual
+from comgra_decl.viewer.model import compare, time_use, unusual
 from comgra_decl.viewer.model.between import between_of, boxes_of
 from comgra_decl.viewer.model.findings import paint_of, painted_rule
 from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, info_of, loose_of
@@ -99,6 +99,10 @@ class GraphPane(Pane):
         elif shown.colour == unusual.UNUSUAL:
             changes["heat"], changes["legend"] = unusual.paint_of(
                 shown.view, shown.at, graph, ((box.id, box.members) for box in self._scene.boxes)
+            )
+        elif shown.colour == time_use.TIME:
+            changes["heat"], changes["legend"] = time_use.paint_of(
+                shown.view, ((box.id, box.members) for box in self._scene.boxes)
             )
         elif shown.colour != "kind":
             changes["heat"], changes["legend"] = heat_of(

@@ -90,6 +90,7 @@ def command(
 
         print_diagnosis(opened, diagnosis, together=together, everything=everything)
     severities = {finding.severity for finding in diagnosis.findings}
-    severities |= {"error"} if diagnosis.incomplete or opened.ending is not None else set()
+    failed = opened.ending is not None and opened.ending.failed
+    severities |= {"error"} if diagnosis.incomplete or failed else set()
     if severities & _FAILS[fail_on]:
         raise typer.Exit(Exit.WANTING)

@@ -20,8 +20,8 @@ def command(
         typer.Option(
             "--format",
             "-f",
-            help="Format: parquet, csv, zarr, npz or tensorboard; for the graph onnx, graphml, "
-            "json, dot or mermaid.",
+            help="Format: parquet, csv, zarr, npz, trace or tensorboard; for the graph onnx, "
+            "graphml, json, dot or mermaid.",
         ),
     ] = "parquet",
     nodes: Annotated[
@@ -41,7 +41,10 @@ def command(
     ] = 200,
     as_json: AsJson = False,
 ) -> None:
-    """Export a run for other programs: tables, arrays, TensorBoard logs or the graph."""
+    """Export a run for other programs: tables, arrays, a trace, TensorBoard logs or the graph.
+
+    A trace is a time line of records, metrics and profiled steps for Perfetto or Chrome.
+    """
     from comgra_decl.cli.printing import bar
     from comgra_decl.export import export_run
     from comgra_decl.query import open_run

@@ -26,6 +26,7 @@ from comgra_decl.stats.support import is_readable
 
 _MOST_FACTS = 64
 _MOST_ELEMENTS = 1 << 22  # of what is read per call
+_HOSTS = ("cpu", "meta")  # devices on which nobody waits
 _DEPTH = 30  # frames between a call and the program's line
 _NOT_THE_PROGRAM = tuple(
     f"{path}{os.sep}" for path in (Path(torch.__file__).parent, Path(__file__).parents[2])
@@ -239,6 +240,22 @@ class Telling:
                 summed = [at for at, letter in enumerate(letters) if letter not in output]
                 self._note("weighs", shape=[*known.shape], dim=known.axis, summed=summed)
 
+    # -- waiting for a device --------------------------------------------------------------------
+
+    def _read_out(self, name: str, args: Args, _kwargs: Kwargs, _result: Any) -> None:
+        """Count calls that make the host wait until the device has computed a tensor."""
+        given = args[0]
+        if isinstance(given, torch.Tensor) and given.device.type not in _HOSTS:
+            fact = self._note("waits", function=name, device=given.device.type)
+            fact["count"] = fact.get("count", 0) + 1
+
+    def _move(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        arrives = isinstance(result, torch.Tensor) and result.device.type in ("cpu", *_HOSTS)
+        if arrives and not kwargs.get("non_blocking"):
+            self._read_out(name, args, kwargs, result)
+        if name != "cpu":
+            self._inherit(name, args, kwargs, result)
+
     # -- the last step -------------------------------------------------------------------------
 
     def _padded(self) -> float:
@@ -365,7 +382,12 @@ _READ: dict[str, _Reader] = {
     "where": Telling._choose,
     **dict.fromkeys(("mul", "__mul__", "__rmul__"), Telling._multiply),
     **dict.fromkeys(("div", "__truediv__"), Telling._divide),
-    **dict.fromkeys(("dropout", "contiguous", "to", "type_as", "float"), Telling._inherit),
+    **dict.fromkeys(("dropout", "contiguous", "type_as", "float"), Telling._inherit),
+    **dict.fromkeys(("to", "cpu"), Telling._move),
+    **dict.fromkeys(
+        ("item", "tolist", "nonzero", "__bool__", "__float__", "__int__", "masked_select"),
+        Telling._read_out,
+    ),
     **dict.fromkeys(("matmul", "__matmul__", "bmm"), Telling._contract),
     "einsum": Telling._einsum,
     "__getitem__": Telling._index,

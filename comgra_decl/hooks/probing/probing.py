@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from comgra_decl.hooks.probing.perturbations import Perturbations
 from comgra_decl.hooks.probing.probe import InputSlot, Probe
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class Probing:
             possibly kept.
         warn: called with the reason why a probe or a picture is missing.
         say: called with (probe, sentence) when a budget has chosen the gap between records.
+
+    Attributes:
+        perturbations: copies models for experiments after the training, if the spec asks for them.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Probing:
         say: Callable[[str, str, str], None],
     ) -> None:
         self._scheduled = scheduled
+        self.perturbations = Perturbations() if spec.perturbations else None
         self._probes = [
             Probe(
                 name,
@@ -60,6 +65,8 @@ class Probing:
         iteration: int,
     ) -> None:
         """Handle a call to a model that is trained, before any of the model has run."""
+        if self.perturbations is not None and self.perturbations.due:
+            self.perturbations.enter(module, plan, args, kwargs)
         due = [probe for probe in self._probes if probe.due]
         for probe in due if due and self._scheduled() else ():
             probe.enter(module, plan, args, kwargs, iteration=iteration)
@@ -88,6 +95,8 @@ class Probing:
 
     def ended(self, info: StepInfo, table: SlotTable, sink: Callable[[RawStep], None]) -> None:
         """Run the probes that are due after a step that is recorded, and emit their records."""
+        if self.perturbations is not None:
+            self.perturbations.ended(info.step)
         for probe in self._probes:
             raw = probe.ended(info, table)
             if raw is not None:
@@ -102,7 +111,7 @@ def probing(
     warn: Callable[[str], None],
     say: Callable[[str, str, str], None],
 ) -> Probing | None:
-    """Return the probes of a spec; None if it declares none."""
-    if not spec.probes:
+    """Return the probes and perturbations of a spec; None if it declares none."""
+    if not (spec.probes or spec.perturbations):
         return None
     return Probing(spec, input_slot=input_slot, scheduled=scheduled, warn=warn, say=say)

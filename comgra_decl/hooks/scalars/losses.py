@@ -71,6 +71,7 @@ class LossWatch:
         self._before: Callable[[Any], None] | None = None
         self._recording = False
         self._timer: Callable[[bool], None] | None = None
+        self._own: Callable[[], AbstractContextManager[Any]] | None = None
         self.thread = 0
         self._scaled: dict[int, _Scaled] = {}  # the last scaled loss, by thread
         self._inside: set[int] = set()  # by thread; function modes split one call into several
@@ -125,7 +126,7 @@ class LossWatch:
         self._recording = recording
         if recording:
             self._apply()
-        elif self._each is None and self._before is None:
+        elif self._each is None and self._before is None and self._timer is None:
             for patch in self._patches:
                 patch.restore()
         if not recording:
@@ -136,10 +137,25 @@ class LossWatch:
         for patch in self._patches:
             patch.apply()
 
-    def time(self, timer: Callable[[bool], None] | None) -> None:
-        """Set a function that is called with True before and False after each `backward`."""
-        self._timer = timer
-        self._settle()
+    def time(
+        self,
+        timer: Callable[[bool], None] | None,
+        *,
+        own: Callable[[], AbstractContextManager[Any]] | None = None,
+    ) -> None:
+        """Set a function that is called with True before and False after each `backward`.
+
+        Args:
+            timer: the function; None for none.
+            own: returns a context for the work that tracing itself does before `backward`; None
+                for none.
+        """
+        self._timer, self._own = timer, own
+        if timer is not None:
+            self._apply()
+            self._settle()
+        else:
+            self.record(self._recording)
 
     def follow(self, thread: int) -> None:
         """Set the thread that calls `backward`; 0 if unknown."""
@@ -246,7 +262,12 @@ class LossWatch:
         thread = get_ident()
         self._inside.add(thread)
         try:
-            recording = self._begins(args[0] if args else kwargs.get("tensors"))
+            given, own = args[0] if args else kwargs.get("tensors"), self._own
+            if own is None:
+                recording = self._begins(given)
+            else:
+                with own():
+                    recording = self._begins(given)
         except Exception as error:
             self._on_fault(error)
         whole = False

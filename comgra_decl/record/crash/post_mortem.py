@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from comgra_decl.hooks.call_context import OPTIMIZER_STEP
 from comgra_decl.hooks.frames import Visit, is_module, own_module, variables, visits
-from comgra_decl.hooks.memory_use import memory_facts
+from comgra_decl.hooks.memory_use import memory_facts, memory_limit
+from comgra_decl.hooks.names import Names
 from comgra_decl.hooks.place import ProgramPlace
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.record.crash import tensors
 from comgra_decl.record.crash.lessons import lesson_about
-from comgra_decl.record.crash.names import Names
 from comgra_decl.record.crash.overwritten import needs
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.torch_private import ENGINE_CALL
@@ -62,14 +62,18 @@ class _Call:
 def post_mortem(error: BaseException, place: ProgramPlace) -> dict[str, Any]:
     """Return the post-mortem of an error as JSON-serialisable data.
 
+    An interruption is no failure: only where the program was is of interest. No tensor is read,
+    because reading one on a device that does not respond would wait forever.
+
     Args:
         error: the error, with its traceback.
         place: the program's position, as far as tracing knows.
     """
-    chain = [*_chain(error)]
+    interrupted = isinstance(error, KeyboardInterrupt)
+    chain = [error] if interrupted else [*_chain(error)]
     frames = _frames(chain)
     names = Names(place.naming)
-    calls = [*_calls(frames, names)][-_MOST_CALLS:]
+    calls = [*_calls(frames, names, reads=not interrupted)][-_MOST_CALLS:]
     phase, outputs = _phase(frames, calls)
     own = _place(frames)
     document: dict[str, Any] = {
@@ -82,15 +86,17 @@ def post_mortem(error: BaseException, place: ProgramPlace) -> dict[str, Any]:
         "module": calls[-1].node if calls else None,
         "calls": [call.facts() for call in calls],
         "place": None if own is None else _line(own),
-        "variables": [] if own is None else _variables(own),
-        "batch": _batch(frames, calls),
+        "variables": [] if own is None or interrupted else _variables(own),
+        "batch": [] if interrupted else _batch(frames, calls),
         "parameters": [],
         "needs": [],
         "unused": [*_unused(chain, calls)],
         "stack": [_line(v) for v in [v for v in frames if not v.is_plumbing][-_MOST_FRAMES:]],
-        "memory": memory_facts(),
-        "lesson": lesson_about(iter(chain)),
+        "memory": memory_limit() if interrupted else memory_facts(),
+        "lesson": None if interrupted else lesson_about(iter(chain)),
     }
+    if interrupted:
+        return document
     held = [*names.parameters_of(calls[-1].module, calls[-1].node)] if calls else []
     if outputs is not None:
         found, used = _needs(error, outputs, names, place)
@@ -125,14 +131,20 @@ def _frames(chain: list[BaseException]) -> list[Visit]:
 # -- modules -----------------------------------------------------------------------------------
 
 
-def _calls(frames: list[Visit], names: Names) -> Iterator[_Call]:
-    """Yield the module calls in progress, outermost first."""
+def _calls(frames: list[Visit], names: Names, *, reads: bool) -> Iterator[_Call]:
+    """Yield the module calls in progress, outermost first.
+
+    Args:
+        frames: the frames of the error.
+        names: names the modules.
+        reads: whether to read the tensors in them.
+    """
     call: _Call | None = None
     outermost: nn.Module | None = None
     for visit in frames:
         if visit.is_plumbing and not visit.calls_module:
             continue
-        found = variables(visit.frame, lambda known, at=visit: _seen(known, at))  # type: ignore[misc]
+        found = variables(visit.frame, lambda known, at=visit: _seen(known, at, reads=reads))  # type: ignore[misc]
         if found is None:
             continue
         module, inputs, inside = found
@@ -147,11 +159,13 @@ def _calls(frames: list[Visit], names: Names) -> Iterator[_Call]:
 _Seen = tuple[nn.Module, list[dict[str, Any]], list[dict[str, Any]]]
 
 
-def _seen(known: Mapping[str, Any], visit: Visit) -> _Seen | None:
+def _seen(known: Mapping[str, Any], visit: Visit, *, reads: bool) -> _Seen | None:
     """Return the module whose method a frame runs, its inputs, and the frame's tensors."""
     module = own_module(known, visit.frame)
     if module is None:
         return None
+    if not reads:
+        return module, [], []
     if visit.calls_module:
         given = {"input": known.get("args", ()), **(known.get("kwargs") or {})}
         return module, tensors.described(_named(given)), []

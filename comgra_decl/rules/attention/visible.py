@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from comgra_decl.rules.api import (
+    PERTURBATIONS,
     Count,
     Finding,
     Place,
@@ -22,6 +23,7 @@ from comgra_decl.rules.api import (
 )
 
 _NEXT = 0.99  # share of targets that are the next input
+_CHANGED = 1e-3  # change to outputs, relative to their standard deviation
 _SEEN = 1e-4  # share of the weight on later positions that is not rounding
 
 
@@ -42,8 +44,9 @@ class FutureVisible(Rule):
         f"At least {_NEXT:.0%} of at least `least` recorded targets are the next tokens of the "
         "model's only integer input, of shape [batch, positions]. In addition, attention over "
         "these positions gives weight to later positions because the causal mask is missing or "
-        "reversed, or the model has a bidirectional recurrent module. The model can then copy its "
-        "target."
+        "reversed; or the model has a bidirectional recurrent module; or the outputs at earlier "
+        "positions change when a later token is replaced, in an experiment after the training. "
+        "The model can then copy its target."
     )
     source = (
         "Vaswani et al., Attention Is All You Need (2017), section 3.2.3: masking prevents "
@@ -99,6 +102,21 @@ class FutureVisible(Rule):
                         message="The model predicts the next token, but its attention "
                         f"({call['function']}, weights {list(shape)}) can already see it: {how}.",
                         evidence={"future": future, "positions": length},
+                    )
+                ]
+        for found in scene.documents.get(PERTURBATIONS) or []:
+            seen = found.get("ahead") or {}
+            if seen.get("positions") == length and seen["ahead"] > _CHANGED:
+                return [
+                    self.finding(
+                        scene,
+                        place=Place(str(found["model"])),
+                        first_step=0,
+                        message="The model predicts the next token, but can already see it: after "
+                        "the training, its outputs at earlier positions changed when the input at "
+                        "a later position was replaced.",
+                        certainty=0.95,
+                        evidence={"change": seen["ahead"], "positions": length},
                     )
                 ]
         for module in scene.documents.get("modules") or []:

@@ -58,7 +58,7 @@ class InputBound(Rule):
     _first: int = -1
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Adds the times of steps."""
+        """Add the times of steps."""
         if numbers.name in (_DATA, _STEP):
             count, total = self._sums.get(numbers.name, (0, 0.0))
             self._sums[numbers.name] = (
@@ -69,7 +69,7 @@ class InputBound(Rule):
                 self._first = int(numbers.steps[0])
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the whole run."""
+        """Return a finding about the whole run."""
         if self.missing(scene) is not None:
             return []
         data, step = (total / count for count, total in (self._sums[_DATA], self._sums[_STEP]))
@@ -87,22 +87,22 @@ class InputBound(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the times could not be checked, or None."""
+        """Return the reason why the times could not be checked, or None."""
         count = min(self._sums.get(name, (0, 0.0))[0] for name in (_DATA, _STEP))
         least = self.parameters.least
         return None if count >= least else f"it needs {least} timed steps; the run has {count}"
 
 
 class StalledStep(Rule):
-    """A step that did not end for a long time."""
+    """Steps that did not end for a long time."""
 
     name = "stalled_step"
     severity = "warning"
     certainty = 0.7
     definition = (
         "Outside evaluations, a step has not ended after ten times the median step duration and at "
-        "least five seconds. A note in the run then contains the stacks of all threads. Only the "
-        "first such step is reported."
+        "least five seconds. A note in the run then contains the stacks of all threads. At most "
+        "eight such steps are reported."
     )
     source = "The watchdogs in distributed training libraries report hanging steps in the same way."
     advice = (
@@ -114,15 +114,12 @@ class StalledStep(Rule):
     _found: dict[int, float] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Stores the stalled step."""
+        """Store the stalled steps."""
         if numbers.name == _STALLED:
             self._found.update(zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first stalled step."""
-        if not self._found:
-            return []
-        step, seconds = next(iter(self._found.items()))
+        """Return a finding about each stalled step."""
         return [
             self.finding(
                 scene,
@@ -132,8 +129,9 @@ class StalledStep(Rule):
                 "median. A note at this step shows the stacks of all threads.",
                 evidence={"seconds": seconds},
             )
+            for step, seconds in self._found.items()
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns None, because every run is checked while it is recorded."""
+        """Return None, because every run is checked while it is recorded."""
         return None

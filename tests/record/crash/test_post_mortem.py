@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import comgra_decl as comgra
+from comgra_decl.cli.main import main
 from comgra_decl.hooks.frames import variables
 from comgra_decl.hooks.place import ProgramPlace
 from comgra_decl.query import Run
@@ -163,15 +164,40 @@ def test_a_program_that_ends_by_itself_or_exits_has_no_post_mortem(tmp_path: Pat
     assert run.document("post_mortem") is None
 
 
-def test_an_interruption_names_where_the_program_was(tmp_path: Path) -> None:
+def test_an_interruption_names_where_the_program_was_and_reads_no_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor on a device that does not respond could not be read."""
+
     def interrupt(_: Tensor) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr("comgra_decl.record.crash.tensors.described", pytest.fail)
     run, _ = failed(tmp_path, lambda: train(Net(99), seen=interrupt))
     assert run.ending is not None
-    assert run.ending.headline.startswith(
-        "the program was interrupted at step 0, outside the model"
-    )
+    assert run.ending.headline == "the program was interrupted at step 0, outside the model"
+    assert not run.ending.failed
+    content = run.document("post_mortem")
+    assert content["place"]["function"].endswith(".interrupt")
+    assert content["place"]["text"] == "raise KeyboardInterrupt"
+    assert content["stack"]
+    assert content["lesson"] is None
+    assert run.damage == []
+
+
+def test_an_interruption_in_a_module_names_the_module(tmp_path: Path) -> None:
+    class Interrupted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
+
+    model = nn.Sequential(nn.Linear(4, 4), Interrupted())
+    run, _ = failed(tmp_path, lambda: model(torch.ones(2, 4)))
+    assert run.ending is not None
+    assert run.ending.headline == "the program was interrupted at step 0, in the forward pass of 1"
+    assert [call["node"] for call in run.document("post_mortem")["calls"]] == ["Sequential", "1"]
+    with pytest.raises(SystemExit) as ended:
+        main(["diagnose", str(run.path)])
+    assert ended.value.code == 0
 
 
 # -- neutrality --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import comgra_decl
 from tests.support.fake_run import FakeRun
@@ -23,6 +24,13 @@ from comgra_decl.viewer.custom import View
 def views():
     return [View("Where", lambda look: f"it is **{look.node}** at {look.step}"), View("Bad", len)]
 """
+
+
+def turn_to(page: Any, section: str) -> None:
+    """Opens a section of an open page by its tab, and waits until it is drawn."""
+    page.locator(f'[data-send="{section}"][role="tab"]').press("Enter")
+    page.locator(f'[data-send="{section}"][aria-selected="true"]').wait_for()
+    page.wait_for_function("() => Bokeh.documents[0].is_idle")
 
 
 class Started:

@@ -20,6 +20,7 @@ from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.state import SECTIONS
 from tests.store.test_damage import overwrite
+from tests.support.shortened import shortened
 
 SEEDS = range(12)
 
@@ -85,7 +86,7 @@ KINDS = ("findings", "modules", "report", *FOUND_LATER)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", shortened([0, 1], tried=1))
 def test_the_rest_of_a_run_is_shown_and_the_damage_is_named(
     run: Path, kind: str, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +147,7 @@ def test_a_run_that_lost_all_records_is_called_damaged(run: Path) -> None:
     assert f"comgra-decl verify {run}" in screen.notice.html
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", shortened(SEEDS, tried=3))
 def test_no_flipped_byte_of_any_file_keeps_the_page_from_opening(run: Path, seed: int) -> None:
     """It shows the rest of the run, or why the run cannot be opened."""
     rng = random.Random(seed)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from comgra_decl.viewer.page import create_page
+from tests.support.shortened import shortened
 from tests.support.traced import traced, train
 
 pytestmark = pytest.mark.browser
@@ -21,6 +22,10 @@ pytestmark = pytest.mark.browser
 NODES = {"all": {"select": "**", "capture": ["output", "parameter"]}}
 LAPTOP, DESK = {"width": 1280, "height": 800}, {"width": 1920, "height": 1080}
 LARGE = {"width": 3840, "height": 2160}
+
+SIZES = pytest.mark.parametrize(
+    "size", shortened([LAPTOP, DESK, LARGE], tried=1), ids=["laptop", "desk", "4k"]
+)
 
 LABELS = """labels => labels.map((text) => {
   const shown = text.getClientRects().length > 0;
@@ -132,7 +137,7 @@ def sizes(page: Any) -> dict[str, float]:
     return last
 
 
-@pytest.mark.parametrize("size", [LAPTOP, DESK, LARGE], ids=["laptop", "desk", "4k"])
+@SIZES
 def test_a_residual_network_opens_as_a_dozen_readable_boxes(
     look: Callable[..., Any], size: dict[str, int]
 ) -> None:
@@ -147,7 +152,7 @@ def test_a_residual_network_opens_as_a_dozen_readable_boxes(
     assert all_inside(page)
 
 
-@pytest.mark.parametrize("size", [LAPTOP, DESK, LARGE], ids=["laptop", "desk", "4k"])
+@SIZES
 def test_a_transformer_of_twelve_layers_opens_as_its_blocks(
     look: Callable[..., Any], size: dict[str, int]
 ) -> None:

@@ -18,6 +18,7 @@ from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.unusual import UNUSUAL, beginning, paint_of
 from comgra_decl.viewer.state import SECTIONS
 from tests.support.fake_run import FakeRun
+from tests.support.shortened import shortened
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +235,7 @@ TOOLTIP = """() => {
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", shortened(["dark", "light"], tried=1))
 def test_tooltips_have_the_colours_of_the_theme(viewer: Callable[..., Any], scheme: str) -> None:
     page = viewer(
         "?run=group/small&section=overview&node=embed&step=4", ".bk-Figure >> visible=true",

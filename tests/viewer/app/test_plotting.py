@@ -345,14 +345,21 @@ ZOOMING = """() => {
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["series", "preview"], id="some"),
+        pytest.param([*PICTURES], id="all", marks=pytest.mark.slow),
+    ],
+)
 def test_every_picture_can_be_zoomed_in_a_saved_file(
-    run: Run, tmp_path: Path, chromium: Any
+    run: Run, tmp_path: Path, chromium: Any, names: list[str]
 ) -> None:
     context = chromium.new_context(offline=True, viewport={"width": 900, "height": 600})
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
-    for name, draw in PICTURES.items():
-        page.goto(save(draw(run), tmp_path / f"{name}.html").as_uri())
+    for name in names:
+        page.goto(save(PICTURES[name](run), tmp_path / f"{name}.html").as_uri())
         page.locator(".bk-Canvas").first.wait_for()
         page.wait_for_function("() => !!(window.Bokeh && Bokeh.documents[0].is_idle)")
         page.evaluate(ZOOMING)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from comgra_decl.viewer.state import SECTIONS
+from tests.viewer.app.served import turn_to
 
 pytestmark = pytest.mark.browser
 
@@ -113,9 +114,7 @@ def test_every_section_can_be_read_and_worked_without_a_mouse(
 ) -> None:
     page = viewer("?node=head&step=9&colour=forward", color_scheme=theme)
     for section in [name for name in SECTIONS if name != "views"]:
-        page.locator(f'[data-send="{section}"][role="tab"]').press("Enter")
-        page.locator(f'[data-send="{section}"][aria-selected="true"]').wait_for()
-        page.wait_for_function("() => Bokeh.documents[0].is_idle")
+        turn_to(page, section)
         faults = page.evaluate(FAULTS) if theme == "light" else []
         assert faults + page.evaluate(FAINT) == [], section
 

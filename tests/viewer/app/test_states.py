@@ -125,6 +125,7 @@ def test_a_disk_that_fails_is_said_in_the_page_and_not_the_end(
     page.locator('.node[data-id="head"]').wait_for()
 
 
+@pytest.mark.slow
 def test_a_viewer_outlives_read_errors_of_its_disk(
     runs: Path, tmp_path: Path, open_page: Callable[..., Any]
 ) -> None:

@@ -63,6 +63,7 @@ def test_the_verdict_arrives_by_itself_and_show_me_walks_the_evidence(
     assert reader.locator("svg path.data").first.is_visible()
 
 
+@pytest.mark.slow
 def test_a_finding_in_the_list_can_be_walked_too(checked: Any) -> None:
     page = checked
     page.get_by_role("tab", name="Findings").click()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from comgra_decl.viewer.graph.layout import GraphNode, build_scene
 from comgra_decl.viewer.graph.places import MAX_WIDTH
+from tests.support.shortened import shortened
 from tests.viewer.components.graphs import (
     Show,
     expect,
@@ -76,15 +78,16 @@ NAMES = [
 FONTS = ["DejaVu Sans", "Verdana", "Liberation Sans", "sans-serif", "serif"]
 
 
-@pytest.mark.parametrize("font", FONTS)
+@pytest.mark.parametrize("font", shortened(FONTS, tried=2))
 def test_a_name_that_has_room_is_written_whole_in_every_font(
-    show: Show, page: Any, font: str
+    show: Show, open_page: Callable[[], Any], font: str
 ) -> None:
+    page = open_page()
     nodes = [GraphNode(name, "computed", i) for i, name in enumerate(NAMES)]
     nodes += [GraphNode(f"{name}.inner", "computed", 50) for name in NAMES]  # folded: with a number
     page.add_init_script(f"""document.addEventListener("DOMContentLoaded", () =>
         document.documentElement.style.setProperty("--panel-font-family", `{font}`))""")
-    show(lambda: graph(build_scene(nodes, [], expanded=frozenset())))
+    show(lambda: graph(build_scene(nodes, [], expanded=frozenset())), on=page)
     boxes = page.locator(".node")
     expect(boxes).to_have_count(len(NAMES))
     assert sorted(boxes.locator(".label").all_text_contents()) == sorted(NAMES)
@@ -95,7 +98,10 @@ def test_a_name_that_has_room_is_written_whole_in_every_font(
     assert boxes.evaluate_all(inside)
 
 
-def test_a_name_that_is_a_little_too_wide_is_squeezed_and_not_cut(show: Show, page: Any) -> None:
+def test_a_name_that_is_a_little_too_wide_is_squeezed_and_not_cut(
+    show: Show, open_page: Callable[[], Any]
+) -> None:
+    page = open_page()
     letter = page.evaluate("""() => {
         const measure = document.createElement("canvas").getContext("2d");
         measure.font = "500 12px monospace";
@@ -105,7 +111,7 @@ def test_a_name_that_is_a_little_too_wide_is_squeezed_and_not_cut(show: Show, pa
     nodes = [GraphNode(name, "computed", 0), GraphNode(name * 2, "computed", 1)]
     page.add_init_script("""document.addEventListener("DOMContentLoaded", () =>
         document.documentElement.style.setProperty("--panel-font-family", "monospace"))""")
-    show(lambda: graph(build_scene(nodes, [], expanded=frozenset())))
+    show(lambda: graph(build_scene(nodes, [], expanded=frozenset())), on=page)
     expect(node(page, name).locator(".label")).to_have_text(name)
     drawn = node(page, name).locator(".label").evaluate("text => text.getBBox().width")
     assert drawn <= MAX_WIDTH - 17

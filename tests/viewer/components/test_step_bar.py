@@ -223,14 +223,14 @@ def test_runs_of_a_usual_schedule_are_short() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_browser_counts_steps_as_numpy_does(page: Any, seed: int) -> None:
+def test_the_browser_counts_steps_as_numpy_does(open_page: Any, seed: int) -> None:
+    page = open_page()
     chance = np.random.default_rng(seed)
     gaps = np.repeat(chance.integers(1, 40, 40), chance.integers(1, 30, 40))
     steps = np.cumsum(gaps)
     asked = chance.uniform(-50, steps[-1] + 50, 300).round(3)
     folder = Path(components.__file__).parent
     code = (folder / "stepbar.js").read_text().replace("export ", "")
-    page.goto("about:blank")
     got = page.evaluate(
         f"""([runs, asked]) => {{ {code}
         const steps = new Steps(runs);

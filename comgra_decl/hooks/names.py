@@ -1,4 +1,4 @@
-"""Name the modules and parameters of a failed program as the run does."""
+"""Name modules and parameters as the run does, including those that are not recorded."""
 
 from __future__ import annotations
 

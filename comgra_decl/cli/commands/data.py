@@ -1,0 +1,138 @@
+"""The command `comgra-decl data`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from comgra_decl.errors import Exit
+
+if TYPE_CHECKING:
+    from comgra_decl.experiments.data import Drawn, Summary
+
+PANEL = "Look"
+
+BATCHES = 4
+
+USAGE = f"""\
+usage: comgra-decl data [OPTIONS] [--] SCRIPT [ARGS ...]
+       comgra-decl data [OPTIONS] [--] -m MODULE [ARGS ...]
+
+Draws the first batches of a training script, as its model receives them, and prints their shapes,
+ranges, channels, duplicates and classes. The script runs unchanged, but its optimizer steps change
+nothing, and it is ended before the step that follows the last batch. Its output goes to standard
+error.
+
+  --batches N    number of batches; default: {BATCHES}
+  --page FILE    write an HTML page, with the images of the first batch
+  --mean A,B,C   the mean of each channel that the script subtracts from its images
+  --std A,B,C    the standard deviation of each channel by which it divides them
+  --json         print JSON
+
+Exit codes: 0 batches were drawn; 3 no model was called in training; 2 invalid command line;
+otherwise the script's own.
+"""
+
+
+def passed_on(arguments: Sequence[str]) -> None:
+    """Show the first batches of a script as its model receives them."""
+    from comgra_decl.cli.watched_script import (
+        Enough,
+        called,
+        number_of,
+        options_of,
+        refuse,
+        run_watched,
+    )
+    from comgra_decl.doors.script import UsageError
+    from comgra_decl.experiments.data import Drawn, drawing
+
+    rest = [*arguments]
+    if rest[:1] in (["-h"], ["--help"]):
+        sys.stdout.write(USAGE)
+        return
+    values = ("--batches", "--page", "--mean", "--std")
+    try:
+        options = options_of(rest, flags=("--json",), values=values)
+        batches = number_of("--batches", options, BATCHES)
+        mean, std = (_numbers(name, options) for name in ("--mean", "--std"))
+        if len(mean) != len(std):
+            raise UsageError("--mean and --std need one number per channel each")
+        call = called(rest)
+    except UsageError as error:
+        refuse("data", error, USAGE)
+    drawn = Drawn()
+    run_watched(call, drawing(drawn, batches, Enough))
+    _show(drawn, as_json="--json" in options)
+    if "--page" in options and drawn.batches:
+        from comgra_decl.experiments.data_page import page
+
+        Path(options["--page"]).write_text(page(drawn, mean=mean, std=std), encoding="utf-8")
+    if not drawn.batches:
+        sys.exit(Exit.WANTING)
+
+
+def _numbers(name: str, options: dict[str, str]) -> list[float]:
+    from comgra_decl.doors.script import UsageError
+
+    text = options.get(name, "")
+    try:
+        return [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise UsageError(f"{name} must be numbers separated by commas, got {text!r}") from None
+
+
+def _show(drawn: Drawn, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from comgra_decl.cli.printing import print_json
+    from comgra_decl.experiments.data import summary
+    from comgra_decl.terminal import console
+
+    found = [summary(label, batches) for label, batches in drawn.tensors.items()]
+    if as_json:
+        print_json({"batches": drawn.batches, "target": drawn.target,
+                    "tensors": [asdict(each) for each in found]})  # fmt: skip
+        return
+    out = console()
+    if not found:
+        out.print("No model was called in training before the first optimizer step.")
+        return
+    out.print(f"{drawn.batches} batches")
+    for each in found:
+        out.print("", *_lines(each), sep="\n")
+    if not any(label.startswith("target") for label in drawn.tensors):
+        out.print(
+            "\nWhich tensor is the target is unknown, because no loss function of torch was called "
+            "with one. It may be among those that were not passed to the model."
+        )
+
+
+def _lines(found: Summary) -> list[str]:
+    shapes = ", ".join("\u00d7".join(map(str, shape)) or "one number" for shape in found.shapes)
+    lines = [f"{found.label}: {shapes}, {found.dtype}"]
+    if found.mean is not None:
+        lines.append(
+            f"  range {found.low:.4g} to {found.high:.4g}, mean {found.mean:.4g}, "
+            f"std {found.std:.4g}"
+        )
+    if found.nonfinite:
+        lines.append(f"  {found.nonfinite} values are NaN or infinite")
+    if found.channels and len(found.channels) > 1:
+        pairs = ", ".join(f"{mean:.3g} \u00b1 {std:.3g}" for mean, std in found.channels)
+        lines.append(f"  channels (mean \u00b1 std): {pairs}")
+    if found.repeated or found.shared:
+        lines.append(
+            f"  of {found.samples} samples, {found.repeated} equal another one in their batch, and "
+            f"{found.shared} equal one in an earlier batch"
+        )
+    if found.classes:
+        most = sorted(found.classes.items(), key=lambda item: -item[1])[:12]
+        counts = ", ".join(f"{name}: {count}" for name, count in most)
+        more = f", and {len(found.classes) - len(most)} more" if len(found.classes) > 12 else ""
+        lines.append(f"  {len(found.classes)} different values ({counts}{more})")
+        if found.fewest == 1 and len(found.classes) > 1:
+            lines.append("  some batch contains only one of them: the data may not be shuffled")
+    return lines

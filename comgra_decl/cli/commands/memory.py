@@ -1,0 +1,50 @@
+"""The command `comgra-decl memory`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from comgra_decl.cli.printing import AsJson, RunPath, print_json
+
+PANEL = "Look"
+
+
+def command(
+    run: RunPath,
+    rows: Annotated[
+        int, typer.Option("--rows", "-n", min=1, help="Number of nodes to print.")
+    ] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show what holds the memory in a run's measured steps: activations, parameters, and so on.
+
+    The spec names these steps: `memory: {steps: 10}`.
+    """
+    from comgra_decl.query import open_run
+
+    table = open_run(run).memory()
+    if as_json:
+        plain = table.reset_index().astype(object)
+        print_json(plain.where(plain.notna(), None).to_dict("records"))
+        return
+    from comgra_decl.cli.tables import memory_table
+    from comgra_decl.terminal import console
+
+    out = console()
+    out.print("in MB, including modules within a node", memory_table(table.head(rows)), sep="\n")
+    if len(table) > rows:
+        out.print(f"{len(table) - rows} more rows; print them with --rows {len(table)}.")
+    if not table["allocated"].notna().any():
+        out.print(
+            "On the CPU, activations are the tensors that autograd saves; temporary memory is not "
+            "measured."
+        )
+    inner = table.iloc[1:]["checkpoint_saves"]
+    if len(inner) and inner.max() > 0:
+        out.print(
+            f"A checkpoint (torch.utils.checkpoint) of {inner.idxmax()} would save "
+            f"{inner.max() / 1e6:.2f} MB at the end of the forward pass, and repeat its forward "
+            "pass in the backward pass."
+        )

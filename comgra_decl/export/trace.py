@@ -1,0 +1,211 @@
+"""trace: one time line in the Trace Event Format, which Perfetto and Chrome's tracing page show.
+
+The format is described in "Trace Event Format" (Google, 2016). All times are in microseconds since
+the run started.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from comgra_decl.errors import UnknownNameError
+from comgra_decl.query import Run
+from comgra_decl.records import AUTOMATIC, PROFILE, PROGRAM, TIMELINE
+
+from .content import Content
+
+_RUN, _HOST, _DEVICE = 1, 2, 3  # process numbers of the format: groups of tracks
+_RECORDS, _STEPS, _NOTES = 1, 2, 3  # thread numbers of the first group: its tracks
+_ON_DEVICE = -1
+_US = 1e6
+_BLOCK = 4096  # events between two reports of progress
+
+Event = dict[str, Any]
+
+
+def write(content: Content, to: Path) -> None:
+    """Write the file `to`, one event per line."""
+    with to.open("w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit": "ms", "otherData": ')
+        facts = {"run": f"{content.run.group}/{content.run.name}", "started": content.run.started}
+        file.write(f'{json.dumps(facts)}, "traceEvents": [')
+        found = [*events(content)]
+        for number, event in enumerate(found):
+            file.write(",\n" if number else "\n")
+            file.write(json.dumps(event, allow_nan=False))
+            if number % _BLOCK == 0:
+                content.report(number, len(found))
+        file.write("\n]}\n")
+
+
+def events(content: Content) -> Iterator[Event]:
+    """Yield all events: the tracks, records, metrics, notes and profiled steps."""
+    yield from _tracks(content.run)
+    yield from _records(content)
+    yield from _metrics(content)
+    yield from _notes(content)
+    yield from _steps(content)
+    yield from _profiled(content)
+
+
+def _tracks(run: Run) -> Iterator[Event]:
+    groups = {_RUN: "records and metrics", _HOST: "profiled steps: host"}
+    if run.document(TIMELINE) is not None:
+        groups[_DEVICE] = "profiled steps: device"
+    for number, name in groups.items():
+        yield _metadata("process_name", number, 0, name=name)
+        yield _metadata("process_sort_index", number, 0, sort_index=number)
+    names = {_RECORDS: "records", _STEPS: "profiled steps", _NOTES: "notes and findings"}
+    for number, name in names.items():
+        yield _metadata("thread_name", _RUN, number, name=name)
+
+
+def _metadata(kind: str, process: int, thread: int, **args: Any) -> Event:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "ts": 0, "args": args}
+
+
+def _span(
+    name: str, start: float, duration: float, *, track: tuple[int, int], **more: Any
+) -> Event:
+    process, thread = track
+    times = {"ts": round(start, 3), "dur": round(max(duration, 0.0), 3)}
+    return {"ph": "X", "name": name, "pid": process, "tid": thread, **times, **more}
+
+
+# -- records -----------------------------------------------------------------------------------
+
+
+def _records(content: Content) -> Iterator[Event]:
+    """Yield the records; each one ends at its time, and its duration is its cost.
+
+    The cost also contains work that was done earlier in the step, so a record may seem to begin
+    before the previous one ended. Tracks cannot show that, so it then begins where that one ended.
+    """
+    run, before = content.run, 0.0
+    for row in content.records.to_dict("records"):
+        cost = _US * float(row["cost"])
+        args: dict[str, Any] = {"step": int(row["step"]), "type": row["type"], "mode": row["mode"]}
+        if row["kept"] is not None:
+            args["kept"] = str(row["kept"])
+        args["cost_ms"] = cost / 1000
+        ends = _US * (float(row["time"]) - run.started)
+        start = min(max(ends - cost, before), ends)
+        before = ends
+        name = f"record of step {row['step']}"
+        yield _span(name, start, ends - start, track=(_RUN, _RECORDS), cat="record", args=args)
+
+
+def _times(content: Content) -> dict[int, float]:
+    """Return the time of each step that has a training record, or else any record."""
+    rows = content.records.to_dict("records")
+    rows.sort(key=lambda row: row["mode"] == "train")  # stable; the last one counts
+    started = content.run.started
+    return {int(row["step"]): _US * (float(row["time"]) - started) for row in rows}
+
+
+def _metrics(content: Content) -> Iterator[Event]:
+    """Yield the metrics of recorded steps as counters; the times of other steps are unknown."""
+    times = _times(content)
+    table = content.run.kpis(automatic=True)
+    for step, name, value in zip(table["step"], table["name"], table["value"], strict=True):
+        if step in times and math.isfinite(value):
+            yield {
+                "ph": "C",
+                "name": str(name).removeprefix(AUTOMATIC),
+                "pid": _RUN,
+                "tid": 0,
+                "ts": round(times[step], 3),
+                "args": {"value": float(value)},
+            }
+
+
+def _notes(content: Content) -> Iterator[Event]:
+    """Yield notes at their time, and findings at their first step or the next recorded one."""
+    run, times = content.run, _times(content)
+    notes = run.notes()
+    for text, step, at in zip(notes["text"], notes["step"], notes["time"], strict=True):
+        yield _instant(str(text), _US * (float(at) - run.started), cat="note", step=int(step))
+    steps = np.array(sorted(times))
+    for row in run.findings().to_dict("records"):
+        later = steps[steps >= row["first_step"]]
+        if len(later):
+            args = {"step": int(row["first_step"]), "severity": str(row["severity"])}
+            args |= {} if row["node"] is None else {"node": str(row["node"])}
+            args["message"] = str(row["message"])
+            yield _instant(str(row["rule"]), times[int(later[0])], cat="finding", **args)
+
+
+def _instant(name: str, at: float, *, cat: str, **args: Any) -> Event:
+    where = {"pid": _RUN, "tid": _NOTES, "ts": round(at, 3)}
+    return {"ph": "i", "name": name, **where, "s": "p", "cat": cat, "args": args}
+
+
+# -- profiled steps ----------------------------------------------------------------------------
+
+
+def _steps(content: Content) -> Iterator[Event]:
+    document = content.run.document(PROFILE)
+    for step in document["steps"] if document is not None else ():
+        phases = {
+            f"{phase}_ms": step[phase] / 1000
+            for phase in ("data", "forward", "backward", "optimizer", "other")
+        }
+        start = _US * (step["time"] - content.run.started)
+        args = {"step": step["step"], **phases}
+        track = _RUN, _STEPS
+        yield _span(
+            f"step {step['step']}", start, step["total"], track=track, cat="step", args=args
+        )
+
+
+def _profiled(content: Content) -> Iterator[Event]:
+    """Yield the profiler's events; those of a module also have its last recorded statistics."""
+    line = content.run.document(TIMELINE)
+    if line is None:
+        return
+    lanes = sorted({lane for lane in line["lane"] if lane != _ON_DEVICE})
+    for lane in lanes:
+        yield _metadata("thread_name", _HOST, lane, name=f"thread {lane}")
+    known = _statistics(content.run)
+    chosen = {str(node) for node in content.slots["node"]}
+    everything = len(content.slots) == len(content.run.slots)
+    began = _US * (line["began"] - content.run.started)
+    columns = (line[key] for key in ("name", "node", "pass", "lane", "start", "duration"))
+    for name, node, pass_, lane, start, duration in zip(*columns, strict=True):
+        owner = PROGRAM if node < 0 else line["nodes"][node]
+        if not everything and owner not in chosen:
+            continue
+        label = line["names"][name]
+        is_call = label == owner
+        args = {"node": owner, "pass": pass_, **(known.get(owner, {}) if is_call else {})}
+        on_device = lane == _ON_DEVICE
+        track = (_DEVICE, 0) if on_device else (_HOST, lane)
+        category = "module" if is_call else "kernel" if on_device else "operation"
+        yield _span(label, began + start, duration, track=track, cat=category, args=args)
+
+
+def _statistics(run: Run) -> Mapping[str, dict[str, Any]]:
+    """Return the statistics of each node's output in the last record before the profiled steps."""
+    document = run.document(PROFILE)
+    first = document["steps"][0]["step"] if document is not None and document["steps"] else 0
+    before = [int(step) for step in run.steps if step <= first]
+    if not before:
+        return {}
+    step = before[-1]
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        row = run.row(step)
+    except UnknownNameError:
+        return {}
+    for key, values in row.iterrows():
+        node, role, iteration, pass_ = cast(tuple[Any, ...], key)
+        if (role, iteration, pass_) == ("output", 0, "forward"):
+            kept = {str(k): float(v) for k, v in values.items() if math.isfinite(v)}
+            found[str(node)] = {"recorded_step": step, "output": kept}
+    return found

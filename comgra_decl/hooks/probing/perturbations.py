@@ -1,0 +1,398 @@
+"""Experiments on copies of the trained models, after the training: what depends on what.
+
+Statistics of tensors cannot show that a model sees the tokens that it should predict, that one
+sample influences another, or that an argument is never used. An experiment can: it changes one part
+of the input and compares the outputs.
+
+At a few recorded steps, each trained model is copied with some samples of its input. Nothing else
+happens while the program trains. After the last step, the newest copies are called with changed
+inputs, in evaluation mode, without gradients, and with the same random numbers in each call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from comgra_decl.errors import ProbeError
+from comgra_decl.hooks.graph.telling import padded_share
+from comgra_decl.hooks.probing.copying import CleanCopy
+from comgra_decl.hooks.probing.samples import FirstBatch, Samples
+from comgra_decl.hooks.probing.seclusion import Autocast, secluded
+from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.torch_private import torch_pytree
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from comgra_decl.hooks.plans import TopPlan
+
+DUE = (2, 20)
+"""Training steps from which the models are copied, so that short runs have copies as well."""
+
+GROWTH = 4
+"""Factor between later steps at which the copies are replaced."""
+
+SAMPLES = 16
+
+_MOST_BYTES = 16 << 20  # of a model, and of its input
+_MOST_MODELS = 4
+_MOST_TEXT = 200
+_SECONDS = 3.0  # for all experiments together
+_EXACT = 1e-6  # relative change below which an output is unchanged
+_SHARE = 1e-3  # relative change above which an output has changed
+_MOST_COLUMNS = 64
+_EXTRA = 4  # positions of padding that are appended
+
+
+@dataclass
+class _Kept:
+    """A model and its input as they were at one step."""
+
+    copy: CleanCopy
+    samples: Samples
+    autocast: Autocast
+    step: int
+    batch: int
+
+
+@dataclass
+class Perturbations:
+    """Copies models while a program trains, and experiments with the copies afterwards.
+
+    Attributes:
+        kept: the newest copy of each model, by its label.
+    """
+
+    kept: dict[str, _Kept] = field(default_factory=dict)
+    _due: int = DUE[0]
+    _step: int = 0  # the last recorded one
+    _taken: bool = False  # whether a copy was made in this step
+    _refused: dict[str, str] = field(default_factory=dict)  # reasons, by label
+
+    @property
+    def due(self) -> bool:
+        """Whether models are copied in the recorded step in progress."""
+        return self._step >= self._due
+
+    def enter(
+        self, module: nn.Module, plan: TopPlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Copy a model that is about to be called for the first time in a step that is due."""
+        label = plan.top.label
+        known = self.kept.get(label)
+        if label in self._refused or (known is not None and known.step == self._step):
+            return
+        if known is None and len(self.kept) >= _MOST_MODELS:
+            return
+        self._taken = True
+        try:
+            kept = self._copied(module, args, kwargs)
+        except Exception as error:  # whatever the program's classes raise
+            known_error = isinstance(error, ProbeError)
+            reason = str(error) if known_error else f"{type(error).__name__}: {error}"
+            self._refused[label] = reason[:_MOST_TEXT]
+            return
+        if known is not None:
+            known.copy.close()
+        self.kept[label] = kept
+
+    def _copied(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Kept:
+        given = [t for _, t in (*tensors_in(args), *tensors_in(dict(kwargs)))]
+        held = [*module.parameters(), *module.buffers()]
+        if max(_bytes(given), _bytes(held)) > _MOST_BYTES:
+            raise ProbeError(f"the model or its input is larger than {_MOST_BYTES >> 20} MiB")
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        autocast = Autocast.now(device.type)
+        with secluded(device):
+            batch = FirstBatch(args, kwargs)
+            samples = batch.chosen(SAMPLES, by=None, classes=None)
+            return _Kept(CleanCopy(module, {}), samples, autocast, self._step, batch.size)
+
+    def ended(self, step: int) -> None:
+        """Handle the end of a recorded step."""
+        if self._taken:
+            self._due = DUE[1] if step < DUE[1] else GROWTH * step
+        self._taken, self._step = False, step
+
+    def release(self) -> None:
+        """Release all copies."""
+        for kept in self.kept.values():
+            kept.copy.close()
+        self.kept.clear()
+
+    def results(self, clock: Callable[[], float] = time.monotonic) -> list[dict[str, Any]]:
+        """Experiment with all copies and release them.
+
+        Returns:
+            For each model, its label under "model", the step of the copy under "step", and what was
+            found; see `_Perturbed.facts`. Experiments that fail or do not apply are left out.
+        """
+        end = clock() + _SECONDS
+        found = []
+        for label, kept in self.kept.items():
+            facts: dict[str, Any] = {"model": label, "step": kept.step, "batch": kept.batch}
+            try:
+                with secluded(kept.copy.device), torch.no_grad(), kept.autocast.again():
+                    kept.copy.set_mode(False)
+                    facts |= _Perturbed(kept, lambda: clock() > end).facts()
+            except Exception as error:  # the program's forward does not accept such inputs
+                facts["refused"] = f"{type(error).__name__}: {error}"[:_MOST_TEXT]
+            found.append(facts)
+        for label, reason in self._refused.items():
+            if label not in self.kept:
+                found.append({"model": label, "step": self._step, "refused": reason})
+        self.release()
+        return found
+
+
+class _Perturbed:
+    """The experiments with one model."""
+
+    def __init__(self, kept: _Kept, late: Callable[[], bool]) -> None:
+        self._kept = kept
+        self._late = late
+        self._size = len(kept.samples)
+        self._given = dict(self._arguments())
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was found.
+
+        - "refused": why there were no experiments.
+        - "mixes": the largest change to the outputs for a sample when all others are replaced,
+          relative to the outputs' standard deviation; likewise below.
+        - "ahead": the largest change to the outputs at earlier positions when the input at a later
+          position is replaced, and "own" when the input at the same position is.
+        - "ignored": arguments and columns that never change the outputs, although they vary.
+        - "order": the change when the positions of the tokens are permuted.
+        - "padding": the change when more padding is appended.
+        """
+        before, again = self._output({}), self._output({})
+        if before is None or again is None or not torch.equal(before, again):
+            return {"refused": "the outputs are not reproducible"}
+        if not bool(before.isfinite().all()) or self._size < 2 or not float(before.std()) > 0:
+            return {"refused": "the outputs are not finite, or do not vary"}
+        self._before, self._scale = before, float(before.std())
+        found: dict[str, Any] = {"output": [*before.shape]}
+        experiments: dict[str, Callable[[], Any]] = {
+            "mixes": self._mixes,
+            "ignored": self._ignored,
+            "ahead": self._ahead,
+            "order": self._order,
+            "padding": self._padding,
+        }
+        for name, experiment in experiments.items():
+            if self._late():
+                break
+            try:
+                result = experiment()
+            except Exception:  # this change is not a valid input
+                continue
+            if result is not None:
+                found[name] = result
+        return found
+
+    # -- experiments -----------------------------------------------------------------------------
+
+    def _mixes(self) -> float | None:
+        """Replace all samples but one, along the first dimension of all arguments."""
+        if self._before.shape[0] != self._size or self._size in self._before.shape[1:]:
+            return None
+        if any(t.dim() > 1 and t.shape[1] == self._size for t in self._given.values()):
+            return None  # pairs of samples, such as an adjacency matrix
+        largest = 0.0
+        for kept in (0, self._size - 1):
+            index = torch.full((self._size,), (kept + 1) % self._size)
+            index[kept] = kept
+            changed = {path: _rows(t, index) for path, t in self._given.items()}
+            output = self._output(changed)
+            if output is None or output.shape != self._before.shape:
+                return None
+            largest = max(largest, self._change(output[kept], self._before[kept]))
+        return largest if not self._mixes_instead(largest) else None
+
+    def _mixes_instead(self, found: float) -> bool:
+        """Return whether the samples seem to be along the second dimension (time comes first)."""
+        if found < _SHARE:
+            return False
+        for path, tensor in self._given.items():
+            if tensor.dim() < 2 or tensor.shape[1] < 2 or self._before.dim() < 2:
+                continue
+            if tensor.shape[1] != self._before.shape[1]:
+                continue
+            # The first position of a causal model depends on no other one; the last one does.
+            return all(self._is_apart(path, tensor, at) for at in (0, tensor.shape[1] - 1))
+        return False
+
+    def _is_apart(self, path: str, tensor: torch.Tensor, kept: int) -> bool:
+        """Return whether an output [:, kept] depends only on the same position of an argument."""
+        index = torch.full((tensor.shape[1],), (kept + 1) % tensor.shape[1])
+        index[kept] = kept
+        output = self._output({path: tensor[:, index.to(tensor.device)]})
+        if output is None or output.shape != self._before.shape:
+            return False
+        return self._change(output[:, kept], self._before[:, kept]) < _EXACT
+
+    def _ignored(self) -> list[str]:
+        """Permute one argument, or one column of a table, between samples."""
+        found = []
+        for path, tensor in self._given.items():
+            rolled = tensor.roll(1, 0)
+            if _same(rolled, tensor):
+                continue
+            if self._unchanged({path: rolled}):
+                found.append(path)
+                continue
+            columns = tensor.shape[1] if tensor.dim() == 2 else 0
+            if not 2 < columns <= _MOST_COLUMNS or not tensor.is_floating_point():
+                continue
+            for column in range(columns):
+                if self._late():
+                    return found
+                changed = tensor.clone()
+                changed[:, column] = rolled[:, column]
+                if not _same(changed, tensor) and self._unchanged({path: changed}):
+                    found.append(f"{path}[:, {column}]")
+        return found
+
+    def _unchanged(self, changed: Mapping[str, torch.Tensor]) -> bool:
+        output = self._output(changed)
+        return (
+            output is not None
+            and output.shape == self._before.shape
+            and self._change(output, self._before) <= _EXACT
+        )
+
+    def _sequence(self) -> tuple[str, torch.Tensor] | None:
+        """Return the only argument [samples, positions, ...] with as many positions as outputs."""
+        if self._before.dim() < 3 or self._before.shape[0] != self._size:
+            return None
+        length = self._before.shape[1]
+        found = [
+            (path, t)
+            for path, t in self._given.items()
+            if t.dim() in (2, 3) and t.shape[1] == length and t.dtype != torch.bool
+        ]
+        wide = [each for each in found if each[1].dim() == 3 or not each[1].is_floating_point()]
+        return wide[0] if len(wide) == 1 and length > 3 else None
+
+    def _ahead(self) -> dict[str, Any] | None:
+        """Replace the input at one position, and compare the outputs before it and at it."""
+        found = self._sequence()
+        if found is None:
+            return None
+        path, tensor = found
+        length = tensor.shape[1]
+        ahead, own = 0.0, 0.0
+        for position in sorted({length // 2, length - 1}):
+            changed = tensor.clone()
+            changed[:, position] = tensor[:, position].roll(1, 0)
+            output = self._output({path: changed})
+            if output is None or output.shape != self._before.shape:
+                return None
+            differs = (changed[:, position] != tensor[:, position]).reshape(self._size, -1).any(1)
+            if not bool(differs.any()):
+                continue
+            new, old = output[differs], self._before[differs]
+            ahead = max(ahead, self._change(new[:, :position], old[:, :position]))
+            own = max(own, self._change(new[:, position], old[:, position]))
+        return {"ahead": ahead, "own": own, "argument": path, "positions": length}
+
+    def _tokens(self) -> tuple[str, torch.Tensor] | None:
+        found = [
+            (path, t)
+            for path, t in self._given.items()
+            if t.dim() == 2 and not t.is_floating_point() and t.dtype != torch.bool
+        ]
+        long = [each for each in found if each[1].shape[1] > 3 and int(each[1].max()) > 1]
+        return long[0] if len(long) == 1 else None
+
+    def _order(self) -> float | None:
+        """Permute the positions of the tokens in the same way for all samples."""
+        found = self._tokens()
+        if found is None or self._before.shape[0] != self._size:
+            return None
+        path, tokens = found
+        length = tokens.shape[1]
+        others = [t for p, t in self._given.items() if p != path and t.shape[1:2] == (length,)]
+        if others or padded_share(tokens) or (tokens[:, -1:] == tokens[:, :1]).all():
+            return None  # a mask or padding would have to move along
+        index = torch.arange(length).roll(length // 2).to(tokens.device)
+        output = self._output({path: tokens[:, index]})
+        if output is None or output.shape != self._before.shape:
+            return None
+        expected = self._before
+        if self._before.dim() > 2 and self._before.shape[1] == length:
+            expected = self._before[:, index]
+        return self._change(output, expected)
+
+    def _padding(self) -> float | None:
+        """Append padding to the tokens, and compare the outputs of padded samples."""
+        found = self._tokens()
+        if found is None or not padded_share(found[1]) or self._before.shape[0] != self._size:
+            return None
+        path, tokens = found
+        length = tokens.shape[1]
+        pad = tokens[:, -1].mode().values
+        padded = tokens[:, -1] == pad
+        changed = {path: torch.cat([tokens, pad.expand(self._size, _EXTRA)], 1)}
+        for other, tensor in self._given.items():
+            if other != path and tensor.shape[:2] == tokens.shape:
+                of_padding = tensor[padded][:1, -1:].expand(self._size, _EXTRA, *tensor.shape[2:])
+                changed[other] = torch.cat([tensor, of_padding], 1)
+        output = self._output(changed)
+        if output is None:
+            return None
+        before = self._before
+        if output.dim() > 2 and before.shape[1] == length and output.shape[1] == length + _EXTRA:
+            real = (tokens != pad)[padded]
+            return self._change(output[padded][:, :length][real], before[padded][real])
+        if output.shape != before.shape:
+            return None
+        return self._change(output[padded], before[padded])
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def _arguments(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the arguments that have a row for each sample, by path."""
+        args, kwargs = self._kept.samples.to(self._kept.copy.device)
+        for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
+            if tensor.dim() and tensor.shape[0] == self._size:
+                yield path, tensor
+
+    def _output(self, changed: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Call the copy with some arguments replaced; return its largest output of floats."""
+        args, kwargs = self._kept.samples.to(self._kept.copy.device)
+        by_id = {
+            id(tensor): changed[path].clone()  # a model may change its input
+            for path, tensor in (*tensors_in(args), *tensors_in(kwargs))
+            if path in changed
+        }
+        args, kwargs = torch_pytree.tree_map_only(
+            torch.Tensor, lambda tensor: by_id.get(id(tensor), tensor), (args, kwargs)
+        )
+        with secluded(self._kept.copy.device):  # seeds the generators again
+            result = self._kept.copy.run(args, kwargs)
+        outputs = [t for _, t in tensors_in(result) if t.is_floating_point() and t.dim()]
+        largest = max(outputs, key=torch.Tensor.numel, default=None)
+        return None if largest is None else largest.detach().to(torch.float64)
+
+    def _change(self, new: torch.Tensor, old: torch.Tensor) -> float:
+        """Return the largest absolute change, relative to the outputs' standard deviation."""
+        return float((new - old).abs().max()) / self._scale if new.numel() else 0.0
+
+
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _rows(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return tensor[index.to(tensor.device)]
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool((one == other).all())

@@ -1,0 +1,79 @@
+"""What was measured in the profiled steps, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from comgra_decl.errors import UnknownNameError
+
+_NO_PROFILE = (
+    "this run has no profile. To create one, name the steps in the spec: `profile: {steps: [10, "
+    "13]}`"
+)
+_TIMES = ("host", "host_self", "device", "device_self")
+_COUNTS = ("kernels", "operations", "bytes")
+_PHASES = ("data", "forward", "backward", "optimizer", "other", "total", "busy")
+
+
+def profile_table(content: Mapping[str, Any] | None) -> pd.DataFrame:
+    """Return the profile by node and pass; see `Run.profile`.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    content = _present(content)
+    count = len(content["steps"])
+    rows = pd.DataFrame(content["rows"]).set_index(["node", "pass"])
+    table = pd.DataFrame({"calls": rows["calls"] / count}, rows.index)
+    for name in _TIMES:
+        table[f"{name}_ms"] = rows[name] / (1000 * count)
+    for name in _COUNTS:
+        table[name] = rows[name] / count
+    device = rows["device_self"].sum()
+    whole = device if device > 0 else sum(step["total"] for step in content["steps"])
+    used = rows["device" if device > 0 else "host"]
+    table["share"] = used / whole if whole > 0 else np.nan
+    return table.sort_values("share", ascending=False, kind="stable")
+
+
+def profile_steps(content: Mapping[str, Any] | None) -> pd.DataFrame:
+    """Return the phases of each profiled step, in milliseconds; see `Run.profile`.
+
+    Raises:
+        UnknownNameError: there is no profile.
+    """
+    rows = pd.DataFrame(_present(content)["steps"]).set_index("step")
+    return rows[[*_PHASES]] / 1000
+
+
+def _present(content: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if content is None or not content["steps"] or not content["rows"]:
+        raise UnknownNameError(_NO_PROFILE)
+    return content
+
+
+_NO_MEMORY = (
+    "this run has no memory measurement. To create one, name a step in the spec: `memory: {steps: "
+    "10}`"
+)
+
+
+def memory_table(content: Mapping[str, Any] | None) -> pd.DataFrame:
+    """Return what each node holds, in bytes; see `Run.memory`.
+
+    Raises:
+        UnknownNameError: it was not measured.
+    """
+    if content is None or not content["rows"]:
+        raise UnknownNameError(_NO_MEMORY)
+    rows = pd.DataFrame(content["rows"]).set_index("node")
+    table = rows[["calls", "activations", "activations_self", "peak", "parameters", "gradients",
+                  "optimizer"]].copy()  # fmt: skip
+    table["allocated"] = rows["allocated"].astype(float) if content["exact"] else np.nan
+    table["checkpoint_saves"] = (rows["activations"] - rows["inputs"]).clip(lower=0)
+    held = table[["activations", "parameters", "gradients", "optimizer"]].sum(axis=1)
+    return table.loc[held.sort_values(ascending=False, kind="stable").index]

@@ -1,0 +1,211 @@
+"""What experiments with the trained models show: mixed samples, and inputs without effect."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from comgra_decl.rules.api import (
+    PERTURBATIONS,
+    Field,
+    Finding,
+    Place,
+    Positive,
+    Rule,
+    RuleParameters,
+    Scene,
+)
+
+_TRAINED = 20
+"""Step of the copy from which an argument should have an effect. New layers may begin at zero."""
+
+_LISTED = 6
+
+
+class ChangeParameters(RuleParameters):
+    """Options of rules that change one part of the input."""
+
+    change: Positive = 0.01
+    """Smallest change to the outputs that is reported, relative to their standard deviation."""
+
+
+class ExperimentRule(Rule):
+    """A rule that reads the experiments with the trained models."""
+
+    def perturbations(self, scene: Scene) -> list[dict[str, Any]]:
+        """Returns what was found about each model, if it could be called."""
+        return [t for t in scene.documents.get(PERTURBATIONS) or [] if "refused" not in t]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        known = scene.documents.get(PERTURBATIONS) or []
+        if not known:
+            return (
+                "it needs experiments with a copy of the model after the last step; set "
+                "`perturbations: true` (models and batches up to 16 MiB)"
+            )
+        refused = [f"{t['model']}: {t['refused']}" for t in known if "refused" in t]
+        return "; ".join(refused) if len(refused) == len(known) else None
+
+
+class SamplesMixed(ExperimentRule):
+    """Models whose output for a sample depends on the other samples."""
+
+    name = "samples_mixed"
+    severity = "error"
+    certainty = 0.9
+    definition = (
+        "In evaluation mode, all samples of a batch but one are replaced. The outputs for the "
+        "sample that stays change by more than `change` times the standard deviation of all "
+        "outputs. Not checked if no loss has a target with one row (or the same number of rows) "
+        "per sample, if the model receives or returns something about pairs of samples, or if the "
+        "second dimension turns out to be the batch."
+    )
+    source = (
+        "Karpathy, A Recipe for Training Neural Networks: use the model to find out which inputs "
+        "an output depends on."
+    )
+    advice = (
+        "Look for a view, softmax, mean, normalization or attention over dimension 0. "
+        "`comgra-decl batch-mixing` names the module in which the samples are mixed."
+    )
+    Parameters = ChangeParameters
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first model that mixes samples."""
+        for found in self.perturbations(scene):
+            change, batch = float(found.get("mixes", 0.0)), int(found["batch"])
+            rows = {call.target.shape[0] for call in scene.calls if call.target.shape}
+            if change <= self.parameters.change or not any(n % batch == 0 for n in rows):
+                continue
+            return [
+                self.finding(
+                    scene,
+                    place=Place(str(found["model"])),
+                    first_step=0,
+                    message=f"The outputs of {found['model']} for one sample change by "
+                    f"{change:.2g} standard deviations when the other samples in the batch are "
+                    "replaced, although the model is in evaluation mode.",
+                    evidence={"change": change, "batch": batch},
+                )
+            ]
+        return []
+
+
+class IgnoredInput(ExperimentRule):
+    """Arguments that have no effect on the outputs."""
+
+    name = "ignored_input"
+    certainty = 0.75
+    definition = (
+        "An argument of a trained model differs between the samples in a batch, but when it is "
+        "exchanged between samples, no output changes. The same is checked for each column of a "
+        "table with 3 to 64 columns. A copy of the model from step "
+        f"{_TRAINED} or later is used, because new layers may begin without effect."
+    )
+    source = "Interventions on inputs, as in permutation importance (Breiman, 2001)."
+    advice = (
+        "Check where the argument is used: a result that is computed and not returned, a mask or "
+        "condition that is not passed on, a slice that drops columns, a layer that stays at zero."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first model with such arguments."""
+        for found in self.perturbations(scene):
+            names = [str(name) for name in found.get("ignored") or ()]
+            if not names or int(found["step"]) < _TRAINED:
+                continue
+            shown = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+            return [
+                self.finding(
+                    scene,
+                    place=Place(str(found["model"])),
+                    first_step=0,
+                    message=f"Exchanging {shown} of {found['model']} between samples changes no "
+                    "output, so the model does not use it.",
+                    evidence={"ignored": len(names), "step": int(found["step"])},
+                )
+            ]
+        return []
+
+
+class OrderIgnored(ExperimentRule):
+    """Attention over tokens without positions."""
+
+    name = "order_ignored"
+    certainty = 0.7
+    definition = (
+        "The input of a model is tokens [batch, positions], and the model contains attention. When "
+        "the tokens are permuted, the outputs are permuted in the same way or stay the same, up to "
+        "rounding errors (1e-4 standard deviations)."
+    )
+    source = (
+        "Vaswani et al., Attention Is All You Need (2017), section 3.5: without positions, the "
+        "model cannot use the order of the sequence."
+    )
+    advice = (
+        "Add positional embeddings to the token embeddings, and check that they reach the first "
+        "block: not overwritten, not multiplied by zero, and with a different row per position. "
+        "Turn the rule off if the tokens are a set."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first model that ignores the order."""
+        for found in self.perturbations(scene):
+            change = found.get("order")
+            if change is None or float(change) > 1e-4 or not scene.attentions:
+                continue
+            return [
+                self.finding(
+                    scene,
+                    place=Place(str(found["model"])),
+                    first_step=0,
+                    message=f"Permuting the tokens changes nothing about the outputs of "
+                    f"{found['model']} but their order: its attention knows no positions.",
+                    evidence={"change": float(change), "step": int(found["step"])},
+                )
+            ]
+        return []
+
+
+class PaddingParameters(RuleParameters):
+    """Options of `padding_matters`."""
+
+    change: Annotated[Positive, Field(ge=0.01)] = 0.5
+    """Smallest change to the outputs that is reported, relative to their standard deviation."""
+
+
+class PaddingMatters(ExperimentRule):
+    """Outputs that depend on the amount of padding."""
+
+    name = "padding_matters"
+    certainty = 0.7
+    definition = (
+        "The input of a model is tokens [batch, positions], some of which are padding at the end. "
+        "When more padding is appended, also to masks of the same shape, the outputs for the "
+        "padded samples (at their tokens, if there is one output per position) change by more than "
+        "`change` times the standard deviation of all outputs."
+    )
+    source = "Invariance to padding, a metamorphic test. Our own definition."
+    advice = (
+        "Pass a padding mask to attention and pooling, divide sums by the lengths, and read "
+        "recurrent states at the last token (or use `pack_padded_sequence`)."
+    )
+    Parameters = PaddingParameters
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first such model."""
+        for found in self.perturbations(scene):
+            change = float(found.get("padding", 0.0))
+            if change <= self.parameters.change:
+                continue
+            return [
+                self.finding(
+                    scene,
+                    place=Place(str(found["model"])),
+                    first_step=0,
+                    message=f"Appending padding changes the outputs of {found['model']} for padded "
+                    f"samples by {change:.2g} standard deviations.",
+                    evidence={"change": change, "step": int(found["step"])},
+                )
+            ]
+        return []

@@ -1,0 +1,130 @@
+"""A run as one time line: valid events, on one clock, named by nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comgra_decl.export import export_run
+from comgra_decl.query import Run
+from tests.record.test_around import traced
+from tests.record.test_profile import FIRST, LAST, PROFILE, program
+
+SPEC: dict[str, Any] = {**PROFILE, "nodes": {"all": {"select": "**", "capture": ["output"]}}}
+
+REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "X": {"name": str, "pid": int, "tid": int, "ts": (int, float), "dur": (int, float)},
+    "C": {"name": str, "pid": int, "ts": (int, float), "args": dict},
+    "i": {"name": str, "pid": int, "tid": int, "ts": (int, float), "s": str},
+    "M": {"name": str, "pid": int, "args": dict},
+}
+"""The fields that the Trace Event Format requires, by phase of the event."""
+
+METADATA = {
+    "process_name": {"name": str},
+    "process_sort_index": {"sort_index": int},
+    "thread_name": {"name": str},
+}
+"""The metadata that the format defines, and their arguments."""
+
+
+def check(event: dict[str, Any]) -> None:
+    """Fail unless an event is valid in the format."""
+    form = REQUIRED[event["ph"]]
+    assert set(form) <= set(event), event
+    assert set(event) <= {"ph", "name", "cat", "pid", "tid", "ts", "dur", "s", "args"}, event
+    for name, kind in form.items():
+        assert isinstance(event[name], kind), (name, event)
+        assert not isinstance(event[name], bool)
+    if event["ph"] == "X":
+        assert event["dur"] >= 0
+    if event["ph"] == "C":
+        assert all(isinstance(value, (int, float)) for value in event["args"].values())
+    if event["ph"] == "i":
+        assert event["s"] in ("g", "p", "t")
+    if event["ph"] == "M":
+        assert {k: type(v) for k, v in event["args"].items()} == METADATA[event["name"]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return traced(tmp_path_factory.mktemp("trace"), program, **SPEC)
+
+
+@pytest.fixture(scope="module")
+def content(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = export_run(run, tmp_path_factory.mktemp("out") / "trace.json", "trace")
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded
+
+
+def of(content: dict[str, Any], **where: Any) -> list[dict[str, Any]]:
+    return [e for e in content["traceEvents"] if all(e.get(k) == v for k, v in where.items())]
+
+
+def test_every_event_is_valid(content: dict[str, Any]) -> None:
+    assert set(content) == {"traceEvents", "displayTimeUnit", "otherData"}
+    for event in content["traceEvents"]:
+        check(event)
+    used = {(e["pid"], e["tid"]) for e in content["traceEvents"] if e["ph"] in "Xi"}
+    named = {(e["pid"], e["tid"]) for e in of(content, name="thread_name")}
+    assert used <= named
+
+
+def test_records_and_profiled_steps_alternate_on_one_clock(
+    content: dict[str, Any], run: Run
+) -> None:
+    records = of(content, cat="record")
+    steps = of(content, cat="step")
+    assert [e["args"]["step"] for e in records] == [*run.steps]
+    assert [e["args"]["step"] for e in steps] == [*range(FIRST, LAST + 1)]
+    ordered = sorted([*records, *steps], key=lambda e: e["ts"])
+    assert [e["args"]["step"] for e in ordered] == [*range(10)]
+    ends = [e["ts"] + e["dur"] for e in records]
+    assert all(end <= e["ts"] + 0.01 for end, e in zip(ends, records[1:], strict=False))
+    table = run.profile(by="step")
+    assert [e["dur"] / 1000 for e in steps] == pytest.approx([*table["total"]], abs=1e-5)
+
+
+def test_profiled_events_carry_their_node_and_its_last_statistics(
+    content: dict[str, Any], run: Run
+) -> None:
+    calls = of(content, cat="module", name="block.twice")
+    assert len(calls) == 2 * 3  # two calls in each of three steps
+    expected = run.series("block.twice", "std")[FIRST - 1]
+    for call in calls:
+        assert call["args"]["node"] == "block.twice"
+        assert call["args"]["recorded_step"] == FIRST - 1
+        assert call["args"]["output"]["std"] == pytest.approx(expected)
+    inside = [
+        e
+        for e in of(content, name="aten::addmm")
+        if calls[0]["ts"] <= e["ts"]
+        and e["ts"] + e["dur"] <= calls[0]["ts"] + calls[0]["dur"] + 0.01
+    ]
+    assert [e["args"]["node"] for e in inside] == ["block.twice"]
+    first, last_step = of(content, cat="step")[0], of(content, cat="step")[-1]
+    for event in of(content, cat="operation"):
+        assert first["ts"] - 1000 <= event["ts"] <= last_step["ts"] + last_step["dur"] + 1000
+
+
+def test_metrics_are_counters_at_recorded_steps(content: dict[str, Any], run: Run) -> None:
+    losses = run.kpis().set_index("step")["value"]
+    shown = [e["args"]["value"] for e in of(content, ph="C", name="loss")]
+    assert shown == [losses[step] for step in run.steps]
+
+
+def test_a_pattern_chooses_nodes(run: Run, tmp_path: Path) -> None:
+    path = export_run(run, tmp_path / "some.json", "trace", nodes="block.*")
+    chosen = json.loads(path.read_text())
+    assert {e["args"]["node"] for e in of(chosen, cat="operation")} == {"block.twice", "block.kept"}
+
+
+def test_a_run_without_a_profile_has_records_only(tmp_path: Path) -> None:
+    plain = traced(tmp_path, lambda: program(3), nodes=SPEC["nodes"], schedule={"first": 3})
+    content = json.loads(export_run(plain, tmp_path / "t.json", "trace").read_text())
+    assert len(of(content, cat="record")) == 3
+    assert of(content, cat="operation") == []

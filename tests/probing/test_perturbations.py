@@ -1,0 +1,273 @@
+"""Experiments with copies of the trained models: what they find, and what they leave unchanged."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import comgra_decl as comgra
+from comgra_decl.rules import diagnose
+
+WORDS, LENGTH, WIDTH = 12, 9, 16
+SENTENCES = torch.randint(1, WORDS, (8, LENGTH), generator=torch.Generator().manual_seed(3))
+EXPERIMENTS = {
+    "samples_mixed",
+    "ignored_input",
+    "order_ignored",
+    "padding_matters",
+    "future_visible",
+}
+
+
+class Attention(nn.Module):
+    """One head with a residual connection."""
+
+    def __init__(self, *, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.project, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (part[:, None] for part in self.project(x).chunk(3, -1))
+        mask = None if mask is None else mask[:, None, None]
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
+        return x + self.out(mixed[:, 0])
+
+
+class Words(nn.Module):
+    """A small language model or classifier.
+
+    Args:
+        between: what happens between the blocks.
+        positions: whether it knows positions.
+        causal: whether positions see only earlier ones.
+        masked: whether padding (token 0) is hidden.
+        pooled: whether it classifies the whole sequence.
+    """
+
+    def __init__(
+        self,
+        between: Callable[[Tensor], Tensor] = lambda x: x,
+        *,
+        positions: bool = True,
+        causal: bool = True,
+        masked: bool = False,
+        pooled: bool = False,
+    ) -> None:
+        super().__init__()
+        self.between, self.masked, self.pooled = between, masked, pooled
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.place = nn.Embedding(4 * LENGTH, WIDTH) if positions else None
+        self.blocks = nn.ModuleList(Attention(causal=causal) for _ in range(2))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = tokens > 0 if self.masked else None
+        x = self.embed(tokens)
+        if self.place is not None:
+            x = x + self.place(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = self.between(block(x, mask))
+        if not self.pooled:
+            return self.head(x)
+        weight = torch.ones(tokens.shape) if mask is None else mask.float()
+        return self.head((x * weight[..., None]).sum(1) / weight.sum(1, keepdim=True))
+
+
+class Noised(nn.Module):
+    """A denoiser that receives the noise level, and may ignore it or some columns."""
+
+    def __init__(self, *, level: bool = True, columns: int = 6) -> None:
+        super().__init__()
+        self.level, self.columns = level, columns
+        self.first, self.last = nn.Linear(columns + 1, 24), nn.Linear(24, 6)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        level = t[:, None].float() if self.level else torch.zeros(len(x), 1)
+        return self.last(torch.tanh(self.first(torch.cat([x[:, : self.columns], level], 1))))
+
+
+def trained(
+    model: nn.Module, loss_of: Callable[[nn.Module], Tensor], steps: int = 30
+) -> list[float]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def next_word(model: nn.Module) -> Tensor:
+    words = torch.randint(1, WORDS, (8, LENGTH + 1))
+    return F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+
+
+def kind(model: nn.Module) -> Tensor:
+    """The class is the first word; sequences end with padding."""
+    words = torch.randint(1, WORDS, (8, LENGTH))
+    lengths = torch.randint(3, LENGTH - 1, (8,))
+    lengths[0] = LENGTH
+    words[torch.arange(LENGTH) >= lengths[:, None]] = 0
+    return F.cross_entropy(model(words), words[:, 0])
+
+
+def denoised(model: nn.Module) -> Tensor:
+    x, t = torch.randn(8, 6), torch.randint(0, 10, (8,))
+    return F.mse_loss(model(x * (1 + t[:, None]), t), x)
+
+
+def time_first(model: nn.Module) -> Tensor:
+    """[positions, batch], as torch's recurrent modules expect by default."""
+    x = torch.randn(LENGTH, 8, 3)
+    return F.mse_loss(model(x), x.cumsum(0).mean(-1, keepdim=True))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(3, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0])
+
+
+class OnGraph(nn.Module):
+    """Message passing over a graph that is not an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edges = torch.randint(0, 40, (2, 160))
+        self.first, self.last = nn.Linear(5, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        gathered = torch.zeros(40, WIDTH).index_add(0, self.edges[1], h[self.edges[0]])
+        return self.last(torch.relu(h + gathered))
+
+
+def nodes(model: nn.Module) -> Tensor:
+    return F.cross_entropy(model(torch.randn(40, 5)), torch.randint(0, 3, (40,)))
+
+
+def diagnosed(root: Path, train: Callable[[], object], **spec: Any) -> set[str]:
+    """Return the rules about experiments that report something."""
+    torch.manual_seed(0)
+    with comgra.trace("debug", root=root, overrides=[f"{k}={v}" for k, v in spec.items()]) as made:
+        train()
+    assert made.path is not None
+    run = comgra.open_run(made.path)
+    live = set(run.findings()["rule"]) & EXPERIMENTS
+    assert live == {f.rule for f in diagnose(run).findings} & EXPERIMENTS
+    return live
+
+
+Case = tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor], set[str]]
+CASES: dict[str, Case] = {
+    "a language model": (Words, next_word, set()),
+    "a mean over positions": (
+        lambda: Words(lambda x: x + x.mean(1, keepdim=True)),
+        next_word,
+        {"future_visible"},
+    ),
+    "a mean over samples": (
+        lambda: Words(lambda x: x - x.mean(0, keepdim=True)),
+        next_word,
+        {"samples_mixed"},
+    ),
+    "no positions": (
+        lambda: Words(positions=False, causal=False, masked=True, pooled=True),
+        lambda model: F.cross_entropy(model(SENTENCES), torch.arange(8) % 3),
+        {"order_ignored"},
+    ),
+    "a classifier with a mask": (
+        lambda: Words(causal=False, masked=True, pooled=True),
+        kind,
+        set(),
+    ),
+    "a classifier without a mask": (
+        lambda: Words(causal=False, pooled=True),
+        kind,
+        {"padding_matters"},
+    ),
+    "a denoiser": (Noised, denoised, set()),
+    "a denoiser without the level": (lambda: Noised(level=False), denoised, {"ignored_input"}),
+    "a denoiser without columns": (lambda: Noised(columns=4), denoised, {"ignored_input"}),
+    "time first": (Recurrent, time_first, set()),
+    "a graph": (OnGraph, nodes, set()),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_experiments_find_what_a_model_depends_on(tmp_path: Path, name: str) -> None:
+    make, loss_of, expected = CASES[name]
+    assert diagnosed(tmp_path, lambda: trained(make(), loss_of)) == expected
+
+
+def test_training_and_generators_are_unchanged(tmp_path: Path) -> None:
+    def program() -> tuple[list[float], list[Any]]:
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        calls = []
+
+        def count(x: Tensor) -> Tensor:
+            calls.append(1)  # an effect outside the model
+            return F.dropout(x, 0.3, training=True)
+
+        losses = trained(Words(count), next_word)
+        return losses, [len(calls), random.random(), np.random.rand(), float(torch.rand(()))]
+
+    plain = program()
+    with comgra.trace("debug", root=tmp_path) as session:
+        traced = program()
+    assert traced == plain
+    assert session.path is not None
+    assert comgra.open_run(session.path).state == "finished"
+
+
+def test_the_models_are_released(tmp_path: Path) -> None:
+    known: list[weakref.ref[nn.Module]] = []
+
+    def train() -> None:
+        model = Words()
+        known.append(weakref.ref(model))
+        trained(model, next_word, steps=5)
+
+    assert diagnosed(tmp_path, train) == set()
+    gc.collect()
+    assert known[0]() is None
+
+
+def test_without_perturbations_there_are_no_copies(tmp_path: Path) -> None:
+    def train() -> None:
+        trained(Noised(level=False), denoised)
+
+    assert diagnosed(tmp_path, train, perturbations="false") == set()
+    unchecked = {e.rule: e.reason for e in diagnose(comgra.open_run(tmp_path)).unchecked}
+    assert "set `perturbations: true`" in unchecked["ignored_input"]
+
+
+def test_a_model_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
+    class Locked(Noised):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    assert diagnosed(tmp_path, lambda: trained(Locked(), denoised, steps=5)) == set()
+    unchecked = {e.rule: e.reason for e in diagnose(comgra.open_run(tmp_path)).unchecked}
+    assert unchecked["samples_mixed"].startswith("Locked: Locked cannot be copied (TypeError: ")

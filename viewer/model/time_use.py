@@ -1,0 +1,65 @@
+"""Colours the graph by the time of each node in the profiled steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from comgra_decl.viewer.model.numbers import number
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.palette import SCALE, colour_at
+
+TIME = "time"
+"""Value of `colour` that paints the graph with times."""
+
+
+def has_times(view: RunView) -> bool:
+    """Returns whether the run has a profile."""
+    return bool(view.now("has a profile", lambda: view.run.document("profile") is not None))
+
+
+def paint_of(
+    view: RunView, boxes: Iterable[tuple[str, tuple[str, ...]]]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Returns the paint of each box and the legend.
+
+    Shows the time of a module in the forward and backward pass, including modules within it: the
+    time on the device or, if no device was used, on the host. A folded group shows the time of its
+    own module or, if it has none, the sum over its nodes.
+
+    Args:
+        view: The run, which has a profile.
+        boxes: Id of each box, and the nodes in it, its own module first.
+    """
+    times, where = view.now("times", lambda: _times(view))
+    longest = max(times.values(), default=0.0) or 1.0
+    paint: dict[str, dict[str, Any]] = {}
+    for box, members in boxes:
+        known = [times[name] for name in members if name in times]
+        if known:
+            time = times.get(members[0], sum(known))
+            fill = colour_at(min(time / longest, 1.0))
+            paint[box] = {"fill": fill, "text": f"{number(time)} ms", "hatched": False}
+    return paint, _legend(longest, where)
+
+
+def _times(view: RunView) -> tuple[dict[str, float], str]:
+    table = view.run.profile()
+    where = "device" if table["device_ms"].any() else "host"
+    passes = table.index.get_level_values("pass")
+    modules = table[passes.isin(["forward", "backward", "no_grad"])]
+    sums = modules[f"{where}_ms"].groupby(level="node").sum()
+    return {str(node): float(time) for node, time in sums.items()}, where
+
+
+def _legend(longest: float, where: str) -> dict[str, Any]:
+    return {
+        "title": f"time per step on the {where}",
+        "low": "0 ms",
+        "high": f"{number(longest, digits=3)} ms",
+        "colors": [colour_at(float(place)) for place in np.linspace(0, 1, len(SCALE))],
+        "help": "Forward and backward pass of each module in the profiled steps, including modules "
+        "within it. The same for all steps.",
+    }
