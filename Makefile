@@ -26,7 +26,7 @@ export PIP_NO_COMPILE := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-oldest test-peers check lint format bench neutrality scripts docs clean browser
+.PHONY: help demo test test-long test-oldest test-peers test-bridges check lint format bench neutrality scripts docs clean browser
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -48,6 +48,9 @@ test-long: $(VENV)/.test browser  ## run the long suite: further cases, many kil
 test-peers: $(VENV)/.test  ## check what the benchmarks report about other tools against those tools' files
 	@$(BIN)/python -m benchmarks.peers
 	@$(BIN)/python -m pytest tests/benchmarks/test_comgra_peer.py $(ARGS)
+
+test-bridges: $(VENV)/peers/.test  ## send runs to other tools and read them back with those tools
+	@COMGRA_PEERS=1 $(VENV)/peers/bin/python -m pytest tests/sinks tests/export tests/cli/test_agents.py $(ARGS)
 
 test-oldest: $(OLDEST)/.test browser  ## run most tests with the oldest supported version of every dependency
 	@CHROMIUM="$$(.ci/chromium)" $(OLDEST)/bin/python -m pytest -n auto --maxprocesses 4 \
@@ -106,6 +109,15 @@ browser:  # runs while the environment is created if make may run two jobs
 $(OLDEST)/.test: $(BIN)/python pyproject.toml .ci/install.py
 	$(PYTHON) -m venv --clear $(OLDEST)
 	PIP_CONSTRAINT= $(OLDEST)/bin/python .ci/install.py --oldest '.[oldest]'
+	@touch $@
+
+# Sees the packages of the environment through a path file, and has the tools besides. In the
+# environment itself, their dependencies would replace some of ours.
+$(VENV)/peers/.test: $(VENV)/.test
+	$(PYTHON) -m venv --clear $(VENV)/peers
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> $(VENV)/peers/lib/$$(ls $(VENV)/peers/lib)/site-packages/zz-environment.pth
+	$(VENV)/peers/bin/python -m pip install --quiet '.[peers]'
 	@touch $@
 
 # Installed next to the environment, not in it: torchvision's wheels are built for torch with CUDA,

@@ -69,6 +69,14 @@ class UnknownNameError(ComgraError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class SelectionError(ComgraError, ValueError):
+    """More is selected than another tool should receive; the message proposes a selection."""
+
+
+class ContractError(ComgraError, ValueError):
+    """A file is not a valid contract; the message says where."""
+
+
 class ProbeError(ComgraError, ValueError):
     """A probe or picture cannot be made for this model; the message states the reason."""
 

@@ -1,4 +1,4 @@
-"""Export a run for other programs: Parquet, CSV, zarr, npz, trace.
+"""Export a run for other programs: tables, arrays, a trace, TensorBoard logs, or its graph.
 
 ```python
 from comgra_decl.export import export_run

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.query import derived
 from comgra_decl.records import AGGREGATES
+from comgra_decl.sinks import Selection
 from comgra_decl.spec.globs import matches
 
 if TYPE_CHECKING:
@@ -28,13 +29,17 @@ class Content:
     """Content of a run, optionally limited to nodes that match a pattern."""
 
     def __init__(
-        self, run: Run, *, nodes: str | None = None, progress: Progress | None = None
+        self, run: Run, *, selection: Selection | None = None, progress: Progress | None = None
     ) -> None:
         self.run = run
+        self.selection = selection = selection or Selection()
         self._progress = progress
         self.records = run.records
         self.slots = run.slots
-        if nodes is not None:
+        nodes = selection.nodes
+        if isinstance(nodes, str) and not nodes:  # metrics, notes and findings only
+            self.slots = self.slots[:0]
+        elif nodes is not None:
             chosen = [_matches(nodes, node) for node in self.slots["node"]]
             self.slots = self.slots[np.array(chosen, bool)]
             if self.slots.empty:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from comgra_decl.errors import StoreError, UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.query import Remote, location
+from comgra_decl.sinks import Selection
 from comgra_decl.store.beside import refuse_within
 from comgra_decl.store.drafts import drafted
 
@@ -24,6 +25,12 @@ FORMATS: Mapping[str, str] = {
     "zarr": "a zarr v3 group: statistics, samples, histograms and values as arrays",
     "npz": "one file of numpy arrays: like zarr, but without values",
     "trace": "one time line of records, metrics and profiled steps, for Perfetto or Chrome",
+    "tensorboard": "a log folder of TensorBoard (needs the 'tensorboard' extra)",
+    "onnx": "the graph as an ONNX file for viewers such as Netron (needs the 'onnx' extra)",
+    "graphml": "the graph as GraphML",
+    "json": "the graph as node-link JSON",
+    "dot": "the graph in the language of Graphviz",
+    "mermaid": "the graph as a Mermaid flowchart",
 }
 """The formats and their descriptions."""
 
@@ -36,6 +43,7 @@ def export_run(
     format_: str = "parquet",
     *,
     nodes: str | None = None,
+    selection: Selection | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Export a run to a format that other programs read.
@@ -45,6 +53,8 @@ def export_run(
         to: target file or folder; never overwritten.
         format_: one of `FORMATS`.
         nodes: the pattern of nodes to export, as in a spec: `blocks.*`, `**.attention`.
+        selection: the series to export to TensorBoard, instead of `nodes`; other formats use only
+            its `nodes`.
         progress: called with the current action, the amount done, and the total.
 
     Returns:
@@ -52,6 +62,7 @@ def export_run(
 
     Raises:
         UnknownNameError: the format does not exist, or no node matches the pattern.
+        SelectionError: the format is for a limited number of series, and more are selected.
         MissingPackageError: the format needs a missing package; the message names the extra.
         StoreError: the target exists, is in a bucket, is inside the run, or cannot be written.
     """
@@ -60,8 +71,9 @@ def export_run(
             f"there is no format {shown(format_)}{did_you_mean(format_, FORMATS) or '.'} "
             f"Choose one of {', '.join(FORMATS)}."
         )
-    write = import_module(f".{format_}", __package__).write
-    content = Content(run, nodes=nodes, progress=progress)
+    write = _writer(format_)
+    selection = selection or Selection(nodes)
+    content = Content(run, selection=selection, progress=progress)
     place = location(to)
     if isinstance(place, Remote):
         raise StoreError(f"an export is a file or a folder; it cannot be written to {str(place)!r}")
@@ -74,3 +86,13 @@ def export_run(
         write(content, written)
         written.rename(target)
     return target
+
+
+def _writer(format_: str) -> Callable[[Content, Path], None]:
+    """Import and return the function that writes a format."""
+    from .graph_files import WRITERS
+
+    if format_ in WRITERS:
+        return WRITERS[format_]
+    found: Callable[[Content, Path], None] = import_module(f".{format_}", __package__).write
+    return found

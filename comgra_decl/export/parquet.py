@@ -10,8 +10,9 @@ from typing import Any
 
 import pandas as pd
 
+from comgra_decl.sinks import needed
+
 from .content import Content
-from .extras import needed
 from .plain import plain_columns
 
 

@@ -244,8 +244,8 @@ class Run(RunFacts):
     def document(self, name: str) -> Any:
         """Return the newest document with the given name, as stored; None if there is none.
 
-        Documents are "modules", "report", "post_mortem" and "findings", which
-        `comgra_decl.rules.stored` reads.
+        Documents are "modules", "report", "post_mortem", "links" (where the tools in `sinks` have
+        the run, by tool) and "findings", which `comgra_decl.rules.stored` reads.
         """
         return self._snapshot.view.document(name) if is_one_of(name, [name]) else None
 

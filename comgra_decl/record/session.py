@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from comgra_decl.record.ranks import Rank
     from comgra_decl.rules.actions import Actions
     from comgra_decl.rules.live import LiveRules
+    from comgra_decl.sinks.live import LiveSink
     from comgra_decl.spec import Spec
     from comgra_decl.stats.gradient_norm import GradientNorm
     from comgra_decl.store import RunMeta, RunWriter, WriterThread
@@ -46,6 +47,9 @@ stored."""
 
 _INTERRUPTED_TIMEOUT = 5.0
 """The same after an interruption: the user wants the program to end, and a device may hang."""
+
+_LINK_TIMEOUT = 20.0
+"""The maximum time, in seconds, to wait at the end until a sink has created its tool's run."""
 
 
 class Session:
@@ -77,6 +81,7 @@ class Session:
         self._settled = False  # whether the rank of this process is final
         self._fault: BaseException | None = None  # the error that ended tracing
         self._past: Past | None = None  # the content of the resumed run
+        self._sinks: list[LiveSink] = []
         self._gradient: GradientNorm | None = None  # if all gradients are recorded
         self._late_facts: dict[str, Any] | None = None  # of a rank, stored with the next record
         self._late_documents: dict[str, Any] = {}  # known only after the last record
@@ -178,6 +183,7 @@ class Session:
             self._ending.remove()
         if writer is not None:
             writer.close(_INTERRUPTED_TIMEOUT if self._interrupted else _CLOSE_TIMEOUT)
+        self._close_sinks()
         self._forget_last_seen()
         if self._breakpoint is not None:  # no call follows at which it could stop
             self._breakpoint.remove()
@@ -194,6 +200,22 @@ class Session:
         found = hooks.perturbations()
         if found:
             self._late_documents |= {PERTURBATIONS: found}
+
+    def _closing_documents(self) -> dict[str, Any]:
+        """Return the documents that changed after the last record; runs on the writer thread."""
+        wait = 0.0 if self._interrupted else _LINK_TIMEOUT
+        links = {sink.name: sink.link_within(wait) for sink in self._sinks}
+        known = {name: link for name, link in links.items() if link is not None}
+        return self._late_documents | ({"links": known} if known else {})
+
+    def _close_sinks(self) -> None:
+        """End the sinks after the last commit."""
+        from comgra_decl.sinks.live import WAIT
+
+        sinks, self._sinks = self._sinks, []
+        for sink in sinks:
+            state = "stopped" if self._post_mortem or self._fault else "finished"
+            sink.close(state, wait=_INTERRUPTED_TIMEOUT if self._interrupted else WAIT)
 
     def _forget_last_seen(self) -> None:
         """Remove the file that a killed process would leave behind."""
@@ -247,7 +269,8 @@ class Session:
             queue_bytes=self._spec.store.queue_mb * 2**20,
             on_error=self._store_failed,
             flush=self._new_keeper(),
-            last=_at_last(self._new_rules(), lambda: self._late_documents),
+            last=_at_last(self._new_rules(), self._closing_documents),
+            committed=self._new_sinks(meta),
         )
         self._say = self._writer.add_scalars
         if self._fault is not None:
@@ -359,6 +382,7 @@ class Session:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close(_CLOSE_TIMEOUT)
+        self._close_sinks()
         if self._attendant is not None:
             self._attendant.stop()
         assert isinstance(place.path, Path)  # a bucket refuses late ranks
@@ -439,6 +463,34 @@ class Session:
 
             self._ending = before_steps.add(actions.stop_if_due)
         return rules.close
+
+    def _new_sinks(
+        self, meta: RunMeta
+    ) -> Callable[[list[StepBatch], list[ScalarBatch]], None] | None:
+        """Start the sinks of the spec; return the function that passes on what is committed."""
+        place = self._place
+        if not self._spec.sinks or place is None or not place.leads:
+            return None
+        from comgra_decl.sinks.live import LiveSink
+        from comgra_decl.sinks.making import about_of, maker_of, selection_of
+
+        about = about_of(place.run, meta.config, meta.started, self._spec.statistics)
+        self._sinks = sinks = [
+            LiveSink(
+                sink.tool,
+                maker_of(sink, about),
+                about=about,
+                selection=selection_of(sink.options),
+                slots=[] if self._past is None else self._past.slots,
+            )
+            for sink in self._spec.sinks
+        ]
+
+        def pass_on(batches: list[StepBatch], scalars: list[ScalarBatch]) -> None:
+            for sink in sinks:
+                sink.put(batches, scalars)
+
+        return pass_on
 
     def _note(self, note: Note) -> None:
         """Store a note from the writer thread."""

@@ -25,6 +25,7 @@ from comgra_decl.spec.run import (
 )
 from comgra_decl.spec.samples import SamplesSpec
 from comgra_decl.spec.schedule import ScheduleSpec
+from comgra_decl.spec.sinks import Sinks
 from comgra_decl.spec.stats import DEFAULT, OptIn, Statistic, in_stored_order, name_of, opt_in
 from comgra_decl.spec.types import TypesSpec
 
@@ -124,6 +125,10 @@ class Spec(SpecModel):
 
     store: StoreSpec = StoreSpec()
     """How records are written to disk."""
+
+    sinks: Sinks = []
+    """Other tools that receive a selection of what is recorded, such as [tensorboard, {wandb:
+    {project: x}}]. See `docs/bridges.md`."""
 
     dry_run: Bool = False
     """Whether to run only a few steps, report what would be recorded and at what cost, and then end

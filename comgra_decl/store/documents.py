@@ -205,6 +205,7 @@ _FORMS: Mapping[str, Form] = {
     ],
     "ranks": {"rank": int, "world_size?": int, "recorded": [int], "run?": str},
     "keep": {"steps?": [list], "unseen?": [list]},
+    "links": {str: {str: str}},
 }
 
 _SEVERITIES = ("error", "warning", "hint")

@@ -52,6 +52,7 @@ class WriterThread:
         patience: float = 30.0,
         flush: Callable[[], list[StepBatch]] | None = None,
         last: Callable[[], list[StepBatch]] | None = None,
+        committed: Callable[[list[StepBatch], list[ScalarBatch]], None] | None = None,
     ) -> None:
         """Start the thread.
 
@@ -66,6 +67,7 @@ class WriterThread:
             flush: needed if `transform` drops or delays steps; called on the thread at the end;
                 returns the remaining batches.
             last: called once on the thread; returns batches for the last commit.
+            committed: called on the thread with what each commit has stored; must not raise.
         """
         self._factory = writer_factory
         self._transform = transform
@@ -74,6 +76,7 @@ class WriterThread:
         self._patience = patience
         self._flush = flush
         self._last = last
+        self._committed = committed
         self._queue: deque[RawStep] = deque()
         self._batches: list[StepBatch] = []  # reduced, for the next commit
         self._ready = 0  # number of steps in `_batches`
@@ -311,6 +314,8 @@ class WriterThread:
         batches, scalars = self._batches, self._scalars
         writer.usage = self._usage.document()
         self._patiently(lambda: writer.commit(batches, scalars))
+        if self._committed is not None:
+            self._committed(batches, scalars)
         self._batches, self._ready, self._scalars = [], 0, []
         self._pace.committed(time.monotonic())
         self._release(sum(b.nbytes for b in batches) + sum(part.nbytes for part in scalars))

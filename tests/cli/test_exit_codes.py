@@ -23,6 +23,8 @@ RUNS = {
     "show": (),
     "diagnose": (),
     "explain": (),
+    "contract": (),
+    "check": ("contract.yaml",),
     "profile": (),
     "memory": (),
     "verify": (),
@@ -32,7 +34,7 @@ RUNS = {
     "thermometer": (),
     "compare": ("other",),
 }
-ROOTS = ("ls", "view")
+ROOTS = ("ls", "view", "mcp")
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 
 LEARNS = """
@@ -159,6 +161,7 @@ EMPTY = {
     **{f"{command} -m MODULE": (command, "-m", "") for command in SCRIPTS},
     **{f"{command} ROOT": (command, "") for command in ROOTS},
     **{f"{command} TARGET": (command, "{run}", "") for command in ("cp", "export")},
+    "check CONTRACT": ("check", "{run}", ""),
     "compare OTHER": ("compare", "{run}", ""),
     "diagnose --rules": ("diagnose", "{run}", "--rules", ""),
     "view --views": ("view", "{run}", "--views", ""),

@@ -66,7 +66,7 @@ def test_the_examples_of_commands_are_commands(
     page = (DOCS / "commands.md").read_text()
     lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
              for line in block.splitlines()]  # fmt: skip
-    assert len(lines) == 9
+    assert len(lines) == 11
     pa.chunked_array([[1]]).take([0])  # it imports its remaining parts on first use
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for line in lines:

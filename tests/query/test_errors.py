@@ -16,6 +16,7 @@ from comgra_decl.errors import RunNotFoundError, UnknownNameError
 from comgra_decl.export import export_run
 from comgra_decl.export.content import Content
 from comgra_decl.query import Run, compare, open_group, open_run
+from comgra_decl.sinks import Selection
 from comgra_decl.store import RunWriter
 from tests.store.truth import Truth, meta_of
 
@@ -133,7 +134,7 @@ ASKED: dict[str, Callable[[Run, Any], Any]] = {
     "a document": lambda run, x: run.document(x),
     "a comparison": lambda run, x: compare([run], x),
     "a run of a group": lambda run, x: open_group(run.path.absolute().parent)[x],
-    "an export's nodes": lambda run, x: Content(run, nodes=x),
+    "an export's nodes": lambda run, x: Content(run, selection=Selection(x)),
     "an export's format": lambda run, x: export_run(run, "never", x),
 }
 

@@ -16,24 +16,44 @@ def command(
     run: RunPath,
     target: Annotated[Path, typer.Argument(help="File or folder to create.")],
     format_: Annotated[
-        str, typer.Option("--format", "-f", help="Format: parquet, csv, zarr, npz or trace.")
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            help="Format: parquet, csv, zarr, npz, trace or tensorboard; for the graph onnx, "
+            "graphml, json, dot or mermaid.",
+        ),
     ] = "parquet",
     nodes: Annotated[
-        str | None, typer.Option(help="Nodes to export, as a pattern: 'blocks.*'.")
+        str | None,
+        typer.Option(help="Nodes to export, as a pattern: 'blocks.*'. Empty: metrics only."),
     ] = None,
+    passes: Annotated[
+        list[str] | None,
+        typer.Option("--pass", help="Pass to export, such as grad. Can be repeated. TensorBoard."),
+    ] = None,
+    statistic: Annotated[
+        list[str] | None,
+        typer.Option(help="Statistic to export, such as std. Can be repeated. TensorBoard."),
+    ] = None,
+    series: Annotated[
+        int, typer.Option(min=1, help="Largest number of series to export. TensorBoard.")
+    ] = 200,
     as_json: AsJson = False,
 ) -> None:
-    """Export a run for other programs: tables (Parquet, CSV), arrays (zarr v3, npz) or a trace.
+    """Export a run for other programs: tables, arrays, a trace, TensorBoard logs or the graph.
 
     A trace is a time line of records, metrics and profiled steps for Perfetto or Chrome.
     """
     from comgra_decl.cli.printing import bar
     from comgra_decl.export import export_run
     from comgra_decl.query import open_run
+    from comgra_decl.sinks import Selection
 
     opened = open_run(run)
+    selection = Selection(nodes, tuple(passes or ()), tuple(statistic or ()), series)
     with bar() as on_progress:
-        written = export_run(opened, target, format_, nodes=nodes, progress=on_progress)
+        written = export_run(opened, target, format_, selection=selection, progress=on_progress)
     if as_json:
         print_json({"path": str(written), "source": str(opened.path), "format": format_})
     else:

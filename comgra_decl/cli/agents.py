@@ -1,0 +1,300 @@
+"""What agents may ask about runs: short answers as JSON, over MCP or from Python."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from comgra_decl.cli.describe import plain
+from comgra_decl.errors import ComgraError, UnknownNameError, did_you_mean, shown
+
+if TYPE_CHECKING:
+    from comgra_decl.query import Run
+    from comgra_decl.store.location import Location
+
+LIMIT = 8000
+"""Largest number of characters of an answer."""
+
+SERIES_LIMIT = 2000
+"""Largest number of characters of a series."""
+
+_POINTS = 40
+_ROWS = 40
+
+
+class Agent:
+    """Answer questions about the runs below a folder; reads nothing outside it.
+
+    Each answer is JSON of limited length. "run" is "group/name", "name", or empty for the newest.
+    """
+
+    def __init__(self, root: Location) -> None:
+        self._root = root
+
+    @property
+    def tools(self) -> list[Callable[..., Any]]:
+        """The questions; their docstrings describe them to agents."""
+        return [
+            self.list_runs,
+            self.open_run,
+            self.findings,
+            self.explain,
+            self.series,
+            self.row,
+            self.compare,
+        ]
+
+    def list_runs(self) -> str:
+        """List the newest runs, with state, number of records and last step."""
+        from comgra_decl.query import list_runs
+
+        runs = list_runs(self._root)
+        rows = [
+            {
+                "run": f"{each.group}/{each.name}",
+                "state": each.state,
+                "records": each.records,
+                "last_step": each.last_step,
+            }
+            for each in reversed(runs[-_ROWS:])
+        ]
+        return _told({"runs": len(runs), "newest": rows})
+
+    def open_run(self, run: str = "") -> str:
+        """Describe a run: state, steps, types, statistics, metrics, nodes, pictures."""
+        found = self._run(run)
+        kpis = found.kpis(automatic=True)
+        last = kpis.groupby("name")["value"].last()
+        slots = found.slots
+        classes = slots.groupby("node", sort=False)["module_class"].first()
+        nodes = [f"{name} ({kind})" if kind else str(name) for name, kind in classes.items()]
+        return _told(
+            {
+                "run": f"{found.group}/{found.name}",
+                "state": found.state,
+                "error": found.error,
+                "records": len(found.records),
+                "steps": _sparse(found.steps.tolist()),
+                "types": found.types,
+                "statistics": found.statistics,
+                "passes": list(dict.fromkeys(slots["pass"])),
+                "metrics": {str(name): value for name, value in last.items()},
+                "pictures": found.pictures,
+                "nodes": nodes,
+            }
+        )
+
+    def findings(self, run: str = "") -> str:
+        """Return what the rules found wrong: severity, tensor, step, message, advice."""
+        from comgra_decl.rules import diagnose
+
+        found = diagnose(self._run(run)).findings
+        rows = [
+            {
+                "rule": each.rule,
+                "severity": str(each.severity),
+                "tensor": None if each.place is None else str(each.place),
+                "first_step": each.first_step,
+                "message": each.message,
+                "advice": each.advice,
+                "because": each.because,
+            }
+            for each in found
+        ]
+        return _told({"count": len(rows), "findings": rows})
+
+    def explain(self, run: str = "") -> str:
+        """Return a page of Markdown: facts, verdict, findings with evidence, and the error."""
+        from comgra_decl.cli.explaining import explained
+        from comgra_decl.rules import diagnose
+
+        found = self._run(run)
+        text = explained(found, diagnose(found))
+        return text if len(text) <= LIMIT else text[: LIMIT - 30] + "\n(the rest is left out)\n"
+
+    def series(
+        self,
+        node: str,
+        statistic: str = "std",
+        run: str = "",
+        role: str = "output",
+        of: str = "forward",
+        type: str = "",  # noqa: A002  (as the column is called)
+    ) -> str:
+        """Return a statistic of a tensor by step, or of a metric if node is "metrics".
+
+        `of` is the pass: forward, grad, update. Long series are thinned to the smallest and largest
+        value of each stretch.
+        """
+        found = self._run(run)
+        if node == "metrics":
+            table = found.kpis(automatic=True)
+            known = list(dict.fromkeys(table["name"]))
+            if statistic not in known:
+                raise UnknownNameError(
+                    f"there is no metric {shown(statistic)}{did_you_mean(statistic, known) or '.'} "
+                    f"This run has {', '.join(map(str, known[:_ROWS]))}."
+                )
+            values = table[table["name"] == statistic].set_index("step")["value"]
+        else:
+            values = found.slot(node, role=role, of=of).series(statistic, type=type or None)
+        steps, numbers = values.index.to_numpy(np.int64), values.to_numpy(np.float64)
+        points = _POINTS
+        while True:
+            kept = _extremes(numbers, points)
+            told = {
+                "steps": steps[kept].tolist(),
+                "values": [_number(value) for value in numbers[kept].tolist()],
+                "length": len(numbers),
+            }
+            text = json.dumps(told)
+            if len(text) <= SERIES_LIMIT:
+                return text
+            points -= 5
+
+    def row(self, step: int, run: str = "", nodes: str = "**") -> str:
+        """Return mean, std and largest magnitude of all tensors at a recorded step.
+
+        `nodes` is a pattern such as blocks.0.**.
+        """
+        from comgra_decl.spec.globs import matches
+
+        table = self._run(run).row(step)
+        names = [n for n in ("mean", "std", "abs_max", "nonfinite") if n in table.columns]
+        rows = [
+            {
+                "tensor": f"{node} {role}" + f"[{iteration}]" * (iteration > 0),
+                "pass": pass_,
+                **{name: _number(float(value)) for name, value in zip(names, line, strict=True)},
+            }
+            for (node, role, iteration, pass_), line in zip(
+                table.index, table[names].to_numpy(), strict=True
+            )
+            if matches(nodes, node)
+        ]
+        return _told({"step": step, "count": len(rows), "tensors": rows})
+
+    def compare(self, run: str, other: str) -> str:
+        """Find the first step and tensor at which two runs differ."""
+        from comgra_decl.query import part, sentences
+
+        found = part(self._run(run), self._run(other))
+        return _told({"same_until": found.same_until, "found": sentences(found)})
+
+    def picture(self, name: str, run: str = "", step: int = -1, node: str = "") -> bytes:
+        """Return a picture of the run as PNG; open_run lists the names; step -1 is the last."""
+        from comgra_decl.pictures.tiles import tiled
+        from comgra_decl.sinks import needed
+
+        found = self._run(run).picture(name, None if step < 0 else step, node or None)
+        values = np.asarray(found.values, np.float64)
+        if values.ndim < 2:
+            values = values.reshape(1, -1)
+        file = io.BytesIO()
+        needed("PIL.Image", "mcp").fromarray(tiled(values)).save(file, "PNG")
+        return file.getvalue()
+
+    def _run(self, name: str) -> Run:
+        from comgra_decl.query import list_runs, open_run
+
+        if not name:
+            return open_run(self._root)
+        runs = list_runs(self._root)
+        for each in reversed(runs):
+            if name in (each.name, f"{each.group}/{each.name}"):
+                return open_run(each.path)
+        known = [f"{each.group}/{each.name}" for each in runs]
+        raise UnknownNameError(
+            f"there is no run {shown(name)}{did_you_mean(name, known) or '.'} "
+            f"The newest is {known[-1] if known else 'missing: the folder has no runs'}."
+        )
+
+
+def server(root: Path) -> Any:
+    """Return an MCP server for the runs below a folder.
+
+    Raises:
+        MissingPackageError: the MCP SDK is not installed.
+    """
+    from comgra_decl.query import location, require_folder
+    from comgra_decl.sinks import needed
+
+    require_folder(location(root))
+    module = needed("mcp.server.mcpserver", "mcp")
+    agent = Agent(location(root))
+    built = module.MCPServer(
+        "comgra_decl",
+        instructions="Recorded training runs: what happened inside a network, and what went wrong. "
+        "Begin with list_runs and findings.",
+    )
+    for tool in agent.tools:
+        built.tool()(_telling(tool))
+
+    def picture(name: str, run: str = "", step: int = -1, node: str = "") -> Any:
+        return module.Image(data=agent.picture(name, run, step, node), format="png")
+
+    picture.__doc__ = agent.picture.__doc__
+    built.tool(structured_output=False)(_telling(picture))
+    return built
+
+
+def _telling(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a tool whose errors reach the agent in full: the SDK hides those it does not know."""
+    from comgra_decl.sinks import needed
+
+    error = needed("mcp.server.mcpserver.exceptions", "mcp").ToolError
+
+    @functools.wraps(tool)
+    def told(*arguments: Any, **named: Any) -> Any:
+        try:
+            return tool(*arguments, **named)
+        except ComgraError as wrong:
+            raise error(str(wrong)) from None
+
+    return told
+
+
+def _told(content: dict[str, Any]) -> str:
+    """Return content as JSON; its longest list is shortened until the text fits."""
+    content = plain(content)
+    while len(text := json.dumps(content)) > LIMIT:
+        name = max(content, key=lambda key: len(json.dumps(content[key])))
+        kept = content[name][: len(content[name]) * 3 // 4] if len(content[name]) else []
+        assert isinstance(content[name], list), f"{name} is too long"
+        content[f"{name}_left_out"] = (
+            content.get(f"{name}_left_out", 0) + len(content[name]) - len(kept)
+        )
+        content[name] = kept
+    return text
+
+
+def _sparse(steps: list[int]) -> list[int] | dict[str, int]:
+    if len(steps) <= _POINTS:
+        return steps
+    return {"count": len(steps), "first": steps[0], "last": steps[-1]}
+
+
+def _extremes(values: np.ndarray[Any, np.dtype[np.float64]], points: int) -> list[int]:
+    """Return indices of the smallest and largest value of each of `points` / 2 stretches."""
+    if len(values) <= points:
+        return [*range(len(values))]
+    found: set[int] = set()
+    for stretch in np.array_split(np.arange(len(values)), points // 2):
+        part = values[stretch]
+        wrong = stretch[~np.isfinite(part)]
+        if len(wrong):
+            found.add(int(wrong[0]))
+        if np.isfinite(part).any():
+            found |= {int(stretch[np.nanargmin(part)]), int(stretch[np.nanargmax(part)])}
+    return sorted(found)
+
+
+def _number(value: float) -> float | str:
+    """Return a number with five digits; NaN and infinity as strings, which JSON lacks."""
+    return float(f"{value:.5g}") if np.isfinite(value) else str(value)

@@ -1,0 +1,177 @@
+"""Feeds a sink with a stored run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from comgra_decl.errors import UnknownNameError
+from comgra_decl.pictures.tiles import tiled
+from comgra_decl.query import Run, Slot
+from comgra_decl.query.chunks import Chunk
+from comgra_decl.records import PICTURE_PREFIX, Note, SlotInfo, SlotKey
+from comgra_decl.sinks import About, Feed, Graph, Metrics, Moment, Records, Sink, graph_of, naming
+from comgra_decl.sinks.making import about_of
+
+from .content import Content
+
+_PICTURES = 20
+"""Largest number of tensors whose pictures are sent, and of steps for each, spread over the run."""
+
+_MAPS = {("height", "width"), ("query", "key")}
+"""Pairs of axes that make a picture."""
+
+
+def forward(content: Content, sink: Sink) -> list[SlotKey]:
+    """Pass the selected part of a run to a sink.
+
+    Returns:
+        The selected tensors.
+
+    Raises:
+        SelectionError: too many series are selected; nothing has been written.
+        UnknownNameError: a selected statistic is not stored.
+    """
+    run = content.run
+    feed = Feed(sink, content.selection, statistics=content.statistics)
+    feed.see(slots_of(content.slots))
+    sink.begin(about(run, content.statistics))
+    clock = Clock(run)
+    feed.metrics(_metrics(run, clock))
+    times = run.records["time"].to_numpy(np.float64)
+    for chunk in content.chunks():
+        feed.records(_records(chunk, times))
+    graph = graph_in(run)
+    if graph is not None:
+        sink.graph(Moment(0, run.started), graph)
+    if content.selection.pictures:
+        for at, name, pixels in _pictures(content, feed.chosen, clock):
+            sink.image(at, name, pixels)
+    feed.notes(_notes(run.notes()))
+    document = run.document("findings")
+    for finding in (document or {}).get("findings", []):
+        feed.findings({"findings": [finding]}, clock.at(int(finding["first_step"])))
+    sink.end(run.state)
+    return feed.chosen
+
+
+def about(run: Run, statistics: list[str]) -> About:
+    """Return the facts about a run that sinks show."""
+    return about_of(run.path, run.config, run.started, statistics)
+
+
+class Clock:
+    """The time of each step, interpolated between records; constant before and after them."""
+
+    def __init__(self, run: Run) -> None:
+        records = run.records[["step", "time"]].groupby("step", sort=True)["time"].first()
+        self._steps = records.index.to_numpy(np.float64)
+        self._times = records.to_numpy(np.float64)
+        self._started = run.started
+
+    def at(self, step: int) -> float:
+        """Return the time of a step in unix seconds."""
+        if not len(self._steps):
+            return self._started
+        return float(np.interp(step, self._steps, self._times))
+
+
+def slots_of(table: pd.DataFrame) -> list[SlotInfo]:
+    """Return the rows of `Run.slots`, without those of recorded pictures."""
+    return [
+        SlotInfo(
+            int(number),
+            SlotKey(row["node"], row["role"], int(row["iteration"]), row["pass"]),
+            row["kind"],
+            row["dtype"],
+            row["shape"],
+            None if pd.isna(row["batch_dim"]) else int(row["batch_dim"]),
+            row["module_class"],
+        )
+        for number, row in zip(table.index.tolist(), table.to_dict("records"), strict=True)
+        if not row["pass"].startswith(PICTURE_PREFIX)
+    ]
+
+
+def graph_in(run: Run) -> Graph | None:
+    """Return the last graph of a run; None if it has none."""
+    structure = run.structure()
+    return None if structure is None else graph_of(structure, slots_of(run.slots))
+
+
+def _metrics(run: Run, clock: Clock) -> Metrics:
+    table = run.kpis(automatic=True)
+    steps = table["step"].tolist()
+    times = {step: clock.at(step) for step in set(steps)}
+    moments = [Moment(step, times[step]) for step in steps]
+    return Metrics(moments, table["type"].tolist(), table["name"].tolist(), table["value"].tolist())
+
+
+def _records(chunk: Chunk, times: NDArray[np.float64]) -> Records:
+    moments = [
+        Moment(int(step), float(times[record]))
+        for step, record in zip(chunk.steps, chunk.records, strict=True)
+    ]
+    slots = np.array([slot.id for slot in chunk.slots])
+    counts = ranges = None
+    if chunk.has_histograms and len(slots):
+        pairs = [chunk.histograms(int(slot)) for slot in slots]
+        found = [pair for pair in pairs if pair is not None]
+        counts = np.stack([pair[0] for pair in found], axis=1)
+        ranges = np.stack([pair[1] for pair in found], axis=1)
+    return Records(moments, chunk.types, slots, chunk.aggregates, counts, ranges)
+
+
+def _notes(table: pd.DataFrame) -> list[Note]:
+    columns = (table[name].tolist() for name in ("step", "type", "time", "text"))
+    return [Note(*line) for line in zip(*columns, strict=True)]
+
+
+def _pictures(
+    content: Content, chosen: list[SlotKey], clock: Clock
+) -> Iterator[tuple[Moment, str, NDArray[np.uint8]]]:
+    """Yield the previews of the chosen tensors and the pictures that probes have recorded."""
+    run = content.run
+    drawn = 0
+    for key in chosen:
+        if drawn == _PICTURES:
+            break
+        slot = run.slot(key.node, role=key.role, of=key.pass_, iteration=key.iteration)
+        found = dict(_previews(slot, run))
+        drawn += bool(found)
+        # a tag of its own: TensorBoard shows only the first kind of data under each
+        name = f"{naming.of_tensor(key, naming.TRAIN)}/preview"
+        for step, values in found.items():
+            yield Moment(step, clock.at(step)), name, tiled(values)
+    recorded = run.slots[run.slots["pass"].str.startswith(PICTURE_PREFIX)]
+    for node, pass_ in zip(recorded["node"][:_PICTURES], recorded["pass"], strict=False):
+        picture = pass_.removeprefix(PICTURE_PREFIX)
+        for step in _spread(run.steps.tolist()):
+            with suppress(UnknownNameError):
+                values = run.picture(picture, step, node).values
+                if values.ndim > 2:
+                    name = naming.of_tensor(SlotKey(node, "output", 0, pass_), naming.TRAIN)
+                    yield Moment(step, clock.at(step)), name, tiled(values)
+
+
+def _previews(slot: Slot, run: Run) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """Yield the steps and values [..., height, width] of a tensor's previews."""
+    for step in _spread(run.steps.tolist()):
+        try:
+            preview = slot.preview(step)
+        except UnknownNameError:
+            return
+        if preview.axes[-2:] not in _MAPS or np.iscomplexobj(preview.values):
+            return
+        yield preview.step, preview.values.astype(np.float64)
+
+
+def _spread(steps: list[int]) -> list[int]:
+    """Return at most `_PICTURES` of the steps, with the first and the last."""
+    if len(steps) <= _PICTURES:
+        return steps
+    return [steps[i] for i in np.linspace(0, len(steps) - 1, _PICTURES).round().astype(int)]

@@ -1,0 +1,95 @@
+"""The interface of a tool that receives what is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import MissingPackageError
+
+from .graph import Graph
+
+Findings = Mapping[str, Any]
+"""The document that the rules store; its entry "findings" lists them."""
+
+
+class Moment(NamedTuple):
+    """When something was recorded: the training step and the time in unix seconds."""
+
+    step: int
+    time: float
+
+
+@dataclass(frozen=True)
+class About:
+    """Facts about a run.
+
+    Attributes:
+        path: its folder or URL.
+        config: settings of the program, nested.
+        statistics: names of the stored statistics.
+    """
+
+    name: str
+    group: str
+    path: str
+    started: float
+    config: Mapping[str, Any] = field(default_factory=dict)
+    statistics: tuple[str, ...] = ()
+
+
+class Sink(Protocol):
+    """A tool that receives numbers, histograms, pictures and text.
+
+    All methods are called on one thread, `begin` first and `end` last. An exception ends the use of
+    the sink. Names are series names as in `naming`; a sink encodes characters that its tool does
+    not accept so that they can be decoded.
+    """
+
+    def begin(self, about: About) -> None:
+        """Create or joins the tool's run."""
+
+    @property
+    def link(self) -> dict[str, str]:
+        """Where the tool's run is found; known after `begin`."""
+
+    def scalars(self, at: Moment, values: Mapping[str, float]) -> None:
+        """Write numbers by name; they may be NaN or infinite."""
+
+    def histogram(
+        self, at: Moment, name: str, counts: NDArray[np.int64], edges: NDArray[np.float64]
+    ) -> None:
+        """Write a histogram: counts [bins] and edges [bins + 1]."""
+
+    def image(self, at: Moment, name: str, pixels: NDArray[np.uint8]) -> None:
+        """Write a picture, [height, width, 3]."""
+
+    def text(self, at: Moment, name: str, text: str) -> None:
+        """Write a text."""
+
+    def graph(self, at: Moment, graph: Graph) -> None:
+        """Write the dependency graph; called once for each new graph."""
+
+    def end(self, state: str) -> None:
+        """Write what is still buffered and closes the tool's run; `state` as in `Run.state`."""
+
+
+def needed(module: str, extra: str) -> Any:
+    """Import a module that belongs to an extra.
+
+    Raises:
+        MissingPackageError: the module is missing; the message says how to install it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingPackageError(
+            f"the {package!r} package is required but not installed: "
+            f"pip install 'comgra-decl[{extra}]'"
+        ) from error

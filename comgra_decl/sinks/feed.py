@@ -1,0 +1,152 @@
+"""Names what a run contains and passes the selected part of it to a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import SelectionError
+from comgra_decl.records import AGGREGATES, AUTOMATIC, Note, SlotInfo, SlotKey
+
+from . import naming
+from .api import Findings, Moment, Sink
+from .naming import SeriesName
+from .selection import Selection
+
+_NONFINITE = "nonfinite"
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Consecutive records of a run.
+
+    `slots`: int [n], ids. `aggregates`: float32 [k, n, statistics, 3], NaN where a record lacks a
+    slot. `counts` [k, n, bins] and `ranges` [k, n, 2], or None; NaN ranges where they are lost.
+    """
+
+    moments: Sequence[Moment]
+    types: Sequence[str]
+    slots: NDArray[Any]
+    aggregates: NDArray[np.float32]
+    counts: NDArray[Any] | None = None
+    ranges: NDArray[Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Metrics:
+    """Metrics in the order in which they were logged, [n] each."""
+
+    moments: Sequence[Moment]
+    types: Sequence[str]
+    names: Sequence[str]
+    values: Sequence[float]
+
+
+class Feed:
+    """Pass the selected part of a run to a sink.
+
+    Raises:
+        UnknownNameError: a selected statistic is not stored.
+    """
+
+    def __init__(self, sink: Sink, selection: Selection, *, statistics: Sequence[str]) -> None:
+        self._sink = sink
+        self._selection = selection
+        self._statistics = list(statistics)
+        self._columns = selection.columns(self._statistics)
+        self._all: list[SlotInfo] = []
+        self._chosen: dict[int, SlotKey] = {}
+        self._told: set[tuple[Any, ...]] = set()
+        self._over = False
+
+    @property
+    def slots(self) -> list[SlotInfo]:
+        """All slots so far."""
+        return self._all
+
+    @property
+    def chosen(self) -> list[SlotKey]:
+        """The selected tensors so far."""
+        return [*self._chosen.values()]
+
+    def see(self, slots: Iterable[SlotInfo]) -> None:
+        """Add slots.
+
+        Raises:
+            SelectionError: too many series are selected; from then on, none are passed on.
+        """
+        self._all += slots
+        if self._over:
+            return
+        try:
+            found = self._selection.chosen(self._all, self._statistics)
+        except SelectionError:
+            self._over, self._chosen = True, {}
+            raise
+        self._chosen = {slot.id: slot.key for slot in found}
+
+    def records(self, records: Records) -> None:
+        """Pass on the statistics and histograms of the selected tensors."""
+        there = [
+            (column, self._chosen[int(slot)])
+            for column, slot in enumerate(records.slots)
+            if int(slot) in self._chosen
+        ]
+        present = self._statistics.index(_NONFINITE)
+        for row, (at, type_) in enumerate(zip(records.moments, records.types, strict=True)):
+            numbers: dict[str, float] = {}
+            for column, key in there:
+                line = records.aggregates[row, column]
+                if np.isnan(line[present, 0]):
+                    continue
+                for statistic, how in self._columns:
+                    name = SeriesName(key, self._statistics[statistic], AGGREGATES[how], type_)
+                    numbers[str(name)] = float(line[statistic, how])
+            if numbers:
+                self._sink.scalars(at, numbers)
+            if self._selection.histograms:
+                self._histograms(records, row, there)
+
+    def _histograms(self, records: Records, row: int, there: Sequence[tuple[int, SlotKey]]) -> None:
+        if records.counts is None or records.ranges is None:
+            return
+        for column, key in there:
+            low, high = records.ranges[row, column].tolist()
+            counts = records.counts[row, column].astype(np.int64)
+            if np.isnan(low) or np.isnan(high) or not counts.any():
+                continue
+            name = naming.of_tensor(key, records.types[row])
+            edges = np.linspace(low, high, len(counts) + 1)
+            self._sink.histogram(records.moments[row], name, counts, edges)
+
+    def metrics(self, metrics: Metrics) -> None:
+        """Pass on all metrics, those of a step together; automatic ones without their prefix."""
+        by_moment: dict[Moment, dict[str, float]] = {}
+        columns = zip(metrics.moments, metrics.types, metrics.names, metrics.values, strict=True)
+        for at, type_, name, value in columns:
+            full = naming.of_metric(name.removeprefix(AUTOMATIC), type_)
+            by_moment.setdefault(at, {})[full] = float(value)
+        for at, numbers in by_moment.items():
+            self._sink.scalars(at, numbers)
+
+    def notes(self, notes: Iterable[Note]) -> None:
+        """Pass on notes."""
+        for note in notes:
+            name = naming.of_metric(note.type, naming.TRAIN).replace(naming.METRICS, "notes", 1)
+            self._sink.text(Moment(note.step, note.time), name, note.text)
+
+    def findings(self, document: Findings | None, time: float) -> None:
+        """Pass on the findings that have not been passed on before, at their first step."""
+        for finding in (document or {}).get("findings", []):
+            place = finding.get("place") or {}
+            identity = (finding["rule"], *(place.get(name) for name in SlotKey._fields))
+            if identity in self._told:
+                continue
+            self._told.add(identity)
+            text = f"**{finding['severity']}**: {finding['message']}\n\n{finding['advice']}"
+            at = Moment(int(finding["first_step"]), time)
+            self._sink.text(at, f"findings/{finding['rule']}", text)

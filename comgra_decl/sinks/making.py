@@ -1,0 +1,74 @@
+"""Create the sinks that a spec declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.spec.sinks import (
+    MlflowOptions,
+    SinkOptions,
+    SinkSpec,
+    TensorBoardOptions,
+    TrackioOptions,
+    WandbOptions,
+)
+from comgra_decl.store.location import Location
+
+from .api import About, Sink
+from .selection import Selection
+
+TENSORBOARD = "tensorboard"
+"""Folder of the event files in a run's folder."""
+
+
+def about_of(
+    place: Location, config: dict[str, Any] | None, started: float, statistics: Sequence[str]
+) -> About:
+    """Return the facts about a run that sinks show."""
+    path = place.absolute()
+    names = path.name, path.parent.name
+    return About(*names, str(path), started, config or {}, tuple(statistics))
+
+
+def selection_of(options: SinkOptions) -> Selection:
+    """Return the selection that a spec declares."""
+    return Selection(
+        options.nodes,
+        tuple(options.passes),
+        tuple(options.statistics),
+        options.series,
+        options.histograms,
+    )
+
+
+def maker_of(spec: SinkSpec, about: About) -> Callable[[], Sink]:
+    """Return a function that creates the sink and imports its tool."""
+    options = spec.options
+
+    def make() -> Sink:
+        if isinstance(options, TensorBoardOptions):
+            from .tensorboard import TensorBoardSink
+
+            if options.folder is None and "://" in about.path:
+                raise ComgraError(
+                    "TensorBoard's files cannot be written to a bucket; set `folder`, as in "
+                    "`sinks: [{tensorboard: {folder: logs/run}}]`"
+                )
+            return TensorBoardSink(options.folder or Path(about.path) / TENSORBOARD)
+        if isinstance(options, WandbOptions):
+            from .wandb import WandbSink
+
+            return WandbSink(options.project, entity=options.entity, mode=options.mode)
+        if isinstance(options, MlflowOptions):
+            from .mlflow import MlflowSink
+
+            return MlflowSink(options.uri, experiment=options.experiment)
+        assert isinstance(options, TrackioOptions)
+        from .trackio import TrackioSink
+
+        return TrackioSink(options.project)
+
+    return make

@@ -1,0 +1,124 @@
+"""MLflow: a tracking server or a local database."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .api import About, Moment, needed
+from .flat import flat
+from .graph import Graph, plain
+from .naming import encoded
+
+EXTRA = "mlflow"
+LINK = "comgra.run"
+"""Tag with the path of the run."""
+
+_ALLOWED = re.compile(r"[A-Za-z0-9_\-. /]")
+_LONGEST = 250  # characters of a name
+_LONGEST_VALUE = 500  # of a parameter, in every version
+_AT_ONCE = 1000  # metrics of one request
+_AT_ONCE_PARAMS = 100
+
+
+class MlflowSink:
+    """Log to the program's active MLflow run or, if there is none, to a new one.
+
+    MLflow replaces infinite numbers by the largest finite ones, and some of its stores drop NaN.
+    Such numbers are therefore not sent as metrics but listed in the artifact `comgra/left_out.json`
+    as (name, step, "nan", "inf" or "-inf"). Names that MLflow does not accept are encoded; see
+    `naming.decoded`.
+
+    Raises:
+        MissingPackageError: mLflow is not installed.
+    """
+
+    def __init__(self, uri: str | None = None, *, experiment: str | None = None) -> None:
+        self._mlflow = needed("mlflow", EXTRA)
+        self._entities = needed("mlflow.entities", EXTRA)
+        self._client: Any = None
+        self._uri, self._experiment = uri, experiment
+        self._id = ""
+        self._own = False
+        self._nonfinite: list[tuple[str, int, str]] = []
+        self._omitted: dict[str, int] = {}
+
+    def begin(self, about: About) -> None:
+        """Create the run, unless the program has one; writes the settings and the run's path."""
+        active = self._mlflow.active_run()
+        self._client = self._mlflow.MlflowClient(self._uri)
+        self._own = active is None or self._uri is not None
+        if self._own:
+            name = self._experiment or about.group
+            known = self._client.get_experiment_by_name(name)
+            experiment = known.experiment_id if known else self._client.create_experiment(name)
+            started = int(about.started * 1000)
+            run = self._client.create_run(experiment, start_time=started, run_name=about.name)
+            self._id = run.info.run_id
+            params = [
+                self._entities.Param(encoded(key, _ALLOWED)[:_LONGEST], str(value)[:_LONGEST_VALUE])
+                for key, value in flat(about.config).items()
+            ]
+            for first in range(0, len(params), _AT_ONCE_PARAMS):
+                part = params[first : first + _AT_ONCE_PARAMS]
+                self._client.log_batch(self._id, params=part)
+        else:
+            self._id = active.info.run_id
+        self._client.set_tag(self._id, LINK, about.path)
+
+    @property
+    def link(self) -> dict[str, str]:
+        """Where the MLflow run is found."""
+        return {"id": self._id, "where": self._uri or str(self._mlflow.get_tracking_uri())}
+
+    def scalars(self, at: Moment, values: Mapping[str, float]) -> None:
+        """Log the finite numbers in requests of at most 1,000."""
+        metrics = []
+        for name, value in values.items():
+            text = encoded(name, _ALLOWED)
+            if len(text) > _LONGEST:
+                self._omitted[name] = self._omitted.get(name, 0) + 1
+            elif not math.isfinite(value):
+                self._nonfinite.append((name, at.step, str(value)))
+            else:
+                time = int(at.time * 1000)
+                metrics.append(self._entities.Metric(text, value, time, at.step))
+        for first in range(0, len(metrics), _AT_ONCE):
+            self._client.log_batch(self._id, metrics=metrics[first : first + _AT_ONCE])
+
+    def histogram(
+        self, at: Moment, name: str, counts: NDArray[np.int64], edges: NDArray[np.float64]
+    ) -> None:
+        """Do nothing: MLflow has no histograms."""
+
+    def image(self, at: Moment, name: str, pixels: NDArray[np.uint8]) -> None:
+        """Log a picture at its step."""
+        image = needed("PIL.Image", EXTRA).fromarray(pixels)
+        key, time = encoded(name, _ALLOWED), int(at.time * 1000)
+        self._client.log_image(self._id, image, key=key, step=at.step, timestamp=time)
+
+    def text(self, at: Moment, name: str, text: str) -> None:
+        """Store a text as an artifact."""
+        path = encoded(name, _ALLOWED)
+        self._client.log_text(self._id, text, f"comgra/{path}/step {at.step}.md")
+
+    def graph(self, at: Moment, graph: Graph) -> None:
+        """Store the graph as an artifact."""
+        self._client.log_dict(self._id, plain(graph), "comgra/graph.json")
+
+    def end(self, state: str) -> None:
+        """List what could not be sent, and ends the run, unless it is the program's."""
+        client, self._client = self._client, None
+        if client is None:
+            return
+        if self._nonfinite or self._omitted:
+            content = {"nonfinite": self._nonfinite, "too_long": self._omitted}
+            client.log_text(self._id, json.dumps(content, indent=1), "comgra/left_out.json")
+        if self._own:
+            client.set_terminated(self._id, "FINISHED" if state == "finished" else "FAILED")

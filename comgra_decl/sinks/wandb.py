@@ -1,0 +1,102 @@
+"""Weights & Biases, online or offline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .api import About, Moment, needed
+from .flat import flat
+from .graph import Graph, plain
+
+EXTRA = "wandb"
+STEP = "comgra/step"
+"""The metric that holds the training step; W&B's own step counts calls of `log`."""
+
+LINK = "comgra"
+"""Key of the link to the run in W&B's configuration."""
+
+_MOST_BINS = 512  # more are refused by W&B
+
+
+class WandbSink:
+    """Log to the program's active W&B run or, if there is none, to a new one.
+
+    W&B accepts all names and tells NaN and both infinities apart, so nothing is encoded.
+
+    Raises:
+        MissingPackageError: w&B is not installed.
+    """
+
+    def __init__(
+        self, project: str | None = None, *, entity: str | None = None, mode: str | None = None
+    ) -> None:
+        self._wandb = needed("wandb", EXTRA)
+        self._project, self._entity, self._mode = project, entity, mode
+        self._run: Any = None
+        self._own = False
+
+    def begin(self, about: About) -> None:
+        """Create the run, unless the program has one; writes the settings and the run's path."""
+        self._run, self._own = self._wandb.run, self._wandb.run is None
+        link = {LINK: {"run": about.path, "name": about.name, "group": about.group}}
+        if self._own:
+            self._run = self._wandb.init(
+                project=self._project or about.group,
+                entity=self._entity,
+                mode=self._mode,
+                name=about.name,
+                config=flat(about.config) | link,
+            )
+        else:
+            self._run.config.update(link, allow_val_change=True)
+        self._run.define_metric(STEP, hidden=True)
+        self._run.define_metric("*", step_metric=STEP)
+
+    @property
+    def link(self) -> dict[str, str]:
+        """Where the W&B run is found."""
+        where = self._run.url or self._run.dir
+        return {"id": str(self._run.id), "project": str(self._run.project), "where": str(where)}
+
+    def scalars(self, at: Moment, values: Mapping[str, float]) -> None:
+        """Log numbers together."""
+        self._run.log({STEP: at.step, **values})
+
+    def histogram(
+        self, at: Moment, name: str, counts: NDArray[np.int64], edges: NDArray[np.float64]
+    ) -> None:
+        """Log a histogram with its own edges; pairs of bins are joined while there are over 512.
+
+        W&B has one kind of data per name, and a tensor's series have longer names.
+        """
+        while len(counts) > _MOST_BINS:
+            padded = np.append(counts, [0] * (len(counts) % 2))
+            counts = padded.reshape(-1, 2).sum(axis=1)
+            edges = np.append(edges[:-1:2], edges[-1])
+        found = self._wandb.Histogram(np_histogram=(counts.tolist(), edges.tolist()))
+        self._run.log({STEP: at.step, name: found})
+
+    def image(self, at: Moment, name: str, pixels: NDArray[np.uint8]) -> None:
+        """Log a picture."""
+        self._run.log({STEP: at.step, name: self._wandb.Image(pixels)})
+
+    def text(self, at: Moment, name: str, text: str) -> None:
+        """Log a text as HTML, which W&B shows beside the charts."""
+        from html import escape
+
+        body = self._wandb.Html(f"<pre>{escape(text)}</pre>", inject=False)
+        self._run.log({STEP: at.step, name: body})
+
+    def graph(self, at: Moment, graph: Graph) -> None:
+        """Store the graph in the run's summary."""
+        self._run.summary["comgra_graph"] = plain(graph)
+
+    def end(self, state: str) -> None:
+        """End the run, unless it is the program's."""
+        run, self._run = self._run, None
+        if run is not None and self._own:
+            run.finish(exit_code=0 if state == "finished" else 1)

@@ -1,0 +1,81 @@
+"""The fixture `traced` fails a test whose training is broken, and changes nothing otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+PROGRAM = """
+import torch
+from torch import nn
+
+
+def trained(bias):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+    nn.init.constant_(model[0].bias, bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(24):
+        inputs = torch.randn(32, 4)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), (inputs[:, 0] > 0).long()).backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+"""
+
+TESTS = """
+from pathlib import Path
+
+import pytest
+import torch
+from comgra_decl.rules.contract import contract_of, to_yaml
+from program import trained
+
+CONTRACT = Path(__file__).parent / "contract.yaml"
+
+SPEC = {
+    "nodes": {"all": {"select": "**", "capture": ["output", "output_grad", "parameter"]}},
+    "schedule": {"first": 1000},
+}
+
+
+def test_healthy(traced):
+    with traced(SPEC):
+        with_tracing = trained(0.0)
+    traced.assert_healthy()
+    assert len(traced.run.steps) == 24
+    assert all(map(torch.equal, with_tracing, trained(0.0)))
+    CONTRACT.write_text(to_yaml(contract_of(traced.run)))
+    traced.assert_keeps("contract.yaml")
+
+
+def test_dead(traced):
+    with traced(SPEC):
+        trained(-50.0)
+    rules = {finding.rule for finding in traced.findings()}
+    traced.assert_healthy(ignore=sorted(rules))
+    with pytest.raises(ValueError, match="severity must be one of"):
+        traced.assert_healthy(severity="fatal")
+    with pytest.raises(pytest.fail.Exception, match="0/bias/forward left its range at step 0"):
+        traced.assert_keeps("contract.yaml")
+    traced.assert_healthy()
+
+
+def test_forgotten(traced):
+    traced.assert_healthy()
+"""
+
+
+def test_a_dead_network_fails_with_the_rule_and_its_healthy_twin_passes(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(program=PROGRAM, test_training=TESTS)
+    pytester.syspathinsert()
+    plugin = ("-p", "no:comgra-decl", "-p", "comgra_decl.doors.pytest_plugin")
+    result = pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", "-p", "no:xdist")
+    result.assert_outcomes(passed=1, failed=2)
+    text = result.stdout.str()
+    for name in ("test_dead", "test_forgotten"):
+        assert f"FAILED test_training.py::{name}" in text
+    result.stdout.fnmatch_lines(["*dead_units at step 0*", "*nothing was traced*"])

@@ -1,0 +1,191 @@
+"""TensorBoard's own reader finds in a log folder exactly what the run contains."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from comgra_decl.errors import MissingPackageError, SelectionError
+from comgra_decl.export import export_run
+from comgra_decl.query import Run, open_run
+from comgra_decl.sinks import Selection
+from comgra_decl.sinks.naming import SeriesName, of_tensor, parsed
+from tests.query.conftest import NODES
+from tests.support.fake_run import FakeRun
+
+accumulating = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+SELECTED = Selection(statistics=("mean", "l2.abs_max", "nonfinite"), series=100_000)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """24 training and 2 evaluation records; from step 20 on, one tensor contains NaN."""
+    fake = FakeRun(tmp_path_factory.mktemp("tensorboard") / "run", nodes=NODES, nonfinite_from=20)
+    fake.write(24, commit=5)
+    fake.close()
+    return open_run(fake.path)
+
+
+@pytest.fixture(scope="module")
+def logs(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("logs") / "run"
+    return read(export_run(run, folder, "tensorboard", selection=SELECTED))
+
+
+def read(folder: Path) -> Any:
+    everything = ("scalars", "histograms", "images", "tensors", "compressedHistograms")
+    found = accumulating.EventAccumulator(str(folder), size_guidance=dict.fromkeys(everything, 0))
+    found.Reload()
+    return found
+
+
+def test_every_statistic_is_equal_to_the_bit_with_its_step_and_time(run: Run, logs: Any) -> None:
+    tags = [tag for tag in logs.Tags()["scalars"] if not tag.startswith("metrics")]
+    records = run.records
+    for tag in tags:
+        name = parsed(tag)
+        assert isinstance(name, SeriesName)
+        key = name.key
+        slot = run.slot(key.node, role=key.role, of=key.pass_, iteration=key.iteration)
+        truth = slot.series(name.statistic, over_batch=name.over_batch, type=name.type)
+        truth = truth[slot.series("nonfinite", type=name.type).notna()]
+        told = logs.Scalars(tag)
+        assert [event.step for event in told] == truth.index.tolist()
+        values = np.array([event.value for event in told], np.float32)
+        assert values.tobytes() == truth.to_numpy(np.float32).tobytes() or np.array_equal(
+            values, truth, equal_nan=True
+        )
+        times = records[records["type"] == name.type].set_index("step")["time"]
+        assert [event.wall_time for event in told] == times[truth.index].tolist()
+    passes = [(of, type_) for of in set(run.slots["pass"]) for type_ in run.types]
+    there = [run.heat("nonfinite", of=of, type=type_).notna().any().sum() for of, type_ in passes]
+    assert len(tags) == sum(there) * len(SELECTED.statistics)
+
+
+def test_every_metric_is_there(run: Run, logs: Any) -> None:
+    for (name, type_), truth in run.kpis().groupby(["name", "type"]):
+        told = logs.Scalars(f"metrics{'' if type_ == 'train' else f' ({type_})'}/{name}")
+        assert [event.step for event in told] == truth["step"].tolist()
+        assert np.array_equal([e.value for e in told], truth["value"].astype(np.float32))
+
+
+def test_histograms_keep_their_counts_and_edges(run: Run, logs: Any) -> None:
+    for _, row in run.slots.iterrows():
+        slot = run.slot(row["node"], role=row["role"], of=row["pass"], iteration=row["iteration"])
+        steps, counts, ranges = slot.histograms()
+        told = logs.Histograms(of_tensor(slot.key, "train"))
+        assert [event.step for event in told] == steps[counts.any(axis=1)].tolist()
+        for event, bins, (low, high) in zip(told, counts, ranges, strict=True):
+            histogram = event.histogram_value
+            assert histogram.bucket == bins.tolist()
+            assert (histogram.num, histogram.min, histogram.max) == (bins.sum(), low, high)
+            edges = [histogram.min, *histogram.bucket_limit]
+            assert np.array_equal(edges, np.linspace(low, high, len(bins) + 1))
+
+
+def test_the_graph_has_the_runs_nodes_edges_and_classes(run: Run, logs: Any) -> None:
+    nodes = {node.name.replace("/", "."): node for node in logs.Graph().node}
+    edges = {(source.replace("/", "."), name) for name, n in nodes.items() for source in n.input}
+    assert edges == set(run.edges())
+    classes = dict(zip(run.slots["node"], run.slots["module_class"], strict=True))
+    for name, node in nodes.items():
+        if classes.get(name):
+            assert node.op == classes[name]
+    shape = nodes["head"].attr["_output_shapes"].list.shape[0]
+    assert (
+        tuple(dim.size for dim in shape.dim) == run.slots.query("node == 'head'")["shape"].iloc[0]
+    )
+
+
+def test_settings_are_hyperparameters_of_the_same_run(run: Run, logs: Any) -> None:
+    plugin = pytest.importorskip("tensorboard.plugins.hparams.metadata")
+    told = logs.SummaryMetadata("_hparams_/session_start").plugin_data.content
+    settings = plugin.parse_session_start_info_plugin_data(told).hparams
+    assert settings["model.layers"].number_value == 2
+    assert settings["optimizer.lr"].number_value == run.config["optimizer"]["lr"]  # type: ignore[index]
+    files = list(Path(logs.path).rglob("events.*"))
+    assert len(files) == 1
+
+
+def test_the_projector_gets_the_recorded_values(run: Run, logs: Any) -> None:
+    proto = pytest.importorskip("tensorboard.plugins.projector.projector_config_pb2")
+    from google.protobuf import text_format
+
+    folder = Path(logs.path)
+    config = text_format.Parse(
+        (folder / "projector_config.pbtxt").read_text(), proto.ProjectorConfig()
+    )
+    step = int(run.steps[-1])
+    tensors = {entry.tensor_name: entry for entry in config.embeddings}
+    entry = tensors[f"head/output/forward at step {step}"]
+    points = np.loadtxt(folder / entry.tensor_path, np.float32, delimiter="\t")
+    truth = run.value("head", step)
+    assert np.array_equal(points, truth.reshape(len(truth), -1), equal_nan=True)
+    labels = (folder / entry.metadata_path).read_text().splitlines()
+    assert len(labels) == 1 + len(points)
+
+
+def test_too_many_series_are_refused_with_a_selection_that_works(run: Run, tmp_path: Path) -> None:
+    count = len(run.slots) * 3
+    with pytest.raises(SelectionError, match=rf"{count} series, but at most 20 are sent") as caught:
+        export_run(run, tmp_path / "out", "tensorboard", selection=Selection(series=20))
+    assert list(tmp_path.iterdir()) == []
+    options = str(caught.value).partition("such as ")[2].partition(" (")[0].split()
+    pairs = dict(zip(options[::2], (value.strip("'") for value in options[1::2]), strict=True))
+    proposed = Selection(
+        pairs.get("--nodes"),
+        (pairs["--pass"],) if "--pass" in pairs else (),
+        (pairs["--statistic"],) if "--statistic" in pairs else (),
+        series=20,
+    )
+    found = read(export_run(run, tmp_path / "out", "tensorboard", selection=proposed)).Tags()
+    series = {tag for tag in found["scalars"] if not tag.startswith("metrics")}
+    assert 0 < len({tag.replace(" (eval)", "") for tag in series}) <= 20
+    metrics = replace(proposed, nodes="")
+    alone = read(export_run(run, tmp_path / "alone", "tensorboard", selection=metrics)).Tags()
+    assert {tag.partition("/")[0] for tag in alone["scalars"]} == {"metrics", "metrics (eval)"}
+
+
+def test_a_run_without_a_record_and_a_missing_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeRun(tmp_path / "run", nodes=NODES)
+    run = open_run(fake.path)
+    assert read(export_run(run, tmp_path / "out", "tensorboard")).Tags()["scalars"] == []
+    fake.close()
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'comgra-decl\[tensorboard\]'"):
+        export_run(run, tmp_path / "missing", "tensorboard")
+
+
+def test_a_program_sends_the_same_numbers_while_it_trains(tmp_path: Path) -> None:
+    import torch
+
+    from tests.support.traced import traced, train
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+    nodes = {"all": {"select": "**", "capture": ["output", "output_grad", "parameter"]}}
+    run = traced(
+        tmp_path,
+        nodes,
+        lambda: train(model, torch.randn(4, 3), steps=3),
+        sinks=["tensorboard"],
+        preview=False,
+    )
+    folder = Path(run.document("links")["tensorboard"]["where"])
+    assert folder == Path(str(run.path)) / "tensorboard"
+    live, stored = read(folder), read(export_run(run, tmp_path / "out", "tensorboard"))
+    assert live.Tags()["histograms"] == stored.Tags()["histograms"] != []
+    assert {*live.Tags()["scalars"]} == {*stored.Tags()["scalars"]}
+    for tag in stored.Tags()["scalars"]:
+        same = [[(e.step, e.value) for e in each.Scalars(tag)] for each in (live, stored)]
+        assert same[0] == same[1]
+    for tag in stored.Tags()["histograms"]:
+        assert live.Histograms(tag) == stored.Histograms(tag)
+    assert live.Graph() == stored.Graph()

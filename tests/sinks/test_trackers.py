@@ -1,0 +1,161 @@
+"""Trackers' own readers find every number, with its name and step (`make test-bridges`)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from comgra_decl.records import SlotKey
+from comgra_decl.sinks import About, Moment, Sink
+from comgra_decl.sinks.naming import SeriesName, decoded, encoded, parsed
+
+pytestmark = pytest.mark.filterwarnings("default")  # trackers' own
+
+ABOUT = About("first", "g", "/runs/g/first", 1e9, {"model": {"dim": 8}, "lr": 0.1}, ("mean",))
+NAMES = [
+    str(SeriesName(SlotKey("cell[0]", "output.hidden[3]", 2, "grad:loss"), "l2", "abs_max")),
+    str(SeriesName(SlotKey("a|b", "output", 0, "forward"), "std", type="eval")),
+    "metrics/größe: 100 %",
+    "metrics/val/loss",
+    "metrics/../x",
+]
+STEPS = [0, 10, 20]
+VALUES = np.array(
+    [[0.1, 1e-30, -3.0], [math.nan, 2.5, 1e30], [math.inf, -math.inf, 0.0], [1, 2, 3], [4, 5, 6]]
+)
+
+
+def fed(sink: Sink) -> dict[str, str]:
+    """Sends everything; returns the link to the tool's run."""
+    sink.begin(ABOUT)
+    for column, step in enumerate(STEPS):
+        at = Moment(step, 1e9 + step)
+        sink.scalars(at, dict(zip(NAMES, VALUES[:, column].tolist(), strict=True)))
+        sink.image(at, "conv/output/forward/preview", np.full((4, 6, 3), step, np.uint8))
+        sink.histogram(at, "conv/output/forward", np.array([1, 2]), np.array([0.0, 0.5, 1.0]))
+        sink.text(at, "notes/train", f"note {step}")
+    link = dict(sink.link)
+    sink.end("finished")
+    return link
+
+
+def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    from comgra_decl.sinks.mlflow import _ALLOWED, LINK, MlflowSink
+
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path}/tracking.db"
+    link = fed(MlflowSink(uri, experiment="e"))
+    client = mlflow.MlflowClient(uri)
+    run = client.get_run(link["id"])
+    assert (run.info.status, run.data.tags[LINK]) == ("FINISHED", ABOUT.path)
+    assert run.data.params == {"model.dim": "8", "lr": "0.1"}
+    assert {decoded(key) for key in run.data.metrics} == set(NAMES)
+    told = {
+        (name, metric.step): metric.value
+        for name in NAMES
+        for metric in client.get_metric_history(link["id"], encoded(name, _ALLOWED))
+    }
+    folder = Path(client.download_artifacts(link["id"], "comgra", str(tmp_path)))
+    listed = json.loads((folder / "left_out.json").read_text())["nonfinite"]
+    told |= {(name, step): float(value) for name, step, value in listed}
+    check({(name, step): told.pop((name, step)) for name in NAMES for step in STEPS})
+    assert told == {}
+    assert (folder / "notes" / "train" / "step 10.md").read_text() == "note 10"
+    images = [entry.path for entry in client.list_artifacts(link["id"], "images")]
+    assert {step for step in STEPS if any(f"+step+{step}+" in path for path in images)} == {*STEPS}
+
+
+def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pytest.importorskip("trackio")
+    storage = pytest.importorskip("trackio.sqlite_storage")
+    from comgra_decl.sinks.trackio import LINK, TrackioSink
+
+    monkeypatch.setattr("trackio.utils.TRACKIO_DIR", tmp_path, raising=False)
+    monkeypatch.setattr(storage, "TRACKIO_DIR", tmp_path, raising=False)
+    link = fed(TrackioSink("p"))
+    assert storage.SQLiteStorage.get_run_config("p", ABOUT.name)[LINK] == ABOUT.path
+    logs = storage.SQLiteStorage.get_logs("p", ABOUT.name)
+    check({(n, row["step"]): row[n] for row in logs for n in NAMES if n in row})
+    pictures = {row["step"] for row in logs if "conv/output/forward/preview" in row}
+    assert pictures == {*STEPS}
+    histograms = [row["conv/output/forward"] for row in logs if "conv/output/forward" in row]
+    assert histograms[0]["bins"] == [0.0, 0.5, 1.0]
+    assert histograms[0]["values"] == [1, 2]
+    assert link["project"] == "p"
+
+
+def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    proto = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    from comgra_decl.sinks.wandb import STEP, WandbSink
+
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    fed(WandbSink("p", mode="offline"))
+    assert wandb.run is None
+    wandb.teardown()  # its service may still be writing
+    (path,) = tmp_path.rglob("*.wandb")
+    rows: list[dict[str, Any]] = []
+    config: dict[str, Any] = {}
+    for block in blocks(path):
+        record = proto.Record()
+        record.ParseFromString(block)
+        items = record.history.item
+        rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+        for part in (record.run.config, record.config):
+            config |= {i.key or i.nested_key[0]: json.loads(i.value_json) for i in part.update}
+    assert config["comgra"]["run"] == ABOUT.path
+    assert config["model.dim"] == 8
+    check({(n, row[STEP]): float(row[n]) for row in rows for n in NAMES if n in row})
+    bins = [row["conv/output/forward/bins"] for row in rows if "conv/output/forward/bins" in row]
+    assert bins == [[0.0, 0.5, 1.0]] * len(STEPS)
+    counts = [
+        row["conv/output/forward/values"] for row in rows if "conv/output/forward/bins" in row
+    ]
+    assert counts == [[1, 2]] * len(STEPS)
+    pictures = {row[STEP] for row in rows if "conv/output/forward/preview/path" in row}
+    assert pictures == {*STEPS}
+
+
+def check(told: dict[tuple[str, int], Any]) -> None:
+    """Compares numbers by name and step; NaN and both infinities are told apart."""
+    assert set(told) == {(name, step) for name in NAMES for step in STEPS}
+    numbers = [[float(told[name, step]) for step in STEPS] for name in NAMES]
+    assert np.array_equal(numbers, VALUES, equal_nan=True)
+    name = parsed(NAMES[0])
+    assert isinstance(name, SeriesName)
+    assert name.key == SlotKey("cell[0]", "output.hidden[3]", 2, "grad:loss")
+
+
+def blocks(path: Path) -> Iterator[bytes]:
+    """Yields the records of a W&B file: LevelDB's log format, after a header of 7 bytes."""
+    content, at, record = path.read_bytes(), 7, b""
+    size = 32768
+    while at + 7 <= len(content):
+        if size - at % size < 7:
+            at += size - at % size
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        record += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def test_the_environment_has_all_trackers_if_it_should() -> None:
+    if os.environ.get("COMGRA_PEERS"):
+        for package in ("mcp", "mlflow", "sqlalchemy", "trackio", "wandb"):
+            __import__(package)
