@@ -85,6 +85,7 @@ MAY_OPEN = {
     "store/remote.py": "objects in a bucket",
     "rules/contract.py": "the contract that the user names, as text",
     "export/zarr.py": "what it has written itself",
+    "export/trace.py": "the file that it writes",
     "viewer/custom.py": "the file of views that the user names",
     "viewer/login.py": "the file of passwords that the user names",
     "viewer/notebook.py": "files of Panel",
