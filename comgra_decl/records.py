@@ -348,6 +348,7 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "detached prediction": the "function" of a loss whose prediction of "shape" is a detached output,
   while its target, data plus a multiple of an output, carries a gradient. Without "where".
 - "waits": "function" is called "count" times on a tensor on a "device", which makes the host wait.
+- "blank target": the "share" of the targets of a CTC loss that are its "blank".
 - "last step", "final state": the last position of a sequence, or the final state of a recurrent
   module, is read. "padded" is the share of samples that end with padding.
 """

@@ -108,9 +108,18 @@ class Tokens:
     values: set[float] = field(default_factory=set)
 
 
-def count_tokens(known: Tokens, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
-    """Compares the tokens of an input and a target, both [samples, positions]."""
-    counts = y >= 0
+def count_tokens(
+    known: Tokens, x: NDArray[np.float64], y: NDArray[np.float64], *, whole: bool = True
+) -> None:
+    """Compares the tokens, or values, of an input and a target, both [samples, positions, ...].
+
+    Args:
+        known: the counts to which they are added.
+        x: the input.
+        y: the target.
+        whole: whether they are integers, of which negative ones are ignored targets.
+    """
+    counts = y >= 0 if whole else np.isfinite(y)
     known.records += 1
     known.count += int(counts.sum())
     known.same += int(((x == y) & counts).sum())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +23,10 @@ NODES = {
 Loss = Callable[[nn.Module], Tensor]
 
 
-def found(root: Path, training: Callable[[], object]) -> dict[str, Finding]:
+def found(root: Path, training: Callable[[], object], **spec: Any) -> dict[str, Finding]:
     """Returns the findings of a training run, by rule."""
     torch.manual_seed(0)
-    findings = diagnose(traced(root, NODES, training, histogram={"bins": 64})).findings
+    findings = diagnose(traced(root, NODES, training, histogram={"bins": 64}, **spec)).findings
     return {finding.rule: finding for finding in findings}
 
 
@@ -530,3 +531,90 @@ def test_the_temperature_of_similarities(divided: bool, tmp_path: Path) -> None:
 
     findings = found(tmp_path, lambda: fit(mlp(5, 8), loss_of, steps=60))
     assert ("flat_logits" in findings) is not divided
+
+
+# -- series, alignments and weights ----------------------------------------------------------------
+
+
+class Series(nn.Module):
+    """Convolutions over time, padded on the left, or on both sides and thus seeing the future."""
+
+    def __init__(self, *, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.first, self.last = nn.Conv1d(2, 16, 3), nn.Conv1d(16, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sides = (2, 0) if self.causal else (1, 1)
+        hidden = torch.tanh(self.first(F.pad(x.transpose(1, 2), sides)))
+        out: Tensor = self.last(F.pad(hidden, sides)).transpose(1, 2)
+        return out
+
+
+@pytest.mark.parametrize(("causal", "shift", "rules"), [(True, 1, 0), (False, 1, 1), (False, 2, 0)])
+def test_a_forecast_that_sees_the_next_value(
+    causal: bool, shift: int, rules: int, tmp_path: Path
+) -> None:
+    def forecast(model: nn.Module) -> Tensor:
+        series = torch.randn(8, 20, 2).cumsum(1)
+        length = 20 - shift
+        return F.mse_loss(model(series[:, :length]), series[:, shift:])
+
+    training = partial(fit, Series(causal=causal), forecast, steps=12)
+    findings = found(tmp_path, training, perturbations=True)
+    assert len(findings.keys() & {"future_visible"}) == rules
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("lowest", [0, 1])
+def test_a_label_that_is_the_blank(lowest: int, padded: bool, tmp_path: Path) -> None:
+    class Letters(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(5, 7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(x).log_softmax(-1)  # type: ignore[no-any-return]
+
+    def loss(model: nn.Module) -> Tensor:
+        lengths = torch.tensor([2, 3, 4])
+        labels = torch.randint(lowest, 7, (3, 4))
+        labels[0, 0] = lowest
+        rows = labels * (torch.arange(4) < lengths[:, None])  # zeros as padding
+        whole = torch.cat([row[:n] for row, n in zip(labels, lengths, strict=True)])
+        targets = rows if padded else whole
+        return F.ctc_loss(model(torch.randn(12, 3, 5)), targets, torch.full((3,), 12), lengths)
+
+    findings = found(tmp_path, partial(fit, Letters(), loss))
+    assert ("blank_in_targets" in findings) == (lowest == 0)
+
+
+@pytest.mark.parametrize(
+    ("share", "weight", "reported"),
+    [(0.1, 9.0, False), (0.1, 0.11, True), (0.9, 9.0, True), (0.9, 0.11, False), (0.5, 0.1, False)],
+)
+def test_a_positive_weight_that_favours_the_frequent_class(
+    share: float, weight: float, reported: bool, tmp_path: Path
+) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        y = (torch.rand(32) < share).float()
+        logits = model(torch.randn(32, 4) + y[:, None]).squeeze(1)
+        return F.binary_cross_entropy_with_logits(logits, y, pos_weight=torch.tensor([weight]))
+
+    findings = found(tmp_path, partial(fit, nn.Sequential(nn.Linear(4, 1)), loss, steps=12))
+    assert ("inverted_weights" in findings) == reported
+
+
+def test_another_optimizer_begins_with_a_rate_of_its_own(tmp_path: Path) -> None:
+    def training() -> None:
+        model = mlp(4, 1)
+        data = torch.randn(32, 4)
+
+        def loss(_: nn.Module) -> Tensor:
+            return F.mse_loss(model(data), data[:, :1] * data[:, 1:2])
+
+        fit(model, loss, steps=30, optimizer=torch.optim.Adam(model.parameters(), 1e-3))
+        last = torch.optim.SGD(model.parameters(), lr=0.1)
+        fit(model, loss, steps=30, optimizer=last)
+
+    assert "learning_rate_schedule" not in found(tmp_path, training)

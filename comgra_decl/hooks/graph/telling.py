@@ -256,6 +256,22 @@ class Telling:
         if name != "cpu":
             self._inherit(name, args, kwargs, result)
 
+    # -- losses ---------------------------------------------------------------------------------
+
+    def _align(self, _name: str, args: Args, kwargs: Kwargs, _result: Any) -> None:
+        """Counts blanks among the targets of a CTC loss, which are within the target lengths."""
+        names = ("log_probs", "targets", "input_lengths", "target_lengths", "blank")
+        given = {"blank": 0, **dict(zip(names, args, strict=False)), **kwargs}
+        targets, lengths, blank = (given.get(n) for n in ("targets", "target_lengths", "blank"))
+        if not isinstance(targets, torch.Tensor) or not 0 < targets.numel() <= _MOST_ELEMENTS:
+            return
+        if targets.dim() == 2:
+            sizes = torch.as_tensor(lengths, device=targets.device)[:, None]
+            targets = targets[torch.arange(targets.shape[1], device=targets.device) < sizes]
+        share = float((targets == blank).to(torch.float32).mean()) if targets.numel() else 0.0
+        if share:
+            self._note("blank target", blank=int(blank or 0), share=round(share, 4))
+
     # -- the last step -------------------------------------------------------------------------
 
     def _padded(self) -> float:
@@ -390,6 +406,7 @@ _READ: dict[str, _Reader] = {
     ),
     **dict.fromkeys(("matmul", "__matmul__", "bmm"), Telling._contract),
     "einsum": Telling._einsum,
+    "ctc_loss": Telling._align,
     "__getitem__": Telling._index,
     "select": Telling._select,
     **dict.fromkeys(("gru", "lstm", "rnn_tanh", "rnn_relu"), Telling._recur),

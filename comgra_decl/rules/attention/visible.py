@@ -42,7 +42,8 @@ class FutureVisible(Rule):
     certainty = 0.85
     definition = (
         f"At least {_NEXT:.0%} of at least `least` recorded targets are the next tokens of the "
-        "model's only integer input, of shape [batch, positions]. In addition, attention over "
+        "model's only integer input, of shape [batch, positions], or the next values of its only "
+        "input [batch, positions] or [batch, positions, features]. In addition, attention over "
         "these positions gives weight to later positions because the causal mask is missing or "
         "reversed; or the model has a bidirectional recurrent module; or the outputs at earlier "
         "positions change when a later token is replaced, in an experiment after the training. "
@@ -65,18 +66,25 @@ class FutureVisible(Rule):
     def look(self, window: Window) -> None:
         """Compares targets with the input, shifted by one."""
         infos = window.table.infos
-        sources = [s for s in input_slots(window.table).tolist() if "int" in infos[s].dtype]
+        sources = input_slots(window.table).tolist()
+        whole = [s for s in sources if "int" in infos[s].dtype]
+        sources = whole or [s for s in sources if "float" in infos[s].dtype]
         self._sources |= {*sources}
-        goals = [s for s in target_slots(window.table).tolist() if "int" in infos[s].dtype]
-        for row in read_rows(window).tolist() if len(sources) == 1 and goals else ():
+        if len(sources) != 1:
+            return
+        kind = "int" if whole else "float"
+        goals = [s for s in target_slots(window.table).tolist() if kind in infos[s].dtype]
+        for row in read_rows(window).tolist() if goals else ():
             x = values_of(window, row, sources[0])
-            for goal in goals if x is not None and x.ndim == 2 and x.shape[1] > 2 else ():
+            if x is None or x.ndim not in ((2,) if whole else (2, 3)) or x.shape[1] < 3:
+                continue
+            for goal in goals:
                 y = values_of(window, row, goal)
-                if x is None or y is None or y.size < x.size:
+                if y is None or y.size < x.size:
                     continue
                 key = sources[0], goal
                 known = self._tokens.setdefault(key, Tokens(int(window.steps[row])))
-                count_tokens(known, x, y.reshape(-1)[: x.size].reshape(x.shape))
+                count_tokens(known, x, y.reshape(-1)[: x.size].reshape(x.shape), whole=bool(whole))
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding if the next token is visible."""
@@ -127,7 +135,7 @@ class FutureVisible(Rule):
                         place=Place(str(module["node"])),
                         first_step=0,
                         message="The model predicts the next token but can already see it, because "
-                        "{module['node']} ({module['class']}) is bidirectional.",
+                        f"{module['node']} ({module['class']}) is bidirectional.",
                         advice="Use a unidirectional recurrent module (bidirectional=False).",
                         evidence={"positions": length},
                     )

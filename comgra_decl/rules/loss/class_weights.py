@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from comgra_decl.rules.api import (
+    BINARY_LOGITS,
     CLASSIFICATION,
     Count,
     Factor,
@@ -38,7 +39,8 @@ class InvertedWeights(Rule):
         "`least` recorded targets: the logarithms of weights and frequencies have a correlation "
         "above 0.7. Compared with the rarest class, the most frequent one is at least `ratio` "
         "times as frequent and has at least `ratio` times the weight. Classes with a weight of 0 "
-        "are ignored."
+        "are ignored. For a binary loss, the rule reports a `pos_weight` of at most 1 / `ratio` if "
+        "positive targets are rarer than negative ones by the square of `ratio`, and the reverse."
     )
     source = (
         "Weights should be inversely proportional to class frequencies (scikit-learn's "
@@ -61,7 +63,7 @@ class InvertedWeights(Rule):
             if found is None:
                 continue
             most, rarest, counts = found
-            weights = call.weights
+            weights = call.weights if len(call.weights) > 1 else (1.0, *call.weights)
             return [
                 self.finding(
                     scene,
@@ -77,10 +79,12 @@ class InvertedWeights(Rule):
         return []
 
     def _compared(self, scene: Scene, call: LossCall) -> tuple[int, int, dict[int, int]] | None:
-        if len(call.weights) < 2 or call.function not in CLASSIFICATION:
-            return None
         slot = target_of(scene, call)
         known = scene.classes.by_slot.get(-1 if slot is None else slot, {})
+        if call.function in BINARY_LOGITS and call.argument("pos_weight") is True:
+            return self._binary(call.weights, known)
+        if len(call.weights) < 2 or call.function not in CLASSIFICATION:
+            return None
         counts = {
             c: n for c, n in known.items() if 0 <= c < len(call.weights) and call.weights[c] > 0
         }
@@ -96,6 +100,19 @@ class InvertedWeights(Rule):
         frequent = counts[most] >= limit * counts[rarest]
         heavier = call.weights[most] >= limit * call.weights[rarest]
         return (most, rarest, counts) if frequent and heavier else None
+
+    def _binary(
+        self, weights: tuple[float, ...], known: dict[int, int]
+    ) -> tuple[int, int, dict[int, int]] | None:
+        """Compares the weight of positive targets with their frequency."""
+        counts = {c: known.get(c, 0) for c in (0, 1)}
+        if len(weights) != 1 or sum(counts.values()) < self.parameters.least:
+            return None
+        most, limit = max(counts, key=counts.__getitem__), self.parameters.ratio
+        rarer = counts[1 - most]
+        favoured = weights[0] if most == 1 else 1 / max(weights[0], 1e-30)
+        skewed = rarer > 0 and counts[most] >= limit**2 * rarer
+        return (most, 1 - most, counts) if skewed and favoured >= limit else None
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""

@@ -16,6 +16,7 @@ from comgra_decl.rules.api import (
     Scene,
     Window,
     began,
+    per_run,
     since,
 )
 
@@ -49,7 +50,8 @@ class LearningRateSchedule(Rule):
         "created with (`initial_lr`, which schedulers store): the warm-up "
         "never ends. If the rate never changes, a quarter of this limit applies. (3) After "
         "at least `least` steps without a rise, it rises between two records to more than `jump` "
-        "times its largest value so far."
+        "times its largest value so far. After a change to another class of optimizer, the rule "
+        "starts over."
     )
     source = (
         "Our own definition. A schedule meant for epochs but stepped once per batch decays almost "
@@ -62,6 +64,7 @@ class LearningRateSchedule(Rule):
     explained_by = ("nonfinite",)
     Parameters = ScheduleParameters
 
+    _classes: list[str] = per_run(list)  # of the optimizers in the last record
     _first: tuple[int, float] | None = None
     _most = 0.0
     _before: tuple[int, float] | None = None
@@ -74,9 +77,13 @@ class LearningRateSchedule(Rule):
     def look(self, window: Window) -> None:
         """Follows the learning rates."""
         for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
-            rates, intended = _rates(facts.get(OPTIMIZERS) or ())
+            optimizers = facts.get(OPTIMIZERS) or ()
+            rates, intended = _rates(optimizers)
             if not rates:
                 continue
+            classes = [str(optimizer.get("class")) for optimizer in optimizers]
+            if classes != self._classes:  # another optimizer has rates of its own
+                self._classes, self._before = classes, None
             rate = max(rates)
             if intended:
                 self._intended = max(intended)
@@ -84,12 +91,9 @@ class LearningRateSchedule(Rule):
 
     def _take(self, step: int, rate: float) -> None:
         if self._before is None:
-            self._first, self._most, self._before, self._grew = (
-                (step, rate),
-                rate,
-                (step, rate),
-                step,
-            )
+            self._first = self._before = step, rate
+            self._most, self._grew = rate, step
+            self._falls, self._low = False, None
             return
         at, before = self._before
         flat = at - self._grew >= self.parameters.least
