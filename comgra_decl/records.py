@@ -345,6 +345,8 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "stale gradient": an "optimizer" (its class) steps right after a backward pass before which
   "count" of its parameters, of which some have these "shapes", already had a gradient from before
   the previous optimizer step. Without "where".
+- "outside": "count" tensors, of which some have these "shapes", have gradients but belong to no
+  model and to no optimizer that has stepped. Without "where".
 - "detached prediction": the "function" of a loss whose prediction of "shape" is a detached output,
   while its target, data plus a multiple of an output, carries a gradient. Without "where".
 - "waits": "function" is called "count" times on a tensor on a "device", which makes the host wait.

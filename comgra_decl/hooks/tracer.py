@@ -724,7 +724,9 @@ class ModuleTracer:
         if self.functions is not None:
             self.functions.ends(sys._getframe(1))
         with without_functions():
-            self._ends.before_optimizer(capture, optimizer, closure=closure)
+            self._ends.before_optimizer(
+                capture, optimizer, closure=closure, known=self.parameters.plan_of
+            )
             self.parameters.before_step(optimizer, capture, closure=closure)
 
     def after_optimizer(self, capture: StepCapture, optimizer: torch.optim.Optimizer) -> None:

@@ -618,3 +618,47 @@ def test_another_optimizer_begins_with_a_rate_of_its_own(tmp_path: Path) -> None
         fit(model, loss, steps=30, optimizer=last)
 
     assert "learning_rate_schedule" not in found(tmp_path, training)
+
+
+class Listed(nn.Module):
+    """Embeddings in a plain list, or in a ModuleList."""
+
+    def __init__(self, kind: Callable[[list[nn.Module]], Any]) -> None:
+        super().__init__()
+        self.embeds = kind([nn.Embedding(5, 3), nn.Embedding(7, 3)])
+        self.last = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.cat([e(x[:, i]) for i, e in enumerate(self.embeds)], 1))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "reported"),
+    [(list, False, True), (list, True, False), (nn.ModuleList, False, False)],
+)
+def test_modules_in_a_plain_list(
+    kind: Callable[[list[nn.Module]], Any], held: bool, reported: bool, tmp_path: Path
+) -> None:
+    model = Listed(kind)
+    others = [p for e in model.embeds for p in e.parameters()] if held else []
+    optimizer = torch.optim.Adam([*model.parameters(), *others], 0.01)
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randint(0, 5, (16, 2))
+        return F.mse_loss(model(x), (x[:, :1] - x[:, 1:]).float())
+
+    findings = found(tmp_path, partial(fit, model, loss, steps=8, optimizer=optimizer))
+    assert ("unregistered_parameter" in findings) == reported
+
+
+def test_collocation_points_and_frozen_tensors_are_not_unregistered(tmp_path: Path) -> None:
+    points = torch.linspace(0, 1, 16)[:, None].requires_grad_()
+
+    def residual(model: nn.Module) -> Tensor:
+        u = model(points)
+        (slope,) = torch.autograd.grad(u.sum(), points, create_graph=True)
+        return (slope - points.cos()).square().mean() + u[0].square().sum()
+
+    model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+    assert "unregistered_parameter" not in found(tmp_path, partial(fit, model, residual, steps=8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from comgra_decl.hooks.limits import is_capturing
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.hooks.tensors.gradients import loss_node
 from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
-from comgra_decl.hooks.tensors.objective import objective_of, with_gradients
+from comgra_decl.hooks.tensors.objective import leaves_behind, objective_of, with_gradients
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.hooks.tensors.targets import Targets
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _SCANS = 2
 """Number of records in which the backward graph is searched for softmaxes over the batch. The graph
 rarely changes."""
+
+_MOST_LEAVES = 4_000
 
 _MOST_LOSSES = 4
 """Maximum number of losses per step whose structure is stored."""
@@ -57,6 +60,7 @@ class Ends:
         self._telling = Telling()
         self._stepped = False  # whether an optimizer has stepped since the last backward pass
         self._stale: list[torch.Tensor] = []  # parameters that had a gradient before it
+        self._leaves = Leaves()
         self.targets = Targets(on_fault=on_fault)
 
     def read_inputs(
@@ -73,6 +77,8 @@ class Ends:
         for path, tensor in given:
             if gradient_function(tensor) is not None:  # computed by another part of the model
                 continue
+            if tensor.requires_grad:
+                self._leaves.give(tensor)
             slot = capture.in_pass(self.input_slot(input_role(path), iteration))
             dim = capture.batch_dim(tensor, "auto", slot)
             index = capture.add(slot, tensor, batch_dim=dim, values=self._values)
@@ -131,6 +137,7 @@ class Ends:
         # reading numbers would break the capture of a CUDA graph
         if self._looks >= 0 and len(capture.objectives) < _MOST_LOSSES and not is_capturing():
             capture.objectives.append(objective_of(loss))
+            self._leaves.reach(loss)
             self._stale = with_gradients(loss) if self._stepped else []
             self._stepped = False
 
@@ -150,9 +157,28 @@ class Ends:
         self._telling.release()
         self._stale = []
 
-    def before_optimizer(self, capture: StepCapture, optimizer: Any, *, closure: bool) -> None:
-        """Check whether an optimizer uses gradients from before its previous step."""
+    def before_optimizer(
+        self,
+        capture: StepCapture,
+        optimizer: Any,
+        *,
+        closure: bool,
+        known: Callable[[torch.Tensor], object],
+    ) -> None:
+        """Check whether an optimizer uses gradients from before its previous step.
+
+        Args:
+            capture: the step.
+            optimizer: the optimizer that is about to step.
+            closure: whether it computes the losses itself.
+            known: returns None for a tensor that is not a parameter of a model.
+        """
         self.targets.rest()
+        self._leaves.hold(optimizer)
+        if self._looks <= 0 and (outside := self._leaves.outside(known)):
+            shapes = [[*tensor.shape] for tensor in outside[:3]]
+            fact = {"kind": "outside", "count": len(outside), "shapes": shapes}
+            capture.telling.append(fact)
         stale, self._stale = self._stale, []
         self._stepped = not closure
         if not stale or closure:
@@ -187,6 +213,47 @@ class Ends:
             slot = Slot(lambda: node, "output", iteration=iteration, kind="loss")
             self._losses[node, iteration] = slot
         return slot
+
+
+class Leaves:
+    """Tensors behind the losses of the first records, to find those that no optimizer updates."""
+
+    def __init__(self) -> None:
+        self._losses: Counter[int] = Counter()  # number of losses, by id
+        self._tensors: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._others: set[int] = set()  # inputs, and what optimizers hold
+
+    def give(self, tensor: torch.Tensor) -> None:
+        """Exclude an input, whose gradient the program may want to know."""
+        self._others.add(id(tensor))
+
+    def hold(self, optimizer: Any) -> None:
+        """Exclude the parameters of an optimizer."""
+        if self._tensors:
+            self._others |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+    def reach(self, loss: torch.Tensor) -> None:
+        """Add the tensors to which the backward pass of a loss leads."""
+        for tensor in leaves_behind(loss)[:_MOST_LEAVES]:
+            self._losses[id(tensor)] += 1
+            self._tensors[id(tensor)] = weakref.ref(tensor)
+
+    def outside(self, known: Callable[[torch.Tensor], object]) -> list[torch.Tensor]:
+        """Return tensors behind several losses that neither a model nor an optimizer holds, once.
+
+        They have a gradient, so the program computes it and never uses it.
+        """
+        tensors, self._tensors = self._tensors, {}
+        alive = [(number, reference()) for number, reference in tensors.items()]
+        return [
+            tensor
+            for number, tensor in alive
+            if tensor is not None
+            and self._losses[number] > 1
+            and number not in self._others
+            and tensor.grad is not None
+            and known(tensor) is None
+        ]
 
 
 def input_role(path: str) -> str:

@@ -59,9 +59,14 @@ def objective_of(loss: torch.Tensor) -> dict[str, Any]:
     return found
 
 
+def leaves_behind(loss: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors to which the backward pass of a loss leads, such as parameters."""
+    return [n.variable for n in nodes_behind(loss) if function_name(n) == _LEAF]
+
+
 def with_gradients(loss: torch.Tensor) -> list[torch.Tensor]:
     """Return the parameters behind a loss whose gradient is nonzero; check at most 16."""
-    leaves = [n.variable for n in nodes_behind(loss) if function_name(n) == _LEAF]
+    leaves = leaves_behind(loss)
     chosen = leaves[:: max(1, len(leaves) // _MOST_LEAVES)]
     with quiet():
         gradients = [(p, p.grad) for p in chosen]

@@ -1,0 +1,50 @@
+"""Parameters that are neither in a model nor in an optimizer."""
+
+from __future__ import annotations
+
+from comgra_decl.rules.api import Finding, Rule, Scene, loss_missing
+
+
+class UnregisteredParameter(Rule):
+    """Parameters that are neither in a model nor in an optimizer."""
+
+    name = "unregistered_parameter"
+    severity = "error"
+    certainty = 0.85
+    definition = (
+        "In the first two records, tensors receive gradients from at least two losses, but they "
+        "are neither parameters of a model that is called, nor inputs, nor in any optimizer that "
+        "has stepped. They keep their initial values."
+    )
+    source = (
+        "PyTorch's documentation of nn.Module and nn.ModuleList: modules in a plain list or dict "
+        "are not registered, so `model.parameters()` does not contain their parameters."
+    )
+    advice = (
+        "Put modules into nn.ModuleList or nn.ModuleDict instead of a list or dict, and tensors "
+        "into nn.Parameter attributes or nn.ParameterList, or pass them to the optimizer."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about all such tensors."""
+        for fact in scene.telling:
+            if fact.get("kind") != "outside":
+                continue
+            count = int(fact["count"])
+            shapes = ", ".join(str(list(shape)) for shape in fact["shapes"])
+            more = ", ..." if count > len(fact["shapes"]) else ""
+            return [
+                self.finding(
+                    scene,
+                    first_step=0,
+                    message=f"{count} {'tensor' if count == 1 else 'tensors'} of shape {shapes}"
+                    f"{more} receive gradients but are in no optimizer and in no model, so they "
+                    "are never updated.",
+                    evidence={"tensors": count},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return loss_missing(scene)
