@@ -262,15 +262,15 @@ class Telling:
         """Counts blanks among the targets of a CTC loss, which are within the target lengths."""
         names = ("log_probs", "targets", "input_lengths", "target_lengths", "blank")
         given = {"blank": 0, **dict(zip(names, args, strict=False)), **kwargs}
-        targets, lengths, blank = (given.get(n) for n in ("targets", "target_lengths", "blank"))
+        targets, lengths, blank = given.get("targets"), given.get("target_lengths"), given["blank"]
         if not isinstance(targets, torch.Tensor) or not 0 < targets.numel() <= _MOST_ELEMENTS:
             return
         if targets.dim() == 2:
             sizes = torch.as_tensor(lengths, device=targets.device)[:, None]
             targets = targets[torch.arange(targets.shape[1], device=targets.device) < sizes]
-        share = float((targets == blank).to(torch.float32).mean()) if targets.numel() else 0.0
+        share = int(targets.eq(blank).sum()) / max(1, targets.numel())
         if share:
-            self._note("blank target", blank=int(blank or 0), share=round(share, 4))
+            self._note("blank target", blank=int(blank), share=round(share, 4))
 
     # -- the last step -------------------------------------------------------------------------
 
