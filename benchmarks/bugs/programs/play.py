@@ -1,7 +1,8 @@
-"""python play.py OUT [CASE ...]: traces programs with COMGRA=debug and stores their findings."""
+"""python play.py [--of FOLDER] OUT [CASE ...]: traces programs and stores their findings."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -15,12 +16,12 @@ SECONDS = 600
 FIELDS = ("severity", "rule", "first_step", "after_step", "message", "advice", "because")
 
 
-def play(name: str) -> dict[str, Any]:
+def play(cases: Path, name: str) -> dict[str, Any]:
     """Run a program in an empty folder; return its output and the findings of each run."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COMGRA": "debug"}
         program = subprocess.run(
-            [sys.executable, str(HERE / "cases" / f"{name}.py")],
+            [sys.executable, str(cases / f"{name}.py")],
             cwd=folder,
             env=environment,
             capture_output=True,
@@ -51,11 +52,16 @@ def diagnosed(path: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Play the named programs, or all of them."""
-    out, *names = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--of", type=Path, default=HERE, help="a folder that contains cases/")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    cases, out = options.of.resolve() / "cases", options.out
     results = []
-    for name in names or sorted(path.stem for path in (HERE / "cases").glob("*.py")):
-        results.append(play(name))
-        Path(out).write_text(json.dumps(results, indent=1) + "\n")
+    for name in options.names or sorted(path.stem for path in cases.glob("*.py")):
+        results.append(play(cases, name))
+        out.write_text(json.dumps(results, indent=1) + "\n")
         rules = [f["rule"] for run in results[-1]["runs"] for f in run["findings"]]
         print(name, results[-1]["status"], rules, flush=True)
 
