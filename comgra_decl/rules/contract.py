@@ -79,7 +79,8 @@ def contract_of(run: Run, *, nodes: str | None = None, slack: float = 1.0) -> Co
             column = values[:, i][~np.isnan(values[:, i])]
             if len(column) and (nodes is None or matches(nodes, key.node)):
                 ends = _range_of(statistic, column.astype(np.float64), slack)
-                found.setdefault(of_tensor(key, TRAIN), {})[statistic] = ends
+                of_key = found.setdefault(of_tensor(key, TRAIN), {})
+                of_key[statistic] = ends
     if not found:
         raise UnknownNameError(
             f"{str(run.path)!r} has no training records of "

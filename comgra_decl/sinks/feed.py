@@ -129,7 +129,8 @@ class Feed:
         columns = zip(metrics.moments, metrics.types, metrics.names, metrics.values, strict=True)
         for at, type_, name, value in columns:
             full = naming.of_metric(name.removeprefix(AUTOMATIC), type_)
-            by_moment.setdefault(at, {})[full] = float(value)
+            moment = by_moment.setdefault(at, {})
+            moment[full] = float(value)
         for at, numbers in by_moment.items():
             self._sink.scalars(at, numbers)
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from comgra_decl.cli.main import main as command_line
-from comgra_decl.errors import ComgraError
+from comgra_decl.errors import ComgraError, UnknownNameError
 from comgra_decl.export import FORMATS, export_run
 from comgra_decl.query import Run, Slot, compare, differences, list_runs, open_group, open_run
 from comgra_decl.rules import correlate, diagnose, diagnose_and_correlate, health, stored
@@ -55,7 +55,14 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
             with contextlib.suppress(ComgraError):  # most need classes, values or several steps
                 np.asarray(run.picture(name, node=node))
 
+    def measured() -> None:
+        for read in (run.profile, run.memory):
+            with contextlib.suppress(UnknownNameError):  # most runs have none
+                read()
+
     calls: dict[str, Callable[[], Any]] = {
+        "profile": measured,
+        "memory": measured,
         "slot": lambda: [slot(), slot().samples("mean")],
         "series": lambda: [run.series(node), slot().series("mean")],
         "row": lambda: run.row(step),

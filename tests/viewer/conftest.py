@@ -24,7 +24,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,13 @@ def open_page(common_context: Any, serve: object) -> Iterator[Callable[..., Any]
     opened: list[Any] = []
     dirt: list[str] = []
 
-    def open_(*, viewport: Mapping[str, int] = VIEWPORT, color_scheme: str | None = None) -> Any:
+    def open_(
+        *,
+        viewport: Mapping[str, int] = VIEWPORT,
+        color_scheme: str | None = None,
+        permissions: Sequence[str] = (),
+    ) -> Any:
+        common_context.grant_permissions([*permissions])
         page = common_context.new_page()
         page.set_viewport_size(dict(viewport))
         if color_scheme is not None:
@@ -105,6 +111,7 @@ def open_page(common_context: Any, serve: object) -> Iterator[Callable[..., Any]
     for page in opened:
         page.close()
     common_context.clear_cookies()
+    common_context.clear_permissions()
     assert not dirt, "the page was not clean:\n" + "\n".join(dirt)
 
 

@@ -309,8 +309,10 @@ class _Timeline:
         if self._waits and owner == _ENGINE_RUNS:
             return
         for node in {*owner.chain}:
-            self._found.of(node, owner.pass_).host += time
-        self._found.of(owner.chain[-1], owner.pass_).host_self += time
+            entry = self._found.of(node, owner.pass_)
+            entry.host += time
+        entry = self._found.of(owner.chain[-1], owner.pass_)
+        entry.host_self += time
 
     def _begins(self, event: Event) -> Owner | None:
         """Return the owner that begins with an event; None if the event changes nothing."""
@@ -326,7 +328,8 @@ class _Timeline:
             within = now.chain if now.chain != (PROGRAM,) else ()
             pass_ = "no_grad" if name.startswith(STILL) else "forward"
             owner = Owner((*within, node), "backward" if now.pass_ == "backward" else pass_)
-            self._found.of(node, owner.pass_).calls += 1
+            entry = self._found.of(node, owner.pass_)
+            entry.calls += 1
             self._found.spans.append(Span(event, owner))
             return owner
         if name.startswith(_ENGINE):
@@ -360,7 +363,8 @@ class _Timeline:
         if event.start >= self._outer:
             self._outer = event.end
             for node in {*owner.chain}:
-                found.of(node, owner.pass_).operations += 1
+                entry = found.of(node, owner.pass_)
+                entry.operations += 1
         found.spans.append(Span(event, owner))
 
     def _launches(self, owner: Owner, kernels: Sequence[tuple[str, float]]) -> None:
@@ -369,14 +373,16 @@ class _Timeline:
             usage = self._found.of(node, owner.pass_)
             usage.kernels += len(kernels)
             usage.device += device
-        self._found.of(owner.chain[-1], owner.pass_).device_self += device
+        entry = self._found.of(owner.chain[-1], owner.pass_)
+        entry.device_self += device
         for kernel, _ in kernels:
             if _is_copy(kernel):
                 _count(self._found.copies, owner, kernel)
 
     def _allocates(self, owner: Owner, size: int) -> None:
         for node in {*owner.chain} if size else ():
-            self._found.of(node, owner.pass_).bytes += size
+            entry = self._found.of(node, owner.pass_)
+            entry.bytes += size
 
 
 def _count(where: dict[tuple[str, str, str], int], owner: Owner, name: str) -> None:

@@ -172,9 +172,9 @@ class MemoryUse:
     def end(self, step: int) -> None:
         """Handle the end of a measured step."""
         for number, held in self._step.held.items():
-            most = self._most.setdefault(number, Held())
-            for name in Held.__dataclass_fields__:
-                setattr(most, name, max(getattr(most, name), getattr(held, name)))
+            known = vars(self._most.get(number, Held()))
+            largest = {name: max(size, known[name]) for name, size in vars(held).items()}
+            self._most[number] = Held(**largest)
         self._take_stock()
         if step >= self.last:
             self.finish()
@@ -218,7 +218,8 @@ class MemoryUse:
         if not self._stack and gradients:
             self._push()
         self._stack.append(number)
-        self._step.of(number).calls += 1
+        entry = self._step.of(number)
+        entry.calls += 1
         return number, _allocated()
 
     def _leave(self, state: tuple[int, int | None]) -> None:
@@ -229,12 +230,14 @@ class MemoryUse:
             pass
         after, step = _allocated(), self._step
         if before is not None and after is not None:
-            step.of(number).allocated += max(after - before, 0)
+            entry = step.of(number)
+            entry.allocated += max(after - before, 0)
             self._device = max(self._device, after)
         if not self._stack:
             self._pop()
             for module, size in step.live.items():
-                step.of(module).activations = max(step.of(module).activations, size)
+                entry = step.of(module)
+                entry.activations = max(step.of(module).activations, size)
 
     def _push(self) -> None:
         if self._hooks is None and not _are_hooks_free():
@@ -290,7 +293,8 @@ class MemoryUse:
             held = step.of(number)
             held.peak = max(held.peak, live)
         if storage.chain:
-            step.of(storage.chain[-1]).activations_self += storage.size
+            entry = step.of(storage.chain[-1])
+            entry.activations_self += storage.size
 
     def _drop(self, step: _Step, storage: _Storage) -> None:
         storage.holders -= 1
@@ -340,9 +344,9 @@ class MemoryUse:
         nodes = self._calls.names(self._place())
         by_node: dict[str, Held] = {}
         for number, held in self._most.items():
-            total = by_node.setdefault(nodes[number], Held())
-            for name in Held.__dataclass_fields__:
-                setattr(total, name, getattr(total, name) + getattr(held, name))
+            known = vars(by_node.get(nodes[number], Held()))
+            total = {name: size + known[name] for name, size in vars(held).items()}
+            by_node[nodes[number]] = Held(**total)
         nothing = {"parameters": 0, "gradients": 0, "optimizer": 0}
         for node in dict.fromkeys((*by_node, *self._rows)):
             held = by_node.get(node, Held())
