@@ -12,6 +12,7 @@ from comgra_decl.export import export_run
 from comgra_decl.query import Run
 from tests.record.test_around import traced
 from tests.record.test_profile import FIRST, LAST, PROFILE, program
+from tests.support.uncompiled import uncompiled as uncompiled  # applies to all tests here
 
 SPEC: dict[str, Any] = {**PROFILE, "nodes": {"all": {"select": "**", "capture": ["output"]}}}
 

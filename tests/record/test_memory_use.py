@@ -16,6 +16,7 @@ from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run
 from tests.record.test_around import HEALTHY, traced
 from tests.record.test_profile import BATCH, WIDTH, Net, program
+from tests.support.uncompiled import uncompiled as uncompiled  # applies to all tests here
 
 STEP = 4
 SPEC = {"memory": {"steps": STEP}, "schedule": {"first": 100}}

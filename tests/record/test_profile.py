@@ -21,6 +21,7 @@ from comgra_decl.records import PROGRAM
 from comgra_decl.spec import load_spec
 from comgra_decl.torch_private import profiler_enabled
 from tests.record.test_around import AROUND, HEALTHY, traced
+from tests.support.uncompiled import uncompiled as uncompiled  # applies to all tests here
 
 FIRST, LAST = 4, 6
 PROFILE = {"profile": {"steps": [FIRST, LAST]}, "schedule": {"first": 100}}

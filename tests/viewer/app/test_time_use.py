@@ -13,6 +13,7 @@ from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.palette import colour_at
 from tests.record.test_around import traced
 from tests.record.test_profile import PROFILE, program
+from tests.support.uncompiled import uncompiled as uncompiled  # applies to all tests here
 
 NODES = {"nodes": {"all": {"select": "**", "capture": ["output", "output_grad"]}}, "graph": True}
 
