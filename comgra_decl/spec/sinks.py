@@ -38,7 +38,7 @@ class TensorBoardOptions(SinkOptions):
 
 
 class WandbOptions(SinkOptions):
-    """Options of Weights & Biases. If the program has an active W&B run, that run is used."""
+    """Options of Weights & Biases. The run is a new one, even if the program has a W&B run."""
 
     project: str | None = None
     """The project; by default, the run's group."""

@@ -98,7 +98,6 @@ def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
-    proto = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     from comgra_decl.sinks.wandb import STEP, WandbSink
 
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -107,15 +106,7 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wandb.run is None
     wandb.teardown()  # its service may still be writing
     (path,) = tmp_path.rglob("*.wandb")
-    rows: list[dict[str, Any]] = []
-    config: dict[str, Any] = {}
-    for block in blocks(path):
-        record = proto.Record()
-        record.ParseFromString(block)
-        items = record.history.item
-        rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
-        for part in (record.run.config, record.config):
-            config |= {i.key or i.nested_key[0]: json.loads(i.value_json) for i in part.update}
+    config, rows = config_and_rows(path)
     assert config["comgra"]["run"] == ABOUT.path
     assert config["model.dim"] == 8
     check({(n, row[STEP]): float(row[n]) for row in rows for n in NAMES if n in row})
@@ -129,6 +120,31 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pictures == {*STEPS}
 
 
+def test_the_program_keeps_its_own_wandb_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    from comgra_decl.sinks.wandb import WandbSink
+
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb.init(project="own", mode="offline") as own:
+        own.log({"loss": 1.0})
+        link = fed(WandbSink("p", mode="offline"))
+        assert wandb.run is own
+        assert link["id"] != own.id
+        assert own.step == 1
+        own.log({"loss": 0.5})
+    wandb.teardown()
+    by_id = {path.stem.removeprefix("run-"): path for path in tmp_path.rglob("*.wandb")}
+    assert by_id.keys() == {own.id, link["id"]}
+    _, rows = config_and_rows(by_id[own.id])
+    assert [row["loss"] for row in rows if row] == [1.0, 0.5]
+    assert not any(name in row for row in rows for name in NAMES)
+    config, _ = config_and_rows(by_id[link["id"]])
+    assert config["comgra"]["program_run"] == own.id
+
+
 def check(told: dict[tuple[str, int], Any]) -> None:
     """Compares numbers by name and step; NaN and both infinities are told apart."""
     assert set(told) == {(name, step) for name in NAMES for step in STEPS}
@@ -137,6 +153,21 @@ def check(told: dict[tuple[str, int], Any]) -> None:
     name = parsed(NAMES[0])
     assert isinstance(name, SeriesName)
     assert name.key == SlotKey("cell[0]", "output.hidden[3]", 2, "grad:loss")
+
+
+def config_and_rows(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the configuration and the logged rows in a W&B file."""
+    proto = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    rows: list[dict[str, Any]] = []
+    config: dict[str, Any] = {}
+    for block in blocks(path):
+        record = proto.Record()
+        record.ParseFromString(block)
+        items = record.history.item
+        rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+        for part in (record.run.config, record.config):
+            config |= {i.key or i.nested_key[0]: json.loads(i.value_json) for i in part.update}
+    return config, rows
 
 
 def blocks(path: Path) -> Iterator[bytes]:
