@@ -51,7 +51,8 @@ class WandbOptions(SinkOptions):
 
 
 class MlflowOptions(SinkOptions):
-    """Options of MLflow. If the program has an active MLflow run, that run is used."""
+    """Options of MLflow. If the program has an active MLflow run when recording begins, and
+    `uri` is not set, that run is used."""
 
     uri: str | None = None
     """The tracking URI, such as `sqlite:///mlflow.db`; by default, as MLflow is set up."""

@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from comgra_decl.query import Run
 from comgra_decl.records import SlotKey
 from comgra_decl.sinks import About, Moment, Sink
 from comgra_decl.sinks.naming import SeriesName, decoded, encoded, parsed
+from tests.support.traced import traced, train
 
 pytestmark = pytest.mark.filterwarnings("default")  # trackers' own
 
@@ -42,6 +46,7 @@ def fed(sink: Sink) -> dict[str, str]:
         sink.image(at, "conv/output/forward/preview", np.full((4, 6, 3), step, np.uint8))
         sink.histogram(at, "conv/output/forward", np.array([1, 2]), np.array([0.0, 0.5, 1.0]))
         sink.text(at, "notes/train", f"note {step}")
+    sink.text(Moment(20, 1e9 + 20), "notes/train", "a second note")
     link = dict(sink.link)
     sink.end("finished")
     return link
@@ -66,13 +71,51 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for metric in client.get_metric_history(link["id"], encoded(name, _ALLOWED))
     }
     folder = Path(client.download_artifacts(link["id"], "comgra", str(tmp_path)))
-    listed = json.loads((folder / "left_out.json").read_text())["nonfinite"]
+    left_out = json.loads((folder / "left_out.json").read_text())
+    listed = left_out["nonfinite"]
+    assert left_out["nonfinite_count"] == len(listed) == 3
     told |= {(name, step): float(value) for name, step, value in listed}
     check({(name, step): told.pop((name, step)) for name in NAMES for step in STEPS})
     assert told == {}
-    assert (folder / "notes" / "train" / "step 10.md").read_text() == "note 10"
+    notes = folder / "notes" / "train"
+    assert (notes / "step 10.md").read_text() == "note 10"
+    assert (notes / "step 20.md").read_text() == "note 20"
+    assert (notes / "step 20 (2).md").read_text() == "a second note"
     images = [entry.path for entry in client.list_artifacts(link["id"], "images")]
     assert {step for step in STEPS if any(f"+step+{step}+" in path for path in images)} == {*STEPS}
+
+
+def test_the_mlflow_run_that_the_program_has_active_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    from comgra_decl.sinks.mlflow import LINK
+
+    monkeypatch.chdir(tmp_path)
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/tracking.db")
+    try:
+        with mlflow.start_run() as own:
+            run = trained(tmp_path, sinks=["mlflow"])
+            client = mlflow.MlflowClient()
+            assert client.get_run(own.info.run_id).info.status == "RUNNING"
+        found = client.get_run(own.info.run_id)
+    finally:
+        mlflow.set_tracking_uri(before)
+    assert run.document("links")["mlflow"]["id"] == own.info.run_id
+    assert (found.info.status, found.data.tags[LINK]) == ("FINISHED", str(run.path.absolute()))
+    assert found.data.metrics["0/output/forward/std"] == run.series("0", "std").iloc[-1]
+
+
+def trained(root: Path, **spec: Any) -> Run:
+    """Trains for three steps with tracing."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+
+    def training() -> None:
+        train(model, torch.randn(6, 3), steps=3)
+
+    return traced(root, {"all": {"select": "**", "capture": ["output"]}}, training, **spec)
 
 
 def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
