@@ -17,6 +17,7 @@ import numpy as np
 
 from comgra_decl.errors import NoMemoryError, RunGoneError
 from comgra_decl.record.memory_guard import LEFT, Room, demand
+from comgra_decl.record.secrets import without_login, without_logins
 from comgra_decl.records import AUTOMATIC, PERTURBATIONS, Note, RawStep, ScalarBatch, StepBatch
 
 if TYPE_CHECKING:
@@ -203,10 +204,12 @@ class Session:
 
     def _closing_documents(self) -> dict[str, Any]:
         """Return the documents that changed after the last record; runs on the writer thread."""
-        wait = 0.0 if self._interrupted else _LINK_TIMEOUT
-        links = {sink.name: sink.link_within(wait) for sink in self._sinks}
-        known = {name: link for name, link in links.items() if link is not None}
-        return self._late_documents | ({"links": known} if known else {})
+        links = {
+            sink.name: {key: without_login(where) for key, where in link.items()}
+            for sink in self._sinks
+            if (link := sink.link_within(0.0 if self._interrupted else _LINK_TIMEOUT)) is not None
+        }
+        return self._late_documents | ({"links": links} if links else {})
 
     def _close_sinks(self) -> None:
         """End the sinks after the last commit."""
@@ -325,7 +328,7 @@ class Session:
         assert self._hooks is not None
         self._attendant = Attendant(
             self._place.path,
-            self._spec,
+            without_logins(self._spec),
             meter=self._meter,
             writer=self._writer.thread,
             change=self._replace,
@@ -414,7 +417,7 @@ class Session:
             statistics=spec.statistics,
             sample_count=spec.samples.count,
             bins=None if spec.histogram is None else spec.histogram.bins,
-            spec=spec.model_dump(mode="json"),
+            spec=without_logins(spec).model_dump(mode="json"),
             config=self._context.config,
             facts=facts,
             started=facts["started"],

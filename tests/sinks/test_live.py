@@ -39,6 +39,7 @@ class Memory:
         self.graphs: list[Graph] = []
         self.about: About | None = None
         self.state: str | None = None
+        self.where = "/log"
         self.before: Callable[[], object] = lambda: None
 
     def begin(self, about: About) -> None:
@@ -46,7 +47,7 @@ class Memory:
 
     @property
     def link(self) -> dict[str, str]:
-        return {"id": "7"}
+        return {"id": "7", "where": self.where}
 
     def scalars(self, at: Moment, values: Mapping[str, float]) -> None:
         self.before()
@@ -99,7 +100,7 @@ def test_a_sink_receives_exactly_what_the_run_contains(tmp_path: Path, sink: Mem
     run, _ = trained(tmp_path)
     assert run is not None
     assert sink.about is not None
-    assert run.document("links") == {"trackio": {"id": "7"}}
+    assert run.document("links") == {"trackio": {"id": "7", "where": "/log"}}
     assert sink.about.path == str(run.path.absolute())
     assert (sink.about.name, sink.about.group, sink.state) == (run.name, "g", "finished")
     for statistic in ("mean", "std", "abs_max"):
@@ -222,6 +223,19 @@ def test_what_does_not_fit_is_left_out_and_counted(
 def test_a_wrong_sink_is_named(sinks: list[Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         load_spec({**SPEC, "sinks": sinks})
+
+
+def test_passwords_are_not_stored(tmp_path: Path, sink: Memory) -> None:
+    uri = "postgresql://me:pa@word@host:5432/db"
+    sink.where = uri
+    run, _ = trained(tmp_path, sinks=[{"mlflow": {"uri": uri}}])
+    assert run is not None
+    told = "postgresql://host:5432/db"
+    assert run.document("links") == {"mlflow": {"id": "7", "where": told}}
+    assert run.spec.sinks[0].options.uri == told  # type: ignore[attr-defined]
+    assert told in (run.path / "spec.yaml").read_text()
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"pa@word" in content for content in files)
 
 
 @pytest.mark.usefixtures("sink")
