@@ -50,7 +50,8 @@ _INTERRUPTED_TIMEOUT = 5.0
 """The same after an interruption: the user wants the program to end, and a device may hang."""
 
 _LINK_TIMEOUT = 20.0
-"""The maximum time, in seconds, to wait at the end until a sink has created its tool's run."""
+"""The maximum time, in seconds, to wait at the end until all sinks have created their tools'
+runs."""
 
 
 class Session:
@@ -166,6 +167,15 @@ class Session:
             self.failed(error)
         self.finish()
 
+    def _finish_before_tools(self) -> None:
+        """Move the exit hook behind those that a tool has added, because the last one runs first.
+
+        Runs on a sink's thread.
+        """
+        if self._hooks is not None:
+            atexit.unregister(self._finish_at_exit)
+            atexit.register(self._finish_at_exit)
+
     def finish(self) -> None:
         """Detach from the program and wait until all records are stored. Idempotent."""
         if os.getpid() != self._pid:  # a forked child inherits neither the thread nor the run
@@ -204,21 +214,23 @@ class Session:
 
     def _closing_documents(self) -> dict[str, Any]:
         """Return the documents that changed after the last record; runs on the writer thread."""
-        links = {
-            sink.name: {key: without_login(where) for key, where in link.items()}
-            for sink in self._sinks
-            if (link := sink.link_within(0.0 if self._interrupted else _LINK_TIMEOUT)) is not None
-        }
+        deadline = time.monotonic() + (0.0 if self._interrupted else _LINK_TIMEOUT)
+        links = {}
+        for sink in self._sinks:
+            link = sink.link_within(max(0.0, deadline - time.monotonic()))
+            if link is not None:
+                links[sink.name] = {key: without_login(where) for key, where in link.items()}
         return self._late_documents | ({"links": links} if links else {})
 
     def _close_sinks(self) -> None:
         """End the sinks after the last commit."""
-        from comgra_decl.sinks.live import WAIT
-
         sinks, self._sinks = self._sinks, []
-        for sink in sinks:
-            state = "stopped" if self._post_mortem or self._fault else "finished"
-            sink.close(state, wait=_INTERRUPTED_TIMEOUT if self._interrupted else WAIT)
+        if not sinks:
+            return
+        from comgra_decl.sinks.live import WAIT, close_sinks
+
+        state = "stopped" if self._post_mortem or self._fault else "finished"
+        close_sinks(sinks, state, wait=_INTERRUPTED_TIMEOUT if self._interrupted else WAIT)
 
     def _forget_last_seen(self) -> None:
         """Remove the file that a killed process would leave behind."""
@@ -485,6 +497,7 @@ class Session:
                 about=about,
                 selection=selection_of(sink.options),
                 slots=[] if self._past is None else self._past.slots,
+                begun=self._finish_before_tools,
             )
             for sink in self._spec.sinks
         ]

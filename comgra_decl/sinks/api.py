@@ -46,13 +46,13 @@ class About:
 class Sink(Protocol):
     """A tool that receives numbers, histograms, pictures and text.
 
-    All methods are called on one thread, `begin` first and `end` last. An exception ends the use of
-    the sink. Names are series names as in `naming`; a sink encodes characters that its tool does
-    not accept so that they can be decoded.
+    All methods are called on one thread, `begin` first and `end` last. After an exception, only
+    `end` is called. Names are series names as in `naming`; a sink encodes characters that its tool
+    does not accept so that they can be decoded.
     """
 
     def begin(self, about: About) -> None:
-        """Create or joins the tool's run."""
+        """Create or join the tool's run."""
 
     @property
     def link(self) -> dict[str, str]:
@@ -76,7 +76,7 @@ class Sink(Protocol):
         """Write the dependency graph; called once for each new graph."""
 
     def end(self, state: str) -> None:
-        """Write what is still buffered and closes the tool's run; `state` as in `Run.state`."""
+        """Write what is still buffered and close the tool's run; `state` as in `Run.state`."""
 
 
 def needed(module: str, extra: str) -> Any:

@@ -17,9 +17,13 @@ from torch import nn
 import comgra_decl as comgra
 from comgra_decl.errors import SpecError
 from comgra_decl.query import Run
-from comgra_decl.sinks import About, Graph, Moment, making
+from comgra_decl.record import session
+from comgra_decl.records import Note, ScalarBatch
+from comgra_decl.sinks import About, Graph, Moment, Selection, making
 from comgra_decl.sinks import live as live_sinks
 from comgra_decl.spec import load_spec
+from tests.store.truth import Truth
+from tests.support.traced import train
 
 SPEC = {
     "nodes": {"all": {"select": "**", "capture": ["output", "output_grad", "parameter"]}},
@@ -152,6 +156,7 @@ def test_a_sink_that_fails_is_reported_once_and_switched_off(
     assert (run.state, run.steps.tolist()) == ("finished", [0, 1, 2, 3, 4])
     assert bits == trained(tmp_path, enabled=False)[1]
     assert len(calls) == 1
+    assert sink.state == "stopped"
     (said,) = [r.getMessage() for r in caplog.records if "trackio" in r.getMessage()]
     assert said == (
         "comgra: nothing more is sent to trackio (ConnectionError: the server is gone); "
@@ -180,14 +185,29 @@ def test_a_sink_that_hangs_delays_neither_training_nor_the_run(
     assert "trackio did not accept everything within 0.05 s" in caplog.text
 
 
+def live_of(
+    truth: Truth,
+    make: Callable[[], Memory],
+    *,
+    selection: Selection | None = None,
+    queue_bytes: int = 1 << 20,
+) -> live_sinks.LiveSink:
+    about = About("run", "g", "/run", 0.0, {}, tuple(truth.meta.statistics))
+    return live_sinks.LiveSink(
+        "trackio",
+        make,
+        about=about,
+        selection=selection or Selection(),
+        queue_bytes=queue_bytes,
+    )
+
+
 def test_what_does_not_fit_is_left_out_and_counted(
     sink: Memory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from comgra_decl.sinks import Selection
-    from tests.store.truth import Truth
-
     truth = Truth()
-    first, second, third = truth.batch(1, range(2)), truth.batch(1, range(2)), truth.batch(1, [1])
+    first, second = truth.batch(1, range(2)), truth.batch(1, range(2))
+    third, fourth = truth.batch(1, [1]), truth.batch(1, [1])
     entered, released = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -195,21 +215,133 @@ def test_what_does_not_fit_is_left_out_and_counted(
         released.wait()
 
     sink.before = hold
-    about = About("run", "g", "/run", 0.0, {}, tuple(truth.meta.statistics))
-    live = live_sinks.LiveSink(
-        "trackio", lambda: sink, about=about, selection=Selection(), queue_bytes=1
-    )
+    live = live_of(truth, lambda: sink, queue_bytes=1)
     live.put([first], [])
     assert entered.wait(60)
     live.put([second], [])  # waits, although it is larger than the queue
-    live.put([third], [])
+    note = Note(1, "train", 0.0, "x")
+    numbers = ScalarBatch(np.arange(2), np.zeros(2), ["a", "b"], ["train"] * 2, [note])
+    live.put([third], [numbers])
+    live.put([fourth], [])
+    assert len(live._queue) == 2  # what a hanging tool misses takes no more room
     sink.before = lambda: None
     released.set()
     with caplog.at_level(logging.WARNING, "comgra_decl"):
-        live.close("finished", wait=60)
-    assert "trackio was too slow: 1 records were not sent to it" in caplog.text
+        live_sinks.close_sinks([live], "finished", wait=60)
+    assert (
+        "trackio was too slow: 2 records and 3 metrics and notes were not sent to it" in caplog.text
+    )
     steps = {step for series in sink.numbers.values() for step in series}
     assert steps == {info.step for batch in (first, second) for info in batch.steps}
+
+
+def test_only_what_is_sent_waits(sink: Memory) -> None:
+    truth = Truth()
+    batch = truth.batch(2, range(2))
+    batch.values = [{0: np.zeros(1 << 20)}, {}]
+    batch.documents = {"profile": {}, "findings": {"findings": []}}
+    released = threading.Event()
+    sink.before = released.wait
+    live = live_of(truth, lambda: sink, selection=Selection(histograms=False))
+    live.put([truth.batch(1, range(2))], [])
+    live.put([batch], [])
+    (kept,) = live._queue[-1][0][0]
+    assert kept.nbytes < 1 << 16 < batch.nbytes
+    assert (kept.values, kept.counts, [*kept.documents]) == ([], None, ["findings"])
+    released.set()
+    live_sinks.close_sinks([live], "finished", wait=60)
+    steps = {step for series in sink.numbers.values() for step in series}
+    assert steps == {info.step for info in batch.steps}
+
+
+def test_a_run_that_recorded_nothing_has_no_counterpart(tmp_path: Path, sink: Memory) -> None:
+    run, _ = trained(tmp_path, steps=0)
+    assert run is not None
+    assert run.document("findings") is not None
+    assert (sink.about, sink.state) == (None, None)
+    assert run.document("links") is None
+
+
+def test_sinks_end_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first sink ends only after the second has been told to."""
+    first, second, told = Memory(), Memory(), threading.Event()
+    monkeypatch.setattr(first, "end", lambda _: told.wait())
+    monkeypatch.setattr(second, "end", lambda _: told.set())
+    sinks = {"trackio": first, "wandb": second}
+    monkeypatch.setattr(making, "maker_of", lambda spec, _: lambda: sinks[spec.tool])
+    with caplog.at_level(logging.WARNING, "comgra_decl"):
+        trained(tmp_path, sinks=["trackio", "wandb"])
+    assert told.is_set()
+    assert "did not accept" not in caplog.text
+
+
+def test_all_sinks_together_delay_the_last_commit_once(
+    tmp_path: Path, sink: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, waits = threading.Event(), []
+    monkeypatch.setattr(sink, "begin", lambda _: begin.wait())
+    monkeypatch.setattr(session, "_LINK_TIMEOUT", 0.2)
+    monkeypatch.setattr(live_sinks, "WAIT", 0.05)
+    usual = live_sinks.LiveSink.link_within
+
+    def waiting(self: live_sinks.LiveSink, wait: float) -> dict[str, str] | None:
+        waits.append(wait)
+        return usual(self, wait)
+
+    monkeypatch.setattr(live_sinks.LiveSink, "link_within", waiting)
+    trained(tmp_path, sinks=["trackio", "wandb", "mlflow"])
+    begin.set()
+    assert len(waits) == 3
+    assert sum(waits) < 0.3
+
+
+def test_the_run_is_finished_before_the_exit_hooks_of_tools(
+    tmp_path: Path, sink: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tool's hook, such as W&B's, would end its run before the rest is sent."""
+    hooks: list[object] = []
+    at_first: list[object] = []
+
+    class Exit:
+        register = staticmethod(hooks.append)
+        unregister = staticmethod(hooks.remove)
+
+    monkeypatch.setattr(session, "atexit", Exit)
+    monkeypatch.setattr(sink, "begin", lambda _: hooks.append("of the tool"))
+    sent = threading.Event()
+
+    def look() -> None:
+        if not sent.is_set():
+            at_first.extend(hooks)
+        sent.set()
+
+    sink.before = look
+    with comgra.trace(SPEC, root=tmp_path, group="g"):
+        train(nn.Linear(3, 1), torch.randn(6, 3))
+        assert sent.wait(60)
+    assert at_first[0] == "of the tool"
+    assert at_first[1].__name__ == "_finish_at_exit"  # type: ignore[attr-defined]
+    assert hooks == ["of the tool"]
+
+
+def test_logging_that_fails_does_not_reach_the_program(
+    tmp_path: Path, stuck: threading.Event, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError("the disk for logs is full")
+
+    logger, handler = logging.getLogger("comgra_decl"), Broken(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        run, _ = trained(tmp_path)
+    finally:
+        logger.removeHandler(handler)
+    assert not stuck.is_set()
+    assert run is not None
+    assert "trackio did not accept everything within 0.05 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -233,7 +365,7 @@ def test_passwords_are_not_stored(tmp_path: Path, sink: Memory) -> None:
     told = "postgresql://host:5432/db"
     assert run.document("links") == {"mlflow": {"id": "7", "where": told}}
     assert run.spec.sinks[0].options.uri == told  # type: ignore[attr-defined]
-    assert told in (run.path / "spec.yaml").read_text()
+    assert told in (Path(str(run.path)) / "spec.yaml").read_text()
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(b"pa@word" in content for content in files)
 
