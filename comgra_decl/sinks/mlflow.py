@@ -34,8 +34,8 @@ class MlflowSink:
 
     MLflow replaces infinite numbers by the largest finite ones, and some of its stores drop NaN.
     Such numbers are therefore not sent as metrics but listed in the artifact `comgra/left_out.json`
-    as (name, step, "nan", "inf" or "-inf"), the first 10,000 of them. Names that MLflow does not accept are encoded; see
-    `naming.decoded`.
+    as (name, step, "nan", "inf" or "-inf"), the first 10,000 of them. Names that MLflow does not
+    accept are encoded; see `naming.decoded`.
 
     Args:
         uri: the tracking URI; None: as MLflow is set up.
@@ -43,7 +43,7 @@ class MlflowSink:
         run: id of the program's run, which is neither configured nor ended; None: a new run.
 
     Raises:
-        MissingPackageError: mLflow is not installed.
+        MissingPackageError: MLflow is not installed.
     """
 
     def __init__(

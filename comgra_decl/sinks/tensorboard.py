@@ -21,7 +21,7 @@ class TensorBoardSink:
     """Write one run into a folder, as `tensorboard --logdir` reads it.
 
     Raises:
-        MissingPackageError: tensorBoard is not installed.
+        MissingPackageError: TensorBoard is not installed.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

@@ -30,7 +30,7 @@ class WandbSink:
     nothing is encoded.
 
     Raises:
-        MissingPackageError: w&B is not installed.
+        MissingPackageError: W&B is not installed.
     """
 
     def __init__(

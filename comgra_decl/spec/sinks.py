@@ -17,7 +17,7 @@ class SinkOptions(SpecModel):
     """Glob over nodes whose series are sent; null for all, an empty string for none."""
 
     passes: list[str] = []
-    """Pass that are sent, such as [forward, grad]; all by default."""
+    """Passes that are sent, such as [forward, grad]; all by default."""
 
     statistics: list[str] = []
     """Statistics that are sent, such as [std, l2.abs_max]; by default mean, std and abs_max."""
@@ -51,8 +51,7 @@ class WandbOptions(SinkOptions):
 
 
 class MlflowOptions(SinkOptions):
-    """Options of MLflow. If the program has an active MLflow run when recording begins, and
-    `uri` is not set, that run is used."""
+    """Options of MLflow. The program's active run is used, unless there is none or `uri` is set."""
 
     uri: str | None = None
     """The tracking URI, such as `sqlite:///mlflow.db`; by default, as MLflow is set up."""
