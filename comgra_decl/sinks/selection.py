@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from comgra_decl.errors import SelectionError, UnknownNameError, did_you_mean, shown
-from comgra_decl.records import AGGREGATES, SlotInfo
+from comgra_decl.records import AGGREGATES, PICTURE_PREFIX, SlotInfo
 from comgra_decl.spec.globs import matches
 
 USUAL = ("mean", "std", "abs_max")
@@ -67,6 +67,8 @@ class Selection:
 
     def _has(self, slot: SlotInfo) -> bool:
         key = slot.key
+        if key.pass_.startswith(PICTURE_PREFIX):  # sent as a picture, if at all
+            return False
         return (not self.passes or key.pass_ in self.passes) and (
             self.nodes is None or matches(self.nodes, key.node)
         )

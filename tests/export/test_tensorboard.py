@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,14 @@ def read(folder: Path) -> Any:
 
 
 def test_every_statistic_is_equal_to_the_bit_with_its_step_and_time(run: Run, logs: Any) -> None:
+    found = check_statistics(run, logs)
+    passes = [(of, type_) for of in set(run.slots["pass"]) for type_ in run.types]
+    there = [run.heat("nonfinite", of=of, type=type_).notna().any().sum() for of, type_ in passes]
+    assert found == sum(there) * len(SELECTED.statistics)
+
+
+def check_statistics(run: Run, logs: Any) -> int:
+    """Compare all series with the run; return their number."""
     tags = [tag for tag in logs.Tags()["scalars"] if not tag.startswith("metrics")]
     records = run.records
     for tag in tags:
@@ -63,9 +72,7 @@ def test_every_statistic_is_equal_to_the_bit_with_its_step_and_time(run: Run, lo
         )
         times = records[records["type"] == name.type].set_index("step")["time"]
         assert [event.wall_time for event in told] == times[truth.index].tolist()
-    passes = [(of, type_) for of in set(run.slots["pass"]) for type_ in run.types]
-    there = [run.heat("nonfinite", of=of, type=type_).notna().any().sum() for of, type_ in passes]
-    assert len(tags) == sum(there) * len(SELECTED.statistics)
+    return len(tags)
 
 
 def test_every_metric_is_there(run: Run, logs: Any) -> None:
@@ -189,3 +196,52 @@ def test_a_program_sends_the_same_numbers_while_it_trains(tmp_path: Path) -> Non
     for tag in stored.Tags()["histograms"]:
         assert live.Histograms(tag) == stored.Histograms(tag)
     assert live.Graph() == stored.Graph()
+
+
+def test_a_resumed_run_keeps_the_times_of_its_records(tmp_path: Path) -> None:
+    """Records that the second session replaced have numbers, but are left out."""
+    import torch
+
+    import comgra_decl as comgra
+
+    def train(steps: int, state: Any = None) -> Any:
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        if state is not None:
+            optimizer.load_state_dict(state)
+        states = []
+        for _ in range(steps):
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+            states.append(copy.deepcopy(optimizer.state_dict()))
+        return states[1]
+
+    nodes = {"all": {"select": "**", "capture": ["output"]}}
+    spec = {"nodes": nodes, "schedule": {"first": 100}}
+    where = {"root": str(tmp_path), "group": "g", "name": "r"}
+    with comgra.trace({**spec, "run": where}):
+        state = train(4)
+    with comgra.trace({**spec, "run": {**where, "resume": True}}):
+        train(3, state)
+    resumed = open_run(tmp_path / "g" / "r")
+    assert resumed.records.index.tolist() == [0, 1, 4, 5, 6]
+    assert check_statistics(resumed, read(export_run(resumed, tmp_path / "out", "tensorboard"))) > 0
+
+
+def test_histograms_that_are_not_selected_are_not_read(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from comgra_decl.query.chunks import Chunk
+
+    def read_them(_: Chunk, slot: int) -> None:
+        asked.append(slot)
+
+    asked: list[int] = []
+    monkeypatch.setattr(Chunk, "histograms", read_them)
+    for number, selection in enumerate(
+        [Selection(nodes="head"), Selection(nodes="head", histograms=False), Selection(nodes="")]
+    ):
+        export_run(run, tmp_path / str(number), "tensorboard", selection=selection)
+        wanted = run.slots.query("node == 'head'").index if number == 0 else []
+        assert {*asked} == {*wanted}
+        asked.clear()
