@@ -73,6 +73,10 @@ class SelectionError(ComgraError, ValueError):
     """More is selected than another tool should receive; the message proposes a selection."""
 
 
+class PatternError(ComgraError, ValueError):
+    """A pattern of nodes, classes or names is invalid; the message explains how to write it."""
+
+
 class ContractError(ComgraError, ValueError):
     """A file is not a valid contract; the message says where."""
 

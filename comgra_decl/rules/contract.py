@@ -75,6 +75,7 @@ def contract_of(run: Run, *, nodes: str | None = None, slack: float = 1.0) -> Co
 
     Raises:
         UnknownNameError: the run has no training records, or no node matches.
+        PatternError: the glob is invalid.
     """
     found: dict[str, dict[str, Range]] = {}
     for statistic, keys, _, values in _columns(run):
