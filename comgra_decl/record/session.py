@@ -367,6 +367,7 @@ class Session:
         """Pass metrics and notes to the rules and the writer; runs on the training thread."""
         if not self._settled:
             self._settle()
+        self._expect_in_sinks()
         if self._rules is not None:
             self._rules.attach(batch)
         if self._writer is not None:
@@ -493,7 +494,7 @@ class Session:
         self._sinks = sinks = [
             LiveSink(
                 sink.tool,
-                maker_of(sink, about),
+                maker_of(sink, about, base=self._context.base),
                 about=about,
                 selection=selection_of(sink.options),
                 slots=[] if self._past is None else self._past.slots,
@@ -507,6 +508,11 @@ class Session:
                 sink.put(batches, scalars)
 
         return pass_on
+
+    def _expect_in_sinks(self) -> None:
+        """Have the tools create their runs: the last commit may be the first, and tells where."""
+        for sink in self._sinks:
+            sink.expect()
 
     def _note(self, note: Note) -> None:
         """Store a note from the writer thread."""
@@ -560,6 +566,8 @@ class Session:
 
     def _with_findings(self, batches: list[StepBatch]) -> list[StepBatch]:
         """Return the batches to store now, including new findings."""
+        if any(batch.steps for batch in batches):
+            self._expect_in_sinks()
         if self._rules is None:
             return batches
         watched = self._spec.on_finding.keep != "never"

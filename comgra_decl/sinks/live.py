@@ -88,6 +88,14 @@ class LiveSink:
         self._thread = threading.Thread(target=self._run, name=f"comgra-{name}", daemon=True)
         self._thread.start()
 
+    def expect(self) -> None:
+        """Have the tool create its run now, because something will be sent; cheap to repeat."""
+        if self._started:
+            return
+        with self._work:
+            self._started = True
+            self._work.notify()
+
     def put(self, batches: Sequence[StepBatch], scalars: Sequence[ScalarBatch]) -> None:
         """Queue what was committed; leaves it out if too much is waiting.
 
@@ -153,8 +161,7 @@ class LiveSink:
     def _run(self) -> None:
         sink = None
         try:
-            found = self._next()
-            if found is None:  # nothing was recorded
+            if not self._expected():
                 return
             sink = self._make()
             feed = Feed(sink, self._selection, statistics=self._about.statistics)
@@ -163,9 +170,8 @@ class LiveSink:
             self._on_begun()
             self._begun.set()
             self._see(feed, self._earlier)
-            while found is not None:
+            while (found := self._next()) is not None:
                 self._send(sink, feed, found)
-                found = self._next()
             sink.end(self._state or "stopped")
         except BaseException as error:  # noqa: BLE001  (training must not be affected)
             with self._work:
@@ -180,6 +186,12 @@ class LiveSink:
                     sink.end("stopped")
         finally:
             self._begun.set()
+
+    def _expected(self) -> bool:
+        """Wait until something is expected; return False if nothing was recorded."""
+        with self._work:
+            self._work.wait_for(lambda: self._started or self._state is not None)
+            return self._started
 
     def _next(self) -> _Committed | None:
         """Wait for what comes next; None at the end."""

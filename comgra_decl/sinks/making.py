@@ -42,19 +42,24 @@ def selection_of(options: SinkOptions) -> Selection:
         tuple(options.statistics),
         options.series,
         options.histograms,
+        in_spec=True,
     )
 
 
-def maker_of(spec: SinkSpec, about: About) -> Callable[[], Sink]:
+def maker_of(spec: SinkSpec, about: About, *, base: Path) -> Callable[[], Sink]:
     """Return a function that creates the sink and imports its tool.
 
-    Call this on the program's thread, where MLflow tells the program's active run, and before the
-    program changes its working directory.
+    Call this on the program's thread, where MLflow tells the program's active run.
+
+    Args:
+        spec: the tool and its options.
+        about: facts about the run.
+        base: the folder to which paths are relative.
     """
     options = spec.options
     folder = None
     if isinstance(options, TensorBoardOptions) and options.folder is not None:
-        folder = Path(options.folder).absolute()
+        folder = base.absolute() / Path(options.folder).expanduser()
     program_run = None
     if isinstance(options, MlflowOptions) and options.uri is None:
         program_run = _active_mlflow_run()

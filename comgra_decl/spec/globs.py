@@ -38,6 +38,20 @@ def matches(pattern: str, path: str) -> bool:
     return _matches(compile_glob(pattern), split(path))
 
 
+def is_glob(pattern: str) -> bool:
+    """Return whether `pattern` is a valid glob."""
+    try:
+        compile_glob(pattern)
+    except PatternError:
+        return False
+    return True
+
+
+def escaped(path: str) -> str:
+    """Return the glob that matches only this path, provided that no name in it is empty."""
+    return re.sub(r"[*?[]", r"[\g<0>]", path)
+
+
 def split(path: str) -> list[str]:
     """Split a path or glob at its dots; the empty string (the root) gives an empty list."""
     return path.split(".") if path else []

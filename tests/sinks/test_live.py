@@ -79,7 +79,7 @@ class Memory:
 @pytest.fixture
 def sink(monkeypatch: pytest.MonkeyPatch) -> Memory:
     found = Memory()
-    monkeypatch.setattr(making, "maker_of", lambda *_: lambda: found)
+    monkeypatch.setattr(making, "maker_of", lambda *_, **__: lambda: found)
     return found
 
 
@@ -262,6 +262,25 @@ def test_a_run_that_recorded_nothing_has_no_counterpart(tmp_path: Path, sink: Me
     assert run.document("links") is None
 
 
+@pytest.mark.usefixtures("sink")
+@pytest.mark.parametrize("recorded", ["metrics", "records"])
+def test_a_run_that_is_committed_once_knows_its_counterpart(tmp_path: Path, recorded: str) -> None:
+    model = nn.Linear(3, 1).eval()
+    spec = {**SPEC, "store": {"commit_interval": 1000}}
+    spec["schedule"] = {"first": 1, "eval": {"every": 1}}
+    with comgra.trace(spec, root=tmp_path, group="g") as traced:
+        if recorded == "metrics":
+            comgra.kpi("accuracy", 1.0)
+        else:
+            with torch.no_grad():
+                model(torch.randn(6, 3))
+    run = comgra.open_run(traced.path)
+    assert (len(run.records), len(run.kpis(automatic=True))) == (
+        (0, 1) if recorded == "metrics" else (1, 0)
+    )
+    assert run.document("links") == {"trackio": {"id": "7", "where": "/log"}}
+
+
 def test_sinks_end_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -270,7 +289,7 @@ def test_sinks_end_at_the_same_time(
     monkeypatch.setattr(first, "end", lambda _: told.wait())
     monkeypatch.setattr(second, "end", lambda _: told.set())
     sinks = {"trackio": first, "wandb": second}
-    monkeypatch.setattr(making, "maker_of", lambda spec, _: lambda: sinks[spec.tool])
+    monkeypatch.setattr(making, "maker_of", lambda spec, *_, **__: lambda: sinks[spec.tool])
     with caplog.at_level(logging.WARNING, "comgra_decl"):
         trained(tmp_path, sinks=["trackio", "wandb"])
     assert told.is_set()
@@ -350,11 +369,48 @@ def test_logging_that_fails_does_not_reach_the_program(
         ([{"tensorbord": {}}], "tensorboard"),
         ([{"wandb": {}, "mlflow": {}}], "exactly one of tensorboard, wandb, mlflow, trackio"),
         ([{"wandb": {"projekt": "x"}}], "project"),
+        ([{"wandb": {"nodes": "blocks..x"}}], "'blocks..x' has an empty name"),
+        (
+            [{"wandb": {"statistics": ["std", "abs_mix"]}}],
+            r"sinks\[0\]\.wandb.*'abs_mix'.*'abs_max'",
+        ),
+        ([{"wandb": {"statistics": ["std.max"]}}], "'std.max'.*each also with .std, .abs_max"),
+        ([{"wandb": {"passes": ["gard"]}}], "'gard' is not a pass.*did you mean 'grad'"),
+        ([{"wandb": {"mode": "of"}}], "not one of online, offline, disabled"),
+        ([{"wandb": {"project": ""}}], "must not be empty"),
+        ([{"tensorboard": {"folder": "s3://b/logs"}}], "must be a folder on this machine"),
+        (["mlflow", {"mlflow": {"uri": "sqlite:///x"}}], "names mlflow twice"),
     ],
 )
 def test_a_wrong_sink_is_named(sinks: list[Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         load_spec({**SPEC, "sinks": sinks})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"nodes": "", "passes": ["grad:raw", "no_grad"]},
+        {"nodes": "blocks.**", "statistics": ["std", "l2.abs_max"], "passes": ["forward"]},
+    ],
+)
+def test_a_right_sink_is_accepted(options: dict[str, Any]) -> None:
+    assert load_spec({**SPEC, "sinks": [{"wandb": options}]}).sinks[0].tool == "wandb"
+
+
+def test_a_folder_is_relative_to_where_the_trace_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    spec = {**SPEC, "sinks": [{"tensorboard": {"folder": "logs"}}]}
+    with comgra.trace(spec, root=tmp_path, group="g") as traced:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        train(nn.Linear(3, 1), torch.randn(6, 3))
+    run = comgra.open_run(traced.path)
+    assert run.document("links") == {"tensorboard": {"where": str(tmp_path / "logs")}}
+    assert [path.suffix for path in (tmp_path / "logs").iterdir()]
 
 
 def test_passwords_are_not_stored(tmp_path: Path, sink: Memory) -> None:
