@@ -42,6 +42,24 @@ class About:
     config: Mapping[str, Any] = field(default_factory=dict)
     statistics: tuple[str, ...] = ()
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings on one level, as other tools show them: `{"model.dim": 8}`.
+
+        Lists and empty mappings remain.
+        """
+        return _flat(self.config)
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= {f"{name}.{inner}": each for inner, each in _flat(value).items()}
+        else:
+            found[str(name)] = value
+    return found
+
 
 class Sink(Protocol):
     """A tool that receives numbers, histograms, pictures and text.

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .api import About, Moment, needed
-from .flat import flat
 from .graph import Graph, plain
 from .naming import encoded
 
@@ -72,7 +71,7 @@ class MlflowSink:
             self._id = run.info.run_id
             params = [
                 self._entities.Param(encoded(key, _ALLOWED)[:_LONGEST], str(value)[:_LONGEST_VALUE])
-                for key, value in flat(about.config).items()
+                for key, value in about.settings.items()
             ]
             for first in range(0, len(params), _AT_ONCE_PARAMS):
                 part = params[first : first + _AT_ONCE_PARAMS]

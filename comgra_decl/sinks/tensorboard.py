@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .api import About, Moment, needed
-from .flat import flat
 from .graph import Graph
 
 EXTRA = "tensorboard"
@@ -39,7 +38,7 @@ class TensorBoardSink:
         # In the run's own file: `SummaryWriter.add_hparams` would show it as a second run.
         hparams = needed("tensorboard.plugins.hparams.plugin_data_pb2", EXTRA)
         start = hparams.SessionStartInfo(group_name=about.name, start_time_secs=at.time)
-        for name, value in flat(about.config).items():
+        for name, value in about.settings.items():
             _set(start.hparams[name], value)
         self._hparams(at, "session_start_info", start)
         self.text(at, "run", f"{about.group}/{about.name}, recorded in `{about.path}`")

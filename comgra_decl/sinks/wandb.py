@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .api import About, Moment, needed
-from .flat import flat
 from .graph import Graph, plain
 
 EXTRA = "wandb"
@@ -50,7 +49,7 @@ class WandbSink:
             entity=self._entity,
             mode=self._mode,
             name=about.name,
-            config=flat(about.config) | {LINK: link},
+            config=about.settings | {LINK: link},
             reinit="create_new",
             settings=self._wandb.Settings(console="off"),  # it would capture the program's output
         )

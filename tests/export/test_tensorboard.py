@@ -13,10 +13,14 @@ import pytest
 
 from comgra_decl.errors import MissingPackageError, SelectionError
 from comgra_decl.export import export_run
+from comgra_decl.export import tensorboard as writing
 from comgra_decl.query import Run, open_run
+from comgra_decl.records import SlotKey
 from comgra_decl.sinks import Selection
 from comgra_decl.sinks.naming import SeriesName, of_tensor, parsed
+from comgra_decl.store import RunWriter
 from tests.query.conftest import NODES
+from tests.store.truth import Truth
 from tests.support.fake_run import FakeRun
 
 accumulating = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -136,6 +140,36 @@ def test_the_projector_gets_the_recorded_values(run: Run, logs: Any) -> None:
     assert np.array_equal(points, truth.reshape(len(truth), -1), equal_nan=True)
     labels = (folder / entry.metadata_path).read_text().splitlines()
     assert len(labels) == 1 + len(points)
+
+
+def test_labels_are_utf_8_and_no_more_values_are_read_than_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, asked = Path.write_text, []
+
+    def in_ascii(self: Path, data: str, encoding: str = "ascii", **others: Any) -> int:
+        """Stand for the encoding of a locale that lacks most letters."""
+        return usual(self, data, encoding=encoding, **others)
+
+    def points(_: Run, key: SlotKey, __: int) -> Any:
+        asked.append(key)
+        return np.zeros((3, 2), np.float32)
+
+    monkeypatch.setattr(Path, "write_text", in_ascii)
+    monkeypatch.setattr(writing, "_points", points)
+    monkeypatch.setattr(writing, "_MOST_TENSORS", 2)
+    truth = Truth()
+    batch = truth.batch(2, range(5))
+    for info in batch.steps:
+        info.samples, info.extra = [0, 1, 2], {"labels": ["größe", "猫", "c"]}
+    writer = RunWriter.create(tmp_path / "run", truth.meta)
+    writer.commit([batch])
+    writer.close()
+    out = export_run(open_run(tmp_path / "run"), tmp_path / "out", "tensorboard")
+    labels = (out / "projector" / "samples.tsv").read_text(encoding="utf-8")
+    assert [line.split("\t")[2] for line in labels.splitlines()] == ["label", "größe", "猫", "c"]
+    assert len(asked) == 2
+    assert len({*out.glob("projector/[0-9]*.tsv")}) == 2
 
 
 def test_too_many_series_are_refused_with_a_selection_that_works(run: Run, tmp_path: Path) -> None:

@@ -121,13 +121,22 @@ def trained(root: Path, **spec: Any) -> Run:
 def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    pytest.importorskip("trackio")
+    trackio = pytest.importorskip("trackio")
     storage = pytest.importorskip("trackio.sqlite_storage")
     from comgra_decl.sinks.trackio import LINK, TrackioSink
 
     monkeypatch.setattr("trackio.utils.TRACKIO_DIR", tmp_path, raising=False)
     monkeypatch.setattr(storage, "TRACKIO_DIR", tmp_path, raising=False)
+    given: dict[str, Any] = {}
+    usual = trackio.init
+
+    def init(**options: Any) -> Any:
+        given.update(options)
+        return usual(**options)
+
+    monkeypatch.setattr(trackio, "init", init)
     link = fed(TrackioSink("p"))
+    assert given.items() >= {"auto_log_gpu": False, "auto_log_cpu": False}.items()
     assert storage.SQLiteStorage.get_run_config("p", ABOUT.name)[LINK] == ABOUT.path
     logs = storage.SQLiteStorage.get_logs("p", ABOUT.name)
     check({(n, row["step"]): row[n] for row in logs for n in NAMES if n in row})
