@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from comgra_decl.errors import is_one_of
+from comgra_decl.errors import UnknownNameError, is_one_of, shown
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.records import AUTOMATIC, MEMORY, PROFILE, Structure
 from comgra_decl.store.checks import NotedCheck
@@ -196,8 +196,11 @@ class Run(RunFacts):
                 "busy", the time in which a device worked.
 
         Raises:
-            UnknownNameError: the run has no profile; the message says how to create one.
+            UnknownNameError: the run has no profile, and the message says how to create one; or
+                `by` is neither "node" nor "step".
         """
+        if not is_one_of(by, ("node", "step")):
+            raise UnknownNameError(f"by must be 'node' or 'step', got {shown(by)}")
         content = self.document(PROFILE)
         return profile_steps(content) if by == "step" else profile_table(content)
 

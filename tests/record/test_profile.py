@@ -86,6 +86,8 @@ def test_only_the_profiled_steps_are_attached_to_and_none_of_them_is_recorded(ru
     assert [profiled for _, profiled in SEEN] == [FIRST <= step <= LAST for step in range(10)]
     assert [*run.steps] == [0, 1, 2, 3, 7, 8, 9]
     assert [*run.profile(by="step").index] == [4, 5, 6]
+    with pytest.raises(UnknownNameError, match="by must be 'node' or 'step', got 'steps'"):
+        run.profile(by="steps")
 
 
 def test_calls_operations_and_bytes_are_those_of_the_program(run: Run) -> None:
