@@ -71,8 +71,8 @@ class Traced:
             ignore: names of rules whose findings do not fail.
         """
         __tracebackhide__ = True
+        from comgra_decl.records import SEVERITIES
         from comgra_decl.rules import diagnose
-        from comgra_decl.rules.finding import SEVERITIES
 
         if severity not in SEVERITIES:
             raise ValueError(f"severity must be one of {', '.join(SEVERITIES)}, got {severity!r}")

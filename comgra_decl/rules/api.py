@@ -23,6 +23,7 @@ from comgra_decl.records import (
     PROGRAM,
     SKIPPED_STEP,
     STALLED,
+    Severity,
     SlotInfo,
     SlotKey,
     Structure,
@@ -54,7 +55,7 @@ from comgra_decl.rules.calls import (
     LossCall,
 )
 from comgra_decl.rules.curve import Curve
-from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity, began, since
+from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, began, since
 from comgra_decl.rules.graph import (
     calls_missing,
     classes_of,
