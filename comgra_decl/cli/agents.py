@@ -145,7 +145,7 @@ class Agent:
         else:
             values = found.slot(node, role=role, of=of).series(statistic, type=type or None)
         steps, numbers = values.index.to_numpy(np.int64), values.to_numpy(np.float64)
-        kept = _extremes(numbers, _POINTS)
+        kept = _extremes(numbers.astype(np.float64, copy=False), _POINTS)
         told = {
             "steps": steps[kept].tolist(),
             "values": [_number(value) for value in numbers[kept].tolist()],
@@ -186,8 +186,8 @@ class Agent:
 
     def picture(self, name: str, run: str = "", step: int = -1, node: str = "") -> bytes:
         """Return a picture of the run as PNG; open_run lists the names; step -1 is the last."""
+        from comgra_decl.errors import needed
         from comgra_decl.pictures.tiles import tiled
-        from comgra_decl.sinks import needed
 
         found = self._run(run).picture(name, None if step < 0 else step, node or None)
         values = np.asarray(found.values, np.float64)
@@ -219,8 +219,8 @@ def server(root: Path) -> Any:
     Raises:
         MissingPackageError: the MCP SDK is not installed.
     """
+    from comgra_decl.errors import needed
     from comgra_decl.query import location, require_folder
-    from comgra_decl.sinks import needed
 
     require_folder(location(root))
     module = needed("mcp.server.mcpserver", "mcp")
@@ -243,7 +243,7 @@ def server(root: Path) -> Any:
 
 def _telling(tool: Callable[..., Any]) -> Callable[..., Any]:
     """Return a tool whose errors reach the agent in full: the SDK hides those it does not know."""
-    from comgra_decl.sinks import needed
+    from comgra_decl.errors import needed
 
     error = needed("mcp.server.mcpserver.exceptions", "mcp").ToolError
 

@@ -47,7 +47,9 @@ def forward(content: Content, sink: Sink) -> list[SlotKey]:
     if feed.chosen:
         slots, times = np.array([*feed.chosen]), run.records["time"]
         for chunk in content.chunks():
-            moments = [*map(Moment, chunk.steps.tolist(), times.loc[chunk.records].tolist())]
+            moments = [
+                *map(Moment, chunk.steps.tolist(), times.loc[chunk.records.tolist()].tolist())
+            ]
             numbers = chunk.aggregates[:, slots]
             found = _histograms(chunk, slots) if content.selection.histograms else (None, None)
             feed.records(Records(moments, chunk.types, slots, numbers, *found))

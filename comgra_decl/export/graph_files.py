@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from comgra_decl.errors import UnknownNameError
+from comgra_decl.errors import UnknownNameError, needed
 from comgra_decl.query import Run
-from comgra_decl.sinks import Graph, needed
+from comgra_decl.sinks import Graph
 from comgra_decl.sinks.graph import Node, plain
 
 from .content import Content

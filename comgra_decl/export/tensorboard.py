@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.errors import UnknownNameError
+from comgra_decl.errors import UnknownNameError, needed
 from comgra_decl.pictures.tiles import tiled
 from comgra_decl.query import Run
 from comgra_decl.records import SlotKey
-from comgra_decl.sinks import naming, needed
+from comgra_decl.sinks import naming
 from comgra_decl.sinks.tensorboard import TensorBoardSink
 
 from .content import Content

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from comgra_decl.errors import MissingPackageError
 
 from .graph import Graph
 
@@ -95,19 +92,3 @@ class Sink(Protocol):
 
     def end(self, state: str) -> None:
         """Write what is still buffered and close the tool's run; `state` as in `Run.state`."""
-
-
-def needed(module: str, extra: str) -> Any:
-    """Import a module that belongs to an extra.
-
-    Raises:
-        MissingPackageError: the module is missing; the message says how to install it.
-    """
-    try:
-        return import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise MissingPackageError(
-            f"the {package!r} package is required but not installed: "
-            f"pip install 'comgra-decl[{extra}]'"
-        ) from error

@@ -107,12 +107,12 @@ class Selection:
         """Yield parts of this selection, of which `nodes` are the nodes."""
         one = next((name for name in ("std", "l2") if name in stored), stored[0])
         statistics = self.statistics[:1] or (one,)
-        exact = [glob for node in nodes if (glob := escaped(node)) and is_glob(glob)]
-        globs = [self.nodes]
+        exact = [each for each in map(escaped, nodes) if each and is_glob(each)]
+        globs: list[str | None] = [self.nodes]
         if self.nodes is None:
             heads = dict.fromkeys(glob.partition(".")[0] for glob in exact if "." in glob)
             globs += ["*", *(f"{head}.*" for head in heads), *(f"{head}.**" for head in heads)]
-        for glob in (globs + exact)[:_MOST_GLOBS]:
+        for glob in [*globs, *exact][:_MOST_GLOBS]:
             for passes in (self.passes, self.passes[:1] or ("forward",)):
                 yield replace(self, nodes=glob, passes=passes, statistics=statistics)
 

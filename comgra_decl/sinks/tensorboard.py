@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .api import About, Moment, needed
+from comgra_decl.errors import needed
+
+from .api import About, Moment
 from .graph import Graph
 
 EXTRA = "tensorboard"

@@ -274,6 +274,7 @@ def test_a_run_that_is_committed_once_knows_its_counterpart(tmp_path: Path, reco
         else:
             with torch.no_grad():
                 model(torch.randn(6, 3))
+    assert traced.path is not None
     run = comgra.open_run(traced.path)
     assert (len(run.records), len(run.kpis(automatic=True))) == (
         (0, 1) if recorded == "metrics" else (1, 0)
@@ -408,6 +409,7 @@ def test_a_folder_is_relative_to_where_the_trace_began(
     with comgra.trace(spec, root=tmp_path, group="g") as traced:
         monkeypatch.chdir(tmp_path / "elsewhere")
         train(nn.Linear(3, 1), torch.randn(6, 3))
+    assert traced.path is not None
     run = comgra.open_run(traced.path)
     assert run.document("links") == {"tensorboard": {"where": str(tmp_path / "logs")}}
     assert [path.suffix for path in (tmp_path / "logs").iterdir()]
