@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +11,10 @@ import pytest
 import comgra_decl as comgra
 from comgra_decl.experiments.plan import recorded_steps, size_text
 from comgra_decl.spec import Scheduler, load_spec
+from tests.support.forked import forked
 from tests.support.programs import HYDRA_YAML, TRAINING, Ended, command
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in a new Python, because a plan ends its program in a way of its own."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(comgra.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -49,7 +35,7 @@ def plan(folder: Path, *arguments: str) -> Ended:
 def plan_of_its_own(folder: Path, *arguments: str) -> Any:
     """Runs in a separate process, which ends when the program does."""
     code = "import sys; from comgra_decl.cli.main import main; main(sys.argv[1:])"
-    return started(folder, "-c", code, "plan", *arguments)
+    return forked(folder, "-c", code, "plan", *arguments)
 
 
 def test_a_plan_says_what_is_caught_and_leaves_nothing_behind(folder: Path) -> None:
@@ -146,7 +132,7 @@ def test_a_hydra_application_has_a_plan(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "config.yaml").write_text("lr: 0.1\n")
     (tmp_path / "train.py").write_text(HYDRA_YAML)
-    done = started(tmp_path, "train.py", "+comgra=debug", "+comgra.dry_run=true")
+    done = forked(tmp_path, "train.py", "+comgra=debug", "+comgra.dry_run=true")
     assert done.returncode == 0, done.stderr
     assert "What the spec records" in done.stdout
     assert "nothing was stored" in done.stdout
@@ -155,7 +141,7 @@ def test_a_hydra_application_has_a_plan(tmp_path: Path) -> None:
 
 def test_the_tutorial_has_a_plan(tmp_path: Path) -> None:
     script = str(EXAMPLES / "tutorial" / "train.py")
-    done = started(
+    done = forked(
         tmp_path, script, "+comgra=light", "+comgra.dry_run=true", "hydra.output_subdir=null"
     )
     assert done.returncode == 0, done.stderr
