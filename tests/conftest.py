@@ -59,6 +59,7 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
         _freeze()
 
 
+_MAIN = sys.modules["__main__"]
 _file, _imported = "", 0
 
 
@@ -126,6 +127,7 @@ def _left_behind() -> list[str]:
     found = {
         "a stance of the compiler": frames is not None and frames._stance.stance != "default",
         "headroom": headroom is not None and headroom.Headroom._users,
+        "another main program": sys.modules["__main__"] is not _MAIN,
         "patches": patches is not None and [(p.owner, p.name) for p in patches.in_place],
         "torch function modes": torch._C._len_torch_function_stack(),
         "module hooks": [*hooks["_global_forward_hooks"], *hooks["_global_forward_pre_hooks"]],

@@ -16,6 +16,7 @@ import torch
 
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.stats.quiet import quiet
+from comgra_decl.stats.support import PLAIN, is_allocated
 
 _WATCHED_PARAMETERS = 4
 """The number of parameters to compare, starting with those nearest to the loss. A few are enough,
@@ -29,7 +30,6 @@ _ELEMENTS = 256
 """The number of elements to compare per parameter. Writes through `data` can be detected only by
 comparing elements."""
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 BY_HAND = (
     "the program uses no torch optimizer: a step ends when the parameters have changed since the "
@@ -46,13 +46,13 @@ class Written(NamedTuple):
 
     @classmethod
     def at(cls, parameter: torch.Tensor) -> Written:
-        """Take a snapshot of a parameter whose storage is allocated (see `is_there`)."""
+        """Take a snapshot of a parameter whose storage is allocated (see `is_allocated`)."""
         return cls(weakref.ref(parameter), _version(parameter), _elements(parameter))
 
     def is_written(self) -> bool:
         """Return whether the parameter has changed since the snapshot."""
         parameter = self.parameter()
-        if parameter is None or not is_there(parameter):
+        if parameter is None or not is_allocated(parameter):
             return False
         if _version(parameter) != self.version:
             return True
@@ -96,7 +96,7 @@ class HandUpdates:
             if not self.possible:
                 return
         with quiet():
-            self._looks = [Written.at(leaf) for leaf in leaves if is_there(leaf)]
+            self._looks = [Written.at(leaf) for leaf in leaves if is_allocated(leaf)]
 
     @property
     def pending(self) -> bool:
@@ -136,19 +136,9 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def is_there(parameter: torch.Tensor) -> bool:
-    """Return whether the storage of a parameter is allocated.
-
-    FSDP frees the storage of a gathered parameter between uses.
-    """
-    if parameter.layout is not torch.strided or type(parameter) not in _PLAIN:
-        return True
-    return parameter.numel() == 0 or parameter.untyped_storage().size() > 0
-
-
 def _elements(parameter: torch.Tensor) -> torch.Tensor | None:
     plain = parameter.device.type == "cpu" and parameter.layout is torch.strided
-    if not plain or type(parameter) not in _PLAIN:
+    if not plain or type(parameter) not in PLAIN:
         return None
     return parameter.detach().reshape(-1)[:_ELEMENTS].clone()
 

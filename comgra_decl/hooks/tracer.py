@@ -724,10 +724,14 @@ class ModuleTracer:
         if self.functions is not None:
             self.functions.ends(sys._getframe(1))
         with without_functions():
-            self._ends.before_optimizer(
-                capture, optimizer, closure=closure, known=self.parameters.plan_of
-            )
+            self._ends.before_optimizer(capture, optimizer, closure=closure, holds=self._holds)
             self.parameters.before_step(optimizer, capture, closure=closure)
+
+    def _holds(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is a parameter of any model, including those not selected."""
+        plans = (plan for known in self._namesakes.values() for plan in known)
+        tops = (plan.top.module() for plan in plans)
+        return any(tensor is p for top in tops if top is not None for p in top.parameters())
 
     def after_optimizer(self, capture: StepCapture, optimizer: torch.optim.Optimizer) -> None:
         """Read the parameters and the optimizer state after an optimizer step."""

@@ -110,6 +110,16 @@ def is_readable(tensor: Tensor) -> bool:
     )
 
 
+def is_allocated(tensor: Tensor) -> bool:
+    """Return whether the storage of a tensor is allocated.
+
+    FSDP frees the storage of a gathered parameter between uses.
+    """
+    if tensor.layout is not torch.strided or type(tensor) not in PLAIN:
+        return True
+    return tensor.numel() == 0 or tensor.untyped_storage().size() > 0
+
+
 def check(tensor: Tensor, batch_dim: int | None) -> None:
     """Reject tensors without strided numbers in memory, or without the batch dimension.
 

@@ -15,6 +15,7 @@ from comgra_decl.cli.commands import register
 from comgra_decl.cli.main import main
 from comgra_decl.visible import visible
 from tests.support.hostile import RAW, record
+from tests.support.programs import interpreter_kept
 
 COMMANDS = {
     "ls": (["{root}"], ["{root}/nowhere\x1b[2J"]),
@@ -91,7 +92,7 @@ def test_no_command_lets_a_name_command_the_terminal(
 
 
 def main_(arguments: list[str]) -> None:
-    with suppress(SystemExit):
+    with suppress(SystemExit), interpreter_kept():
         main(arguments)
 
 

@@ -15,7 +15,14 @@ from comgra_decl.doors.script import Call, UsageError, main, parse
 from comgra_decl.query import list_runs, open_run
 from tests.doors.conftest import FakeSession
 from tests.support.forked import forked
-from tests.support.programs import SCRIPT, TRAINING, loss_of, plain_loss, python
+from tests.support.programs import (
+    SCRIPT,
+    TRAINING,
+    interpreter_kept,
+    loss_of,
+    plain_loss,
+    python,
+)
 
 
 @pytest.mark.parametrize(
@@ -123,13 +130,11 @@ def test_however_a_script_ends_so_does_the_program(
     ],
 )
 def test_the_run_is_finished_however_the_script_ends(
-    sessions: list[FakeSession], monkeypatch: pytest.MonkeyPatch, ending: str, calls: list[str]
+    sessions: list[FakeSession], ending: str, calls: list[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     Path("train.py").write_text(ending)
-    with suppress(ZeroDivisionError, SystemExit, KeyboardInterrupt):
+    ends = suppress(ZeroDivisionError, SystemExit, KeyboardInterrupt)
+    with ends, interpreter_kept():
         main(["--spec", "light", "train.py"])
     assert [session.calls for session in sessions] == [["start", *calls, "finish"]]
     assert sessions[0].context.job == "train"

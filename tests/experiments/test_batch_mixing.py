@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import comgra_decl
 from comgra_decl.cli.main import main
 from comgra_decl.experiments.batch_mixing import Mixing, asking, worst_of
 from comgra_decl.rules import diagnose, health
+from tests.support.programs import interpreter_kept
 
 OWN = torch.Generator()
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
@@ -180,11 +180,8 @@ def test_the_verdict_on_a_script_reaches_the_checklist_of_its_run(
     answers = {check.question.text: check for check in health(diagnose(run))}
     assert answers[question].colour == "unchecked"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)  # the command makes the script the main program
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     for dim, code, colour in (("1", 0, "green"), ("0", 3, "red")):
-        with pytest.raises(SystemExit) as end:
+        with pytest.raises(SystemExit) as end, interpreter_kept():
             main(["batch-mixing", "--for", str(run.path), "--json", "--", "train.py", dim])
         assert end.value.code == code
         printed = capsys.readouterr()

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from comgra_decl.cli.main import main
 from comgra_decl.experiments.data import Drawn, drawing, summary
 from comgra_decl.experiments.data_page import page, png
+from tests.support.programs import interpreter_kept
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 CLASSES = torch.tensor([0, 1, 2, 1, 0, 2, 2, 2])
@@ -199,7 +200,8 @@ def test_the_command_prints_text_json_and_a_page(
     def printed(*arguments: str, code: int = 0) -> Any:
         ended = 0
         try:
-            main(["data", *arguments])
+            with interpreter_kept():
+                main(["data", *arguments])
         except SystemExit as end:
             ended = int(end.code or 0)
         assert ended == code

@@ -40,14 +40,16 @@ def fit(
     *,
     steps: int = 20,
     optimizer: torch.optim.Optimizer | None = None,
+    between: Callable[[], object] = lambda: None,
     after: Callable[[], object] = lambda: None,
 ) -> None:
     optimizer = optimizer or torch.optim.Adam(model.parameters(), 0.01)
     for _ in range(steps):
         optimizer.zero_grad()
         loss_of(model).backward()
-        after()
+        between()
         optimizer.step()
+        after()
 
 
 # -- data --------------------------------------------------------------------------------------
@@ -394,7 +396,7 @@ def test_clipping(norm: float, tiny: bool, tmp_path: Path) -> None:
     model = mlp(5, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     clip = partial(nn.utils.clip_grad_norm_, [*model.parameters()], norm)
-    findings = found(tmp_path, lambda: fit(model, sums, optimizer=optimizer, after=clip))
+    findings = found(tmp_path, lambda: fit(model, sums, optimizer=optimizer, between=clip))
     assert ("tiny_clipping" in findings) is tiny
 
 
@@ -621,6 +623,22 @@ def test_another_optimizer_begins_with_a_rate_of_its_own(tmp_path: Path) -> None
     assert "learning_rate_schedule" not in found(tmp_path, training)
 
 
+def test_a_warm_up_ends_with_its_optimizer(tmp_path: Path) -> None:
+    def training() -> None:
+        model = mlp(4, 1)
+
+        def loss(_: nn.Module) -> Tensor:
+            x = torch.randn(32, 4)
+            return F.mse_loss(model(x), x[:, :1] * x[:, 1:2])
+
+        first = torch.optim.Adam(model.parameters(), 0.1)
+        warm = torch.optim.lr_scheduler.LinearLR(first, 0.01, total_iters=30)
+        fit(model, loss, steps=30, optimizer=first, after=warm.step)
+        fit(model, loss, steps=30, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
+
+    assert "learning_rate_schedule" not in found(tmp_path, training)
+
+
 class Listed(nn.Module):
     """Embeddings in a plain list, or in a ModuleList."""
 
@@ -653,7 +671,21 @@ def test_modules_in_a_plain_list(
     assert ("unregistered_parameter" in findings) == reported
 
 
-def test_collocation_points_and_frozen_tensors_are_not_unregistered(tmp_path: Path) -> None:
+def test_parameters_of_a_model_that_is_not_selected_are_registered(tmp_path: Path) -> None:
+    model = mlp(4, 1)
+    optimizer = torch.optim.Adam(model[2].parameters(), 0.01)  # only the head
+
+    def loss(_: nn.Module) -> Tensor:
+        return model(torch.randn(8, 4)).square().mean()
+
+    training = partial(fit, model, loss, steps=8, optimizer=optimizer)
+    nodes = {"some": {"select": "2", "capture": ["output"]}}
+    run = traced(tmp_path, nodes, training)
+    assert "unregistered_parameter" not in {f.rule for f in diagnose(run).findings}
+
+
+def points_of_a_grid() -> Loss:
+    """Collocation points that stay the same."""
     points = torch.linspace(0, 1, 16)[:, None].requires_grad_()
 
     def residual(model: nn.Module) -> Tensor:
@@ -661,5 +693,40 @@ def test_collocation_points_and_frozen_tensors_are_not_unregistered(tmp_path: Pa
         (slope,) = torch.autograd.grad(u.sum(), points, create_graph=True)
         return (slope - points.cos()).square().mean() + u[0].square().sum()
 
+    return residual
+
+
+def adversarial_noise() -> Loss:
+    """Noise that is new in each step and has the gradient of two losses."""
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(16, 1)
+        noise = torch.zeros(16, 1, requires_grad=True)
+        for _ in range(2):
+            (model(x + noise) - x.cos()).square().mean().backward()
+        assert noise.grad is not None
+        return (model(x + 0.1 * noise.grad.sign() + 0 * noise) - x.cos()).square().mean()
+
+    return loss
+
+
+def updated_by_hand() -> Loss:
+    """A scale that the program updates itself."""
+    scale = torch.ones(1, requires_grad=True)
+
+    def loss(model: nn.Module) -> Tensor:
+        if scale.grad is not None:
+            scale.data -= 0.01 * scale.grad
+            scale.grad = None
+        x = torch.randn(16, 1)
+        return (scale * model(x) - x.cos()).square().mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("make", [points_of_a_grid, adversarial_noise, updated_by_hand])
+def test_other_tensors_with_gradients_are_not_unregistered(
+    make: Callable[[], Loss], tmp_path: Path
+) -> None:
     model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
-    assert "unregistered_parameter" not in found(tmp_path, partial(fit, model, residual, steps=8))
+    assert "unregistered_parameter" not in found(tmp_path, partial(fit, model, make(), steps=8))

@@ -26,6 +26,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 from comgra_decl.doors.environment import attach
 
@@ -62,7 +63,9 @@ class Program:
         given = (str(folder), self._arguments, {**os.environ, **(env or {})}, str(self._output))
         _same_server()
         self.process: ForkServerProcess = context.Process(target=_be, args=given, daemon=True)
-        self.process.start()
+        # otherwise the program first runs what a test has left as the main module
+        with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):
+            self.process.start()
 
     def ended(self, timeout: float | None = PATIENCE) -> CompletedProcess[str]:
         """Wait for the program to end, and return its result."""

@@ -122,7 +122,7 @@ def command(folder: Path, *arguments: str) -> Ended:
     from comgra_decl.cli.main import main
 
     out, err, code = StringIO(), StringIO(), None
-    with redirect_stdout(out), redirect_stderr(err), chdir(folder), _interpreter_kept():
+    with redirect_stdout(out), redirect_stderr(err), chdir(folder), interpreter_kept():
         try:
             main(arguments)
         except SystemExit as end:
@@ -131,7 +131,8 @@ def command(folder: Path, *arguments: str) -> Ended:
 
 
 @contextmanager
-def _interpreter_kept() -> Iterator[None]:
+def interpreter_kept() -> Iterator[None]:
+    """Restore what `comgra-decl run` and similar commands change, as their process would end."""
     main = sys.modules["__main__"]
     with mock.patch.multiple(sys, argv=[*sys.argv], path=[*sys.path]):
         try:

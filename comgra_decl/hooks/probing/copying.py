@@ -51,11 +51,12 @@ class CleanCopy:
     Args:
         root: the model, or a wrapper (DDP, `torch.compile`) around it; the wrapped model is copied.
         paths: the path of each module, by its `id`.
+        host: whether to copy the model to the CPU.
 
     Attributes:
         module: the copy.
         device: the device that the copy is on.
-        moved: whether the copy is on the CPU because the model's device had too little memory.
+        moved: whether the copy is on the CPU as asked, or because the device had too little memory.
         watch: while it is set, observes the calls to modules.
 
     Raises:
@@ -63,13 +64,13 @@ class CleanCopy:
         ProbeError: the model cannot be copied; the message states why.
     """
 
-    def __init__(self, root: nn.Module, paths: Mapping[int, str]) -> None:
+    def __init__(self, root: nn.Module, paths: Mapping[int, str], *, host: bool = False) -> None:
         inner = unwrapped(root)
         _check(root, inner)
-        self.moved = False
+        self.moved = host
         self.watch: Watch | None = None
         try:
-            memo = _prepared(inner, torch.Tensor.clone)
+            memo = _prepared(inner, _on_the_host if host else torch.Tensor.clone)
             self.module: nn.Module = copy.deepcopy(inner, memo)
         except torch.OutOfMemoryError:
             self.moved = True

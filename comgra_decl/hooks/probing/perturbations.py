@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +40,7 @@ GROWTH = 4
 
 SAMPLES = 16
 
+_HOST = torch.device("cpu")
 _MOST_BYTES = 16 << 20  # of a model, and of its input
 _MOST_MODELS = 4
 _MOST_TEXT = 200
@@ -55,7 +57,7 @@ class _Kept:
 
     copy: CleanCopy
     samples: Samples
-    autocast: Autocast
+    autocast: Autocast | None  # None: the model was on another device
     step: int
     batch: int
 
@@ -71,7 +73,7 @@ class Perturbations:
     kept: dict[str, _Kept] = field(default_factory=dict)
     _due: int = DUE[0]
     _step: int = 0  # the last recorded one
-    _taken: bool = False  # whether a copy was made in this step
+    _tried: set[str] = field(default_factory=set)  # models called in this step
     _refused: dict[str, str] = field(default_factory=dict)  # reasons, by label
 
     @property
@@ -85,11 +87,11 @@ class Perturbations:
         """Copy a model that is about to be called for the first time in a step that is due."""
         label = plan.top.label
         known = self.kept.get(label)
-        if label in self._refused or (known is not None and known.step == self._step):
+        if label in self._refused or label in self._tried:
             return
         if known is None and len(self.kept) >= _MOST_MODELS:
             return
-        self._taken = True
+        self._tried.add(label)
         try:
             kept = self._copied(module, args, kwargs)
         except Exception as error:  # whatever the program's classes raise
@@ -107,17 +109,24 @@ class Perturbations:
         if max(_bytes(given), _bytes(held)) > _MOST_BYTES:
             raise ProbeError(f"the model or its input is larger than {_MOST_BYTES >> 20} MiB")
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        autocast = Autocast.now(device.type)
+        # Changed inputs may be invalid, such as positions beyond the last one. On the host, that is
+        # an error like any other. On a device, it would break the program's context.
+        autocast = Autocast.now("cpu") if device.type == "cpu" else None
         with secluded(device):
             batch = FirstBatch(args, kwargs)
             samples = batch.chosen(SAMPLES, by=None, classes=None)
-            return _Kept(CleanCopy(module, {}), samples, autocast, self._step, batch.size)
+            args, kwargs = samples.to(_HOST)
+            samples = replace(samples, args=args, kwargs=kwargs)
+            return _Kept(CleanCopy(module, {}, host=True), samples, autocast, -1, batch.size)
 
     def ended(self, step: int) -> None:
         """Handle the end of a recorded step."""
-        if self._taken:
+        if self._tried:
             self._due = DUE[1] if step < DUE[1] else GROWTH * step
-        self._taken, self._step = False, step
+        for label in self._tried & self.kept.keys():
+            self.kept[label].step = step
+        self._tried.clear()
+        self._step = step
 
     def release(self) -> None:
         """Release all copies."""
@@ -137,7 +146,8 @@ class Perturbations:
         for label, kept in self.kept.items():
             facts: dict[str, Any] = {"model": label, "step": kept.step, "batch": kept.batch}
             try:
-                with secluded(kept.copy.device), torch.no_grad(), kept.autocast.again():
+                autocast = nullcontext() if kept.autocast is None else kept.autocast.again()
+                with secluded(_HOST), torch.no_grad(), autocast:
                     kept.copy.set_mode(False)
                     facts |= _Perturbed(kept, lambda: clock() > end).facts()
             except Exception as error:  # the program's forward does not accept such inputs
@@ -360,7 +370,7 @@ class _Perturbed:
 
     def _arguments(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the arguments that have a row for each sample, by path."""
-        args, kwargs = self._kept.samples.to(self._kept.copy.device)
+        args, kwargs = self._kept.samples.to(_HOST)
         for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
             if tensor.dim() and tensor.shape[0] == self._size:
                 yield path, tensor
@@ -371,7 +381,7 @@ class _Perturbed:
 
     def _outputs(self, changed: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """Call the copy with some arguments replaced; return all outputs of floats."""
-        args, kwargs = self._kept.samples.to(self._kept.copy.device)
+        args, kwargs = self._kept.samples.to(_HOST)
         by_id = {
             id(tensor): changed[path].clone()  # a model may change its input
             for path, tensor in (*tensors_in(args), *tensors_in(kwargs))
@@ -380,7 +390,7 @@ class _Perturbed:
         args, kwargs = torch_pytree.tree_map_only(
             torch.Tensor, lambda tensor: by_id.get(id(tensor), tensor), (args, kwargs)
         )
-        with secluded(self._kept.copy.device):  # seeds the generators again
+        with secluded(_HOST):  # seeds the generators again
             result = self._kept.copy.run(args, kwargs)
         floats = [t for _, t in tensors_in(result) if t.is_floating_point() and t.dim()]
         return [t.detach().to(torch.float64) for t in floats]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,8 @@ from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
 from comgra_decl.hooks.tensors.objective import leaves_behind, objective_of, with_gradients
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.hooks.tensors.targets import Targets
+from comgra_decl.stats.quiet import quiet
+from comgra_decl.stats.support import is_allocated, is_readable
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.graph.provenance import Provenance
@@ -31,6 +33,7 @@ _SCANS = 2
 rarely changes."""
 
 _MOST_LEAVES = 4_000
+_PART = 8  # elements of a leaf that are compared
 
 _MOST_LOSSES = 4
 """Maximum number of losses per step whose structure is stored."""
@@ -77,7 +80,7 @@ class Ends:
         for path, tensor in given:
             if gradient_function(tensor) is not None:  # computed by another part of the model
                 continue
-            if tensor.requires_grad:
+            if self._looks > 0 and tensor.requires_grad:
                 self._leaves.give(tensor)
             slot = capture.in_pass(self.input_slot(input_role(path), iteration))
             dim = capture.batch_dim(tensor, "auto", slot)
@@ -137,8 +140,9 @@ class Ends:
         # reading numbers would break the capture of a CUDA graph
         if self._looks >= 0 and len(capture.objectives) < _MOST_LOSSES and not is_capturing():
             capture.objectives.append(objective_of(loss))
-            self._leaves.reach(loss)
-            self._stale = with_gradients(loss) if self._stepped else []
+            leaves = leaves_behind(loss)
+            self._leaves.reach(leaves, self._looks)
+            self._stale = with_gradients(leaves) if self._stepped else []
             self._stepped = False
 
     def _scan(self, capture: StepCapture, loss: torch.Tensor, graph: Provenance | None) -> None:
@@ -163,7 +167,7 @@ class Ends:
         optimizer: Any,
         *,
         closure: bool,
-        known: Callable[[torch.Tensor], object],
+        holds: Callable[[torch.Tensor], bool],
     ) -> None:
         """Check whether an optimizer uses gradients from before its previous step.
 
@@ -171,11 +175,11 @@ class Ends:
             capture: the step.
             optimizer: the optimizer that is about to step.
             closure: whether it computes the losses itself.
-            known: returns None for a tensor that is not a parameter of a model.
+            holds: returns whether a tensor is a parameter of a model.
         """
         self.targets.rest()
         self._leaves.hold(optimizer)
-        if self._looks <= 0 and (outside := self._leaves.outside(known)):
+        if self._looks <= 0 and (outside := self._leaves.outside(holds)):
             shapes = [[*tensor.shape] for tensor in outside[:3]]
             fact = {"kind": "outside", "count": len(outside), "shapes": shapes}
             capture.telling.append(fact)
@@ -216,12 +220,12 @@ class Ends:
 
 
 class Leaves:
-    """Tensors behind the losses of the first records, to find those that no optimizer updates."""
+    """Tensors behind the losses of the first records, to find those that nothing updates."""
 
     def __init__(self) -> None:
-        self._losses: Counter[int] = Counter()  # number of losses, by id
-        self._tensors: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._seen: dict[int, _Leaf] = {}  # by id
         self._others: set[int] = set()  # inputs, and what optimizers hold
+        self._over = False
 
     def give(self, tensor: torch.Tensor) -> None:
         """Exclude an input, whose gradient the program may want to know."""
@@ -229,31 +233,58 @@ class Leaves:
 
     def hold(self, optimizer: Any) -> None:
         """Exclude the parameters of an optimizer."""
-        if self._tensors:
+        if not self._over:
             self._others |= {id(p) for group in optimizer.param_groups for p in group["params"]}
 
-    def reach(self, loss: torch.Tensor) -> None:
-        """Add the tensors to which the backward pass of a loss leads."""
-        for tensor in leaves_behind(loss)[:_MOST_LEAVES]:
-            self._losses[id(tensor)] += 1
-            self._tensors[id(tensor)] = weakref.ref(tensor)
+    def reach(self, leaves: list[torch.Tensor], record: int) -> None:
+        """Add the tensors to which the backward pass of a loss leads.
 
-    def outside(self, known: Callable[[torch.Tensor], object]) -> list[torch.Tensor]:
-        """Return tensors behind several losses that neither a model nor an optimizer holds, once.
-
-        They have a gradient, so the program computes it and never uses it.
+        Args:
+            leaves: these tensors.
+            record: a number that differs between records.
         """
-        tensors, self._tensors = self._tensors, {}
-        alive = [(number, reference()) for number, reference in tensors.items()]
-        return [
-            tensor
-            for number, tensor in alive
-            if tensor is not None
-            and self._losses[number] > 1
-            and number not in self._others
-            and tensor.grad is not None
-            and known(tensor) is None
-        ]
+        with quiet():
+            for tensor in () if self._over else leaves[:_MOST_LEAVES]:
+                known = self._seen.get(id(tensor))
+                if known is None or known.tensor() is not tensor:  # else another one had this id
+                    known = self._seen[id(tensor)] = _Leaf(weakref.ref(tensor), _part_of(tensor))
+                known.records.add(record)
+
+    def outside(self, holds: Callable[[torch.Tensor], bool]) -> list[torch.Tensor]:
+        """Return tensors that keep their values although they have gradients; then end the search.
+
+        They are behind losses of several records, but no model and no optimizer holds them, and
+        the program has not changed them itself.
+        """
+        leaves, self._seen, self._over = self._seen, {}, True
+        others, self._others = self._others, set()
+        alive = ((leaf, leaf.tensor()) for leaf in leaves.values() if len(leaf.records) > 1)
+        with quiet():
+            return [
+                tensor
+                for leaf, tensor in alive
+                if tensor is not None
+                and id(tensor) not in others
+                and tensor.grad is not None
+                and not holds(tensor)
+                and leaf.part is not None
+                and (part := _part_of(tensor)) is not None
+                and torch.equal(part, leaf.part)
+            ]
+
+
+@dataclass
+class _Leaf:
+    tensor: weakref.ref[torch.Tensor]
+    part: torch.Tensor | None  # some of its values when it was first seen
+    records: set[int] = field(default_factory=set)
+
+
+def _part_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a copy of the first elements; None if they cannot be read."""
+    if not is_readable(tensor) or not is_allocated(tensor):
+        return None
+    return tensor.detach().flatten()[:_PART].clone()
 
 
 def input_role(path: str) -> str:

@@ -64,9 +64,8 @@ def leaves_behind(loss: torch.Tensor) -> list[torch.Tensor]:
     return [n.variable for n in nodes_behind(loss) if function_name(n) == _LEAF]
 
 
-def with_gradients(loss: torch.Tensor) -> list[torch.Tensor]:
-    """Return the parameters behind a loss whose gradient is nonzero; check at most 16."""
-    leaves = leaves_behind(loss)
+def with_gradients(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors whose gradient is nonzero; check at most 16."""
     chosen = leaves[:: max(1, len(leaves) // _MOST_LEAVES)]
     with quiet():
         gradients = [(p, p.grad) for p in chosen]

@@ -11,8 +11,9 @@ from torch import nn
 from torch.utils.hooks import unserializable_hook
 
 from comgra_decl.hooks.guarded import guarded
-from comgra_decl.hooks.hand_updates import Written, is_there
+from comgra_decl.hooks.hand_updates import Written
 from comgra_decl.hooks.tensors.gradients import unused
+from comgra_decl.stats.support import is_allocated
 from comgra_decl.torch_private import add_all, copy_all, negate_all, without_functions
 
 if TYPE_CHECKING:
@@ -375,7 +376,7 @@ class Parameters:
                 continue
             if plan.moved or (plan.look is not None and plan.look.is_written()):
                 self._read_gradient(plan, parameter, capture)
-            if is_there(parameter):
+            if is_allocated(parameter):
                 plan.look = Written.at(parameter)
 
     def begin(self) -> None:
@@ -423,7 +424,7 @@ def _look_again(plan: TensorPlan, parameter: torch.Tensor) -> None:
     """Compare a parameter that no optimizer holds with the last snapshot, and take a new one."""
     look = plan.look
     plan.moved = look is not None and look.parameter() is parameter and look.is_written()
-    plan.look = Written.at(parameter) if is_there(parameter) else None
+    plan.look = Written.at(parameter) if is_allocated(parameter) else None
 
 
 _OPTIONS = ("lr", "initial_lr", "weight_decay", "momentum", "betas", "maximize")

@@ -12,9 +12,9 @@ class UnregisteredParameter(Rule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "In the first two records, tensors receive gradients from at least two losses, but they "
-        "are neither parameters of a model that is called, nor inputs, nor in any optimizer that "
-        "has stepped. They keep their initial values."
+        "In both of the first two records, tensors receive gradients, but they are neither "
+        "parameters of a model that is called, nor inputs, nor in any optimizer that has stepped, "
+        "and the program does not change them itself. They keep their initial values."
     )
     source = (
         "PyTorch's documentation of nn.Module and nn.ModuleList: modules in a plain list or dict "

@@ -64,7 +64,7 @@ class LearningRateSchedule(Rule):
     explained_by = ("nonfinite",)
     Parameters = ScheduleParameters
 
-    _classes: list[str] = per_run(list)  # of the optimizers in the last record
+    _classes: set[str] = per_run(set)  # of the optimizers in the last record
     _first: tuple[int, float] | None = None
     _most = 0.0
     _before: tuple[int, float] | None = None
@@ -81,9 +81,9 @@ class LearningRateSchedule(Rule):
             rates, intended = _rates(optimizers)
             if not rates:
                 continue
-            classes = [str(optimizer.get("class")) for optimizer in optimizers]
+            classes = {str(optimizer.get("class")) for optimizer in optimizers}
             if classes != self._classes:  # another optimizer has rates of its own
-                self._classes, self._before = classes, None
+                self._classes, self._before, self._intended = classes, None, None
             rate = max(rates)
             if intended:
                 self._intended = max(intended)
