@@ -11,7 +11,13 @@ import pytest
 
 from comgra_decl.export import export_run
 from comgra_decl.hooks.measuring import profiling
-from comgra_decl.hooks.measuring.attribution import Attribution, Event, Owner, Span
+from comgra_decl.hooks.measuring.attribution import (
+    Attribution,
+    Event,
+    Owner,
+    Span,
+    attribute,
+)
 from comgra_decl.query import Run
 from comgra_decl.records import PROGRAM
 from tests.record.test_around import traced
@@ -135,10 +141,9 @@ def test_steps_whose_clocks_disagree_do_not_overlap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The durations of steps are from the profiler's clock, which runs twice as fast here."""
-    made = profiling.attribute
 
     def faster(*given: Any) -> Attribution:
-        found = made(*given)
+        found = attribute(*given)
         found.steps = [{name: 2 * time for name, time in step.items()} for step in found.steps]
         return found
 

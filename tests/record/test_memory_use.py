@@ -216,6 +216,30 @@ def test_only_the_inputs_of_calls_that_save_are_what_a_checkpoint_would_keep(
     assert evaluated.memory().loc["layer", "calls"] == 2
 
 
+def test_keyword_arguments_are_inputs_as_well(tmp_path: Path) -> None:
+    class Added(nn.Module):
+        def forward(self, x: Tensor, *, more: dict[str, Tensor]) -> Tensor:
+            return x.exp() * more["scale"]
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.added = nn.Linear(16, 8), Added()
+
+        def forward(self, x: Tensor) -> Tensor:
+            scale = x.new_ones(3, BATCH, 8)
+            return self.added(self.layer(x), more={"scale": scale})
+
+    run = traced(tmp_path, lambda: trained(Outer(), lambda: None), **SPEC)
+    table = run.memory()
+    # the result of `exp` is saved; the scale is also an input, and `layer`'s output is only that
+    result, scale = BATCH * 8 * 4, 3 * BATCH * 8 * 4
+    assert table.loc["added", "activations"] == result + scale
+    (inputs,) = (r["inputs"] for r in run.document("memory")["rows"] if r["node"] == "added")
+    assert inputs == result + scale
+    assert table.loc["added", "checkpoint_saves"] == 0
+
+
 def test_models_in_several_threads_are_measured_side_by_side(tmp_path: Path) -> None:
     """The other model is called while a call of the first one is in progress."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from threading import Lock, get_ident
@@ -14,6 +15,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from comgra_decl.hooks.call_context import torch_variable
 from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.module_tree import unwrapped_class
 from comgra_decl.hooks.names import Names
@@ -41,12 +43,12 @@ class Call(NamedTuple):
     Attributes:
         number: the module's number.
         gradients: whether gradients are enabled.
-        args: the positional arguments.
+        inputs: the positional and the keyword arguments; without the latter unless they are read.
     """
 
     number: int
     gradients: bool
-    args: Any
+    inputs: Any
 
 
 class ModuleCalls(Generic[State]):
@@ -56,6 +58,7 @@ class ModuleCalls(Generic[State]):
         enter: called at the beginning of a call; returns a state.
         leave: called with this state at the end of the call, even if it failed.
         on_fault: called with an error in tracing itself.
+        keywords: whether to read the keyword arguments of calls, which takes a microsecond.
     """
 
     def __init__(
@@ -64,7 +67,9 @@ class ModuleCalls(Generic[State]):
         leave: Callable[[State], None],
         *,
         on_fault: Callable[[BaseException], None],
+        keywords: bool = False,
     ) -> None:
+        self._keywords = keywords
         self._enter = enter
         self._leave = leave
         self._on_fault = on_fault
@@ -115,7 +120,12 @@ class ModuleCalls(Generic[State]):
             return
         running = self._running.setdefault(get_ident(), [])
         number = self._number(module, running[0][0] if running else module)
-        running.append((module, self._enter(Call(number, torch.is_grad_enabled(), args))))
+        inputs = args
+        if self._keywords:
+            # A global pre-hook receives no keyword arguments, but the frame that calls `guarded`'s
+            # wrapper has them.
+            inputs = args, torch_variable(sys._getframe(2), "kwargs")
+        running.append((module, self._enter(Call(number, torch.is_grad_enabled(), inputs))))
 
     def _number(self, module: nn.Module, outermost: nn.Module) -> int:
         number = self._numbers.get(id(module))

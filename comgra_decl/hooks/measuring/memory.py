@@ -73,7 +73,7 @@ class MemoryUse(Measurement):
 
     def __init__(self, steps: Sequence[int], around: Surroundings) -> None:
         super().__init__(steps, around)
-        self._calls = ModuleCalls(self._enter, self._leave, on_fault=self.fail)
+        self._calls = ModuleCalls(self._enter, self._leave, on_fault=self.fail, keywords=True)
         self._running = False
         self._step = StepUse()
         self._steps: list[int] = []
@@ -167,7 +167,7 @@ class MemoryUse(Measurement):
             entry = self._step.of(number)
             entry.calls += 1
             if call.gradients:
-                entry.inputs += sum(_size(tensor) for _, tensor in tensors_in(call.args))
+                entry.inputs += sum(_size(tensor) for _, tensor in tensors_in(call.inputs))
         return _Entered(number, _allocated())
 
     def _leave(self, entered: _Entered | None) -> None:

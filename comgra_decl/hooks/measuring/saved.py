@@ -25,7 +25,7 @@ class Held:
         activations_self: the same, saved by operations of the module itself.
         peak: the largest size of the saved tensors at any time.
         allocated: growth of the device's allocated memory during its calls.
-        inputs: its positional arguments, which a checkpoint would have to keep.
+        inputs: its arguments, which a checkpoint would have to keep.
         calls: number of calls.
     """
 
