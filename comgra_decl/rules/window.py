@@ -154,6 +154,11 @@ class Window:
         slots = np.flatnonzero(codes > 0)
         return {slot: self._reshaped(infos[slot], float(codes[slot])) for slot in slots.tolist()}
 
+    def shape(self, row: int, slot: int) -> tuple[int, ...]:
+        """Returns the full shape of a slot's tensor in a record."""
+        code = 0 if self.shape_codes is None else int(self.shape_codes[row, slot])
+        return tuple(self.shapes[code - 1]) if code > 0 else self.table.infos[slot].shape
+
     def _reshaped(self, info: SlotInfo, code: float) -> SlotInfo:
         return replace(info, shape=tuple(self.shapes[int(code) - 1]))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -60,6 +62,25 @@ def test_sorted_batches_are_not_shuffled_and_shuffled_ones_are() -> None:
     assert float(found.evidence["ratio"]) > 100
     for _ in range(20):
         assert not labels(rng.permutation(data)[:992].reshape(31, 32)).findings(Unshuffled())
+
+
+def test_a_curriculum_of_lengths_is_shuffled_within_each_length() -> None:
+    """Longer sequences have fewer positions with a class other than 0."""
+    rng = np.random.default_rng(0)
+
+    def stages(order: Callable[[np.ndarray], np.ndarray]) -> Tape:
+        tape = Tape()
+        slot = tape.slot("target", (32, 6), kind="target", role="target", dtype="int64")
+        for length in (6, 9, 13):
+            classes = np.zeros((12 * 32, length), np.int64)
+            classes[:, -2:] = order(rng.integers(0, 8, (12 * 32, 1)))
+            for batch in np.split(classes, 12):
+                tape.record({slot: batch})
+        return tape
+
+    assert not stages(rng.permutation).findings(Unshuffled())
+    (found,) = stages(lambda classes: np.sort(classes, axis=0)).findings(Unshuffled())
+    assert found.evidence["batches"] == 36
 
 
 def test_a_class_twenty_times_as_frequent_is_out_of_balance() -> None:

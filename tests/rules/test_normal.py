@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from comgra_decl.rules.activations.dead import DeadUnits
-from comgra_decl.rules.activations.spread import PoorInitialisation
+from comgra_decl.rules.activations.spread import ActivationDrift, PoorInitialisation
 from comgra_decl.rules.data.evaluation import EvaluationGap
 from comgra_decl.rules.data.targets import Unshuffled
 from comgra_decl.rules.gradients.exploding import ExplodingGradient
@@ -215,3 +215,6 @@ def test_a_large_layer_may_reach_its_normalization_through_a_container(normalize
     for _ in range(5):
         tape.record({s: wave * (50 if s < 2 else 1) for s in slots})
     assert len(tape.findings(PoorInitialisation())) == (not normalized)
+    for step in range(16):
+        tape.record({s: wave * (2**step if s < 2 else 1) for s in slots})
+    assert len(tape.findings(ActivationDrift())) == (not normalized)

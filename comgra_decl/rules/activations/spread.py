@@ -141,8 +141,9 @@ class ActivationDrift(SlotRule):
         "elements, or across the batch if that is larger. Tensors that start below the median over "
         "all outputs may grow to `growth` times that median, because some branches start at zero. "
         f"Tensors that start below {_SMALL:g} may grow to `growth` times {_SMALL:g}, because the "
-        "usual scale of activations is 1. Predictions, their logits and losses are ignored. The "
-        "finding is only a hint if the loss has fallen by half and is still near its minimum."
+        "usual scale of activations is 1. Predictions, their logits, losses, and tensors that only "
+        "normalization layers use are ignored. The finding is only a hint if the loss has fallen "
+        "by half and is still near its minimum."
     )
     source = (
         "comgra's README, which announces a check for variances that grow without bound; "
@@ -180,8 +181,8 @@ class ActivationDrift(SlotRule):
         return hit, np.fmax(growth, fall)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out losses, predictions and their logits."""
-        free = computed_from_targets(scene) | predictions_and_logits(scene)
+        """Leaves out predictions, their logits, losses, and tensors that are normalized later."""
+        free = computed_from_targets(scene) | predictions_and_logits(scene) | _normalized(scene)
         return fired[~np.isin(fired, list(free))]
 
     def sentence(self, scene: Scene, slot: int) -> str:

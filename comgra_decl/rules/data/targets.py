@@ -102,7 +102,7 @@ class Unshuffled(Rule):
         "targets is more than `ratio` times the value expected for shuffled data. The expected "
         "value is the mean variance within a batch divided by the batch size. The ratio of the "
         "two is the F statistic of an analysis of variance. The targets of different losses are "
-        "checked separately."
+        "checked separately, and only batches with the same shape per sample are compared."
     )
     source = (
         "Our own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
@@ -112,8 +112,9 @@ class Unshuffled(Rule):
     explained_by = ("single_class",)
     Parameters = OrderParameters
 
-    # by slot, function and classes of its loss: sums of 1, mean, mean^2 and variance / size
-    _sums: dict[tuple[int, str, int], NDArray[np.float64]] = per_run(dict)
+    # by slot, function and classes of its loss, then by the shape of a sample:
+    # sums of 1, mean, mean^2 and variance / size
+    _sums: dict[tuple[int, str, int], dict[tuple[int, ...], NDArray[np.float64]]] = per_run(dict)
 
     def look(self, window: Window) -> None:
         """Adds up the means and variances of the batches."""
@@ -133,17 +134,20 @@ class Unshuffled(Rule):
                 calls = self.scene.calls_of(window.facts[row]) if window.facts else []
                 call = next((c for c in calls if c.target_key == key), None)
                 task = ("", 0) if call is None else (call.function, call.classes)
-                sums = self._sums.setdefault((slot, *task), np.zeros(4))
+                shape = window.shape(row, slot)[1:]  # of one target
+                sums = self._sums.setdefault((slot, *task), {}).setdefault(shape, np.zeros(4))
                 sums += (1, m, m * m, v / (n - 1))
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first target that is not shuffled."""
-        for (slot, function, _), (n, total, squares, chance) in self._sums.items():
+        for (slot, function, _), by_shape in self._sums.items():
+            n, total, squares, chance = np.array([*by_shape.values()]).T
             other = bool(scene.calls) and function not in CLASSIFICATION
-            if other or n < self.parameters.least or chance <= 0:
+            freedom = n.sum() - len(n)
+            if other or freedom + 1 < self.parameters.least or chance.sum() <= 0:
                 continue
-            between = (squares - total**2 / n) / (n - 1)
-            ratio = between / (chance / n)
+            between = (squares - total**2 / n).sum() / freedom
+            ratio = between / (chance.sum() / n.sum())
             if ratio > self.parameters.ratio:
                 place = scene.table.place(slot)
                 return [
@@ -153,7 +157,7 @@ class Unshuffled(Rule):
                         first_step=0,
                         message="Batches are not shuffled: the variance of the batch means of "
                         f"{place} is {ratio:.3g} times the value expected for shuffled data.",
-                        evidence={"ratio": float(ratio), "batches": int(n)},
+                        evidence={"ratio": float(ratio), "batches": int(n.sum())},
                     )
                 ]
         return []
@@ -162,9 +166,13 @@ class Unshuffled(Rule):
         """Returns the reason why the run could not be checked, or None."""
         if not self._sums:
             return f"no target of at least {ClassCounts.fewest} samples was recorded"
-        most = max(sums[0] for sums in self._sums.values())
+        most = max(
+            sum(sums[0] - 1 for sums in by_shape.values()) + 1 for by_shape in self._sums.values()
+        )
         least = self.parameters.least
-        return None if most >= least else f"it needs {least} records; the run has {int(most)}"
+        if most >= least:
+            return None
+        return f"it needs {least} records with targets of one shape; the run has {int(most)}"
 
 
 class ImbalanceParameters(Patient):
