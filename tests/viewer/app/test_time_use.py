@@ -66,6 +66,10 @@ BARS = """title => {
 """Scrolls to the bars and returns their parts: the numbers, and where they are on the page."""
 
 
+HEIGHTS = """() => [...Bokeh.index.query((view) => view.model.type === "Figure")]
+  .map((view) => view.el.getBoundingClientRect().height).filter((height) => height > 0)"""
+
+
 def expected_phases(folder: Path) -> pd.DataFrame:
     return open_run(folder).profile(by="step")[PHASES]
 
@@ -78,6 +82,9 @@ def test_each_profiled_step_is_a_bar_of_its_phases(
     page.goto(serve(lambda: create_page([str(folder)])) + "?section=kpis")
     page.get_by_text("optimizer", exact=True).wait_for()
     page.wait_for_function("() => !!(window.Bokeh && Bokeh.documents[0].is_idle)")
+    heights = page.evaluate(HEIGHTS)
+    assert len(heights) > 3, "the figures need several rows"
+    assert max(heights) < 420, "several rows should fit on the screen"
     table, parts = expected_phases(folder), page.evaluate(BARS, TIMES)
     assert [part["phase"] for part in parts[:: len(table)]] == PHASES
     assert len({part["colour"] for part in parts}) == len(PHASES)
