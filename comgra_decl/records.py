@@ -291,6 +291,10 @@ TIMELINE = "timeline"
 PROGRAM = "(program)"
 """Node, in measurements, of everything outside of modules."""
 
+OTHER = "(other)"
+"""Node, in the memory measurement, of all memory on devices that belongs to no node: neither a
+parameter, a buffer, a gradient nor the state of an optimizer."""
+
 GRAD_SCALE = "grad_scale"
 """Name of the metric for the mixed-precision loss scale of recorded and skipped steps."""
 

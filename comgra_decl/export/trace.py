@@ -1,7 +1,8 @@
 """trace: one time line in the Trace Event Format, which Perfetto and Chrome's tracing page show.
 
 The format is described in "Trace Event Format" (Google, 2016). All times are in microseconds since
-the run started.
+the run started, with three decimals: Perfetto reads them as whole nanoseconds. The spans of a track
+lie within one another or apart, because a track cannot show spans that partly overlap.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def _span(
     name: str, start: float, duration: float, *, track: tuple[int, int], **more: Any
 ) -> Event:
     process, thread = track
-    times = {"ts": round(start, 3), "dur": round(max(duration, 0.0), 3)}
+    begins, ends = round(start, 3), round(start + max(duration, 0.0), 3)
+    times = {"ts": begins, "dur": round(ends - begins, 3)}
     return {"ph": "X", "name": name, "pid": process, "tid": thread, **times, **more}
 
 
@@ -150,13 +152,15 @@ def _instant(name: str, at: float, *, cat: str, **args: Any) -> Event:
 
 
 def _steps(content: Content) -> Iterator[Event]:
-    document = content.run.document(PROFILE)
+    """Yield the profiled steps; their beginnings and durations are measured with two clocks."""
+    document, before = content.run.document(PROFILE), 0.0
     for step in document["steps"] if document is not None else ():
         phases = {
             f"{phase}_ms": step[phase] / 1000
             for phase in ("data", "forward", "backward", "optimizer", "other")
         }
-        start = _US * (step["time"] - content.run.started)
+        start = max(_US * (step["time"] - content.run.started), before)
+        before = start + step["total"]
         args = {"step": step["step"], **phases}
         track = _RUN, _STEPS
         yield _span(
@@ -175,9 +179,12 @@ def _profiled(content: Content) -> Iterator[Event]:
     known = _statistics(content.run)
     chosen = {str(node) for node in content.slots["node"]}
     everything = len(content.slots) == len(content.run.slots)
-    began = _US * (line["began"] - content.run.started)
+    tracks = _device_tracks(line)
+    for number in range(max(tracks.values(), default=-1) + 1):
+        yield _metadata("thread_name", _DEVICE, number, name="kernels and copies")
+    began = round(_US * (line["began"] - content.run.started), 3)
     columns = (line[key] for key in ("name", "node", "pass", "lane", "start", "duration"))
-    for name, node, pass_, lane, start, duration in zip(*columns, strict=True):
+    for row, (name, node, pass_, lane, start, duration) in enumerate(zip(*columns, strict=True)):
         owner = PROGRAM if node < 0 else line["nodes"][node]
         if not everything and owner not in chosen:
             continue
@@ -185,9 +192,27 @@ def _profiled(content: Content) -> Iterator[Event]:
         is_call = label == owner
         args = {"node": owner, "pass": pass_, **(known.get(owner, {}) if is_call else {})}
         on_device = lane == _ON_DEVICE
-        track = (_DEVICE, 0) if on_device else (_HOST, lane)
+        track = (_DEVICE, tracks[row]) if on_device else (_HOST, lane)
         category = "module" if is_call else "kernel" if on_device else "operation"
         yield _span(label, began + start, duration, track=track, cat=category, args=args)
+
+
+def _device_tracks(line: Mapping[str, Any]) -> dict[int, int]:
+    """Return the track of each event on the device, by its row.
+
+    Kernels of several streams run at the same time. Each one is on the first track that is free.
+    """
+    rows = [row for row, lane in enumerate(line["lane"]) if lane == _ON_DEVICE]
+    ends: list[float] = []  # of the last event of each track
+    found: dict[int, int] = {}
+    for row in sorted(rows, key=lambda row: line["start"][row]):
+        start = line["start"][row]
+        free = next((track for track, end in enumerate(ends) if end <= start), len(ends))
+        if free == len(ends):
+            ends.append(0.0)
+        ends[free] = round(start + line["duration"][row], 3)
+        found[row] = free
+    return found
 
 
 def _statistics(run: Run) -> Mapping[str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from comgra_decl.hooks.hand_updates import HandUpdates
 from comgra_decl.hooks.hook_lists import Placed, after_steps, tidy
 from comgra_decl.hooks.limits import Captures
 from comgra_decl.hooks.listener import Listener
-from comgra_decl.hooks.measuring.measured import Measured, Measurement
+from comgra_decl.hooks.measuring.measured import Measured, Measurement, Surroundings
 from comgra_decl.hooks.module_tree import Owners
 from comgra_decl.hooks.objects import watch_freezing
 from comgra_decl.hooks.optimizers import CalledModels, Optimizers
@@ -277,31 +277,15 @@ class HookManager:
     def _measurements(self, spec: Spec) -> list[Measurement]:
         """Return what the spec asks to measure."""
         found: list[Measurement] = []
+        around = Surroundings(self._reporter.attach, self._reporter.warn, self.place)
         if spec.profile is not None:
             from comgra_decl.hooks.measuring.profiling import Profiling
 
-            found.append(
-                Profiling(
-                    *spec.profile.steps,
-                    losses=self._losses,
-                    tell=self._reporter.attach,
-                    remark=self._reporter.warn,
-                    place=self.place,
-                    on_fault=self._on_fault,
-                )
-            )
+            found.append(Profiling(spec.profile.steps, around, losses=self._losses))
         if spec.memory is not None:
             from comgra_decl.hooks.measuring.memory import MemoryUse
 
-            found.append(
-                MemoryUse(
-                    *spec.memory.steps,
-                    tell=self._reporter.attach,
-                    remark=self._reporter.warn,
-                    place=self.place,
-                    on_fault=self._on_fault,
-                )
-            )
+            found.append(MemoryUse(spec.memory.steps, around))
         return found
 
     def _new_lane(self, thread: int, *, saying: Saying | None = None) -> Lane:

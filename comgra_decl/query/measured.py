@@ -1,4 +1,4 @@
-"""What was measured in the profiled steps, as tables."""
+"""What was measured in the profiled steps and in the steps of the memory measurement, as tables."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from comgra_decl.errors import UnknownNameError
+from comgra_decl.records import OTHER
 
 _NO_PROFILE = (
     "this run has no profile. To create one, name the steps in the spec: `profile: {steps: [10, "
@@ -76,4 +77,6 @@ def memory_table(content: Mapping[str, Any] | None) -> pd.DataFrame:
     table["allocated"] = rows["allocated"].astype(float) if content["exact"] else np.nan
     table["checkpoint_saves"] = (rows["activations"] - rows["inputs"]).clip(lower=0)
     held = table[["activations", "parameters", "gradients", "optimizer"]].sum(axis=1)
+    if OTHER in table.index:
+        held[OTHER] = table.loc[OTHER, "allocated"]
     return table.loc[held.sort_values(ascending=False, kind="stable").index]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from comgra_decl.errors import UnknownNameError, is_one_of, shown
+from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.records import AUTOMATIC, MEMORY, PROFILE, Structure
 from comgra_decl.store.checks import NotedCheck
@@ -196,13 +196,14 @@ class Run(RunFacts):
                 "busy", the time in which a device worked.
 
         Raises:
-            UnknownNameError: the run has no profile, and the message says how to create one; or
-                `by` is neither "node" nor "step".
+            UnknownNameError: `by` is not one of these, or the run has no profile; the message says
+                how to create one.
         """
-        if not is_one_of(by, ("node", "step")):
-            raise UnknownNameError(f"by must be 'node' or 'step', got {shown(by)}")
-        content = self.document(PROFILE)
-        return profile_steps(content) if by == "step" else profile_table(content)
+        tables = {"node": profile_table, "step": profile_steps}
+        if not is_one_of(by, tables):
+            hint = did_you_mean(by, tables)
+            raise UnknownNameError(f"by must be 'node' or 'step', got {shown(by)}{hint}")
+        return tables[by](self.document(PROFILE))
 
     def memory(self) -> pd.DataFrame:
         """Return what holds the memory in the measured steps, in bytes, one row per node.
@@ -218,7 +219,11 @@ class Run(RunFacts):
         activations. `peak` is the largest size of saved tensors at any time. `parameters` includes
         buffers. `gradients` and `optimizer` (its states) are as of the end of the step.
         `allocated` is by how much the memory that torch has allocated on the CUDA device grew
-        during the calls, including outputs; NaN without a device. `checkpoint_saves` is by how much
+        during the calls, including outputs; NaN without a device. In the row "(other)", which only
+        exists with a device, it is the memory that is allocated at the end of the step, but neither
+        for parameters and gradients nor for optimizer states: data and tensors that the program
+        keeps, those that autograd has not freed, and what tracing itself has allocated.
+        `checkpoint_saves` is by how much
         `activations` would shrink if a checkpoint kept only the node's inputs and repeated its
         forward pass. With several measured steps, every number is the largest one.
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from comgra_decl.export import export_run
+from comgra_decl.hooks.measuring import profiling
+from comgra_decl.hooks.measuring.attribution import (
+    Attribution,
+    Event,
+    Owner,
+    Span,
+    attribute,
+)
 from comgra_decl.query import Run
+from comgra_decl.records import PROGRAM
 from tests.record.test_around import traced
 from tests.record.test_profile import FIRST, LAST, PROFILE, program
 from tests.support.uncompiled import uncompiled as uncompiled  # applies to all tests here
@@ -62,6 +72,29 @@ def content(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
     return loaded
 
 
+def unnested(content: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the pairs of spans on the same track of which one begins but does not end in another.
+
+    The times are compared as whole nanoseconds, as Perfetto reads them. Fails if they are none.
+    """
+    tracks: dict[tuple[int, int], list[tuple[int, int, dict[str, Any]]]] = defaultdict(list)
+    for event in content["traceEvents"]:
+        if event["ph"] == "X":
+            start, duration = 1000 * event["ts"], 1000 * event["dur"]
+            assert start == pytest.approx(round(start), abs=1e-3)
+            assert duration == pytest.approx(round(duration), abs=1e-3)
+            times = round(start), round(start) + round(duration)
+            tracks[event["pid"], event["tid"]].append((*times, event))
+    found = []
+    for spans in tracks.values():
+        running: list[tuple[int, dict[str, Any]]] = []
+        for start, end, event in sorted(spans, key=lambda span: (span[0], -span[1])):
+            running = [(until, above) for until, above in running if until > start]
+            found += [(above, event) for until, above in running if until < end]
+            running.append((end, event))
+    return found
+
+
 def of(content: dict[str, Any], **where: Any) -> list[dict[str, Any]]:
     return [e for e in content["traceEvents"] if all(e.get(k) == v for k, v in where.items())]
 
@@ -73,6 +106,52 @@ def test_every_event_is_valid(content: dict[str, Any]) -> None:
     used = {(e["pid"], e["tid"]) for e in content["traceEvents"] if e["ph"] in "Xi"}
     named = {(e["pid"], e["tid"]) for e in of(content, name="thread_name")}
     assert used <= named
+
+
+def test_spans_of_a_track_lie_within_one_another_or_apart(content: dict[str, Any]) -> None:
+    assert len(of(content, ph="X", cat="operation")) > 100
+    assert unnested(content) == []
+
+
+def test_kernels_that_run_at_the_same_time_are_on_different_tracks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = [(10, 50), (20, 40), (45, 60), (60, 70)]
+    made = profiling._timeline
+
+    def with_device(found: Attribution, base: float, began: float) -> dict[str, Any]:
+        kernels = [Event("gemm", base + start, base + end, on_device=True) for start, end in times]
+        found.spans += [Span(kernel, Owner((PROGRAM,), "device")) for kernel in kernels]
+        return made(found, base, began)
+
+    monkeypatch.setattr(profiling, "_timeline", with_device)
+    run = traced(tmp_path, program, **SPEC)
+    content = json.loads(export_run(run, tmp_path / "t.json", "trace").read_text())
+    kernels = of(content, cat="kernel")
+    first = kernels[0]["ts"]
+    assert [(round(e["ts"] - first, 2), e["tid"]) for e in kernels] == [
+        (0, 0), (10, 1), (35, 1), (50, 0)
+    ]  # fmt: skip
+    assert unnested(content) == []
+    named = {(e["pid"], e["tid"]) for e in of(content, name="thread_name")}
+    assert {(e["pid"], e["tid"]) for e in kernels} <= named
+
+
+def test_steps_whose_clocks_disagree_do_not_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The durations of steps are from the profiler's clock, which runs twice as fast here."""
+
+    def faster(*given: Any) -> Attribution:
+        found = attribute(*given)
+        found.steps = [{name: 2 * time for name, time in step.items()} for step in found.steps]
+        return found
+
+    monkeypatch.setattr(profiling, "attribute", faster)
+    run = traced(tmp_path, program, **SPEC)
+    content = json.loads(export_run(run, tmp_path / "t.json", "trace").read_text())
+    assert len(of(content, cat="step")) == 3
+    assert unnested(content) == []
 
 
 def test_records_and_profiled_steps_alternate_on_one_clock(

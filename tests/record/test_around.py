@@ -7,6 +7,8 @@ import logging
 import os
 import threading
 import time
+import tracemalloc
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -443,6 +445,30 @@ def test_growth_needs_a_container_of_tensors_that_grows_with_the_steps() -> None
     assert growing() == {"kept in growing (test_around.py)": 1.0}
     steady = growth.Growth()
     assert not any(steady.look(step, 1 << 30) for step in range(50))
+
+
+NUMBERS = range(200_000)
+
+
+@pytest.mark.parametrize(
+    ("thing", "expected"),
+    [
+        ([*NUMBERS], {199_998, 199_999}),
+        (deque(NUMBERS), {199_998, 199_999}),
+        ({-number: number for number in NUMBERS}, {199_998, 199_999}),
+        ({*NUMBERS}, {0, 1}),  # in CPython's order
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_the_newest_entries_of_a_container_are_read_without_copying_it(
+    thing: Any, expected: set[int]
+) -> None:
+    tracemalloc.start()
+    newest = growth._newest(thing)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 10_000  # bytes; a copy takes 1.6 million
+    assert {*newest} == expected
 
 
 def test_an_object_that_fails_when_looked_at_ends_neither_tracing_nor_other_metrics(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +17,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from comgra_decl.cli.main import main
 from comgra_decl.errors import UnknownNameError
+from comgra_decl.hooks.measuring import memory
+from comgra_decl.hooks.measuring.saved import are_hooks_free
 from comgra_decl.query import Run
+from comgra_decl.records import OTHER
 from tests.record.test_around import HEALTHY, traced
 from tests.record.test_profile import BATCH, WIDTH, Net, program
 from tests.support.uncompiled import uncompiled as uncompiled  # applies to all tests here
@@ -24,24 +31,29 @@ HIDDEN = BATCH * WIDTH * 4
 """Bytes of a hidden tensor of the program."""
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return traced(tmp_path_factory.mktemp("memory"), program, **SPEC)
-
-
-def test_activations_are_what_autograd_saves(run: Run) -> None:
-    """The oracle is the sum over the saved tensors of one call, seen from outside."""
-    model, seen = Net(), {}
+def saved_by(call: Callable[[], Tensor], model: nn.Module) -> int:
+    """Return the bytes that autograd saves in a call, apart from parameters, seen from outside."""
+    seen: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = model(torch.randn(BATCH, 16))
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    expected = sum(size for address, size in seen.items() if address not in weights)
+        out = call()
     assert out.requires_grad
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    return sum(size for address, size in seen.items() if address not in weights)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return traced(tmp_path_factory.mktemp("memory"), program, **SPEC)
+
+
+def test_activations_are_what_autograd_saves(run: Run) -> None:
+    model = Net()
+    expected = saved_by(lambda: model(torch.randn(BATCH, 16)), model)
     table = run.memory()
     assert table.loc["Net", "activations"] == expected
     assert table["activations_self"].sum() == expected
@@ -148,6 +160,212 @@ def test_hooks_of_the_program_remain_in_place(tmp_path: Path) -> None:
     assert saved == plain
     assert any("uses hooks for saved tensors itself" in each for each in run.report["warnings"])
     assert run.memory().loc["Linear", "activations"] == 0
+
+
+class Squashed(nn.Module):
+    """A sigmoid, which saves its own result, after a layer; `within` is called in the middle."""
+
+    def __init__(self, within: Callable[[], Any] = lambda: None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 8)
+        self.within = within
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sigmoid(self.layer(x))
+        self.within()
+        return torch.tanh(x)
+
+
+def trained(model: nn.Module, step: Callable[[], Any], steps: int = STEP + 2) -> None:
+    """Train a model, after something else in each step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        step()
+        model(torch.randn(BATCH, 16)).sum().backward()
+        optimizer.step()
+
+
+def test_results_without_a_backward_pass_are_freed(tmp_path: Path) -> None:
+    model, kept, saved = Squashed(), [], []
+
+    def call() -> None:
+        result = model(torch.randn(BATCH, 16))
+        saved.append(type(result.grad_fn._raw_saved_result) is not None)
+        kept.append(weakref.ref(result))
+        del result
+        gc.collect()
+        assert kept[-1]() is None
+
+    run = traced(tmp_path, lambda: trained(model, call), **SPEC)
+    assert len(saved) == STEP + 2
+    assert run.report["warnings"] == []
+    assert run.memory().loc["Squashed", "calls"] == 2
+
+
+def test_only_the_inputs_of_calls_that_save_are_what_a_checkpoint_would_keep(
+    run: Run, tmp_path: Path
+) -> None:
+    def inputs(run: Run) -> dict[str, int]:
+        return {row["node"]: row["inputs"] for row in run.document("memory")["rows"]}
+
+    assert inputs(run)["block.kept"] == HIDDEN  # its call is repeated in the backward pass
+    model = Squashed()
+    evaluate = torch.no_grad()(lambda: model(torch.randn(BATCH, 16)))
+    evaluated = traced(tmp_path, lambda: trained(model, evaluate), **SPEC)
+    assert inputs(evaluated)["layer"] == BATCH * 16 * 4
+    assert evaluated.memory().loc["layer", "calls"] == 2
+
+
+def test_keyword_arguments_are_inputs_as_well(tmp_path: Path) -> None:
+    class Added(nn.Module):
+        def forward(self, x: Tensor, *, more: dict[str, Tensor]) -> Tensor:
+            return x.exp() * more["scale"]
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.added = nn.Linear(16, 8), Added()
+
+        def forward(self, x: Tensor) -> Tensor:
+            scale = x.new_ones(3, BATCH, 8)
+            return self.added(self.layer(x), more={"scale": scale})
+
+    run = traced(tmp_path, lambda: trained(Outer(), lambda: None), **SPEC)
+    table = run.memory()
+    # the result of `exp` is saved; the scale is also an input, and `layer`'s output is only that
+    result, scale = BATCH * 8 * 4, 3 * BATCH * 8 * 4
+    assert table.loc["added", "activations"] == result + scale
+    (inputs,) = (r["inputs"] for r in run.document("memory")["rows"] if r["node"] == "added")
+    assert inputs == result + scale
+    assert table.loc["added", "checkpoint_saves"] == 0
+
+
+def test_models_in_several_threads_are_measured_side_by_side(tmp_path: Path) -> None:
+    """The other model is called while a call of the first one is in progress."""
+
+    class Other(Squashed):
+        pass
+
+    other, refused = Other(), []
+    expected = saved_by(lambda: other(torch.randn(2 * BATCH, 16)), other)
+
+    def call() -> None:
+        other(torch.randn(2 * BATCH, 16))
+        # does not allow hooks in this thread; those of the other thread remain
+        refused.append(torch.func.grad(lambda t: t.square().sum())(torch.ones(2)))
+
+    def beside() -> None:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    run = traced(tmp_path, lambda: trained(Squashed(beside), lambda: None), **SPEC)
+    alone = Squashed()
+    table = run.memory()
+    assert run.report["warnings"] == []
+    assert len(refused) == STEP + 2
+    assert table.loc["Other", "activations"] == expected
+    first = saved_by(lambda: alone(torch.randn(BATCH, 16)), alone)
+    assert table.loc["Squashed", "activations"] == first
+
+
+def test_hooks_that_a_call_leaves_in_place_remain_the_programs(tmp_path: Path) -> None:
+    saved: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    def train() -> None:
+        hooks = saved_tensors_hooks(pack, lambda tensor: tensor)
+        model = Squashed(hooks.__enter__)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEP + 2):
+            out = model(torch.randn(BATCH, 16))
+            loss = (out * out).sum()  # seen by the program's hooks
+            hooks.__exit__()
+            (loss + out.exp().sum()).backward()  # seen by none
+            optimizer.step()
+
+    train()
+    plain, saved[:] = [*saved], []
+    run = traced(tmp_path, train, **SPEC)
+    assert saved == plain
+    assert run.report["warnings"] == []
+    table = run.memory()
+    assert table.loc["Squashed", "activations"] == BATCH * (16 + 8) * 4  # up to the program's hooks
+
+
+def test_a_thread_that_is_in_a_call_when_the_measurement_ends_is_left_without_hooks(
+    tmp_path: Path,
+) -> None:
+    entered, ended, seen = threading.Event(), threading.Event(), []
+
+    def wait() -> None:
+        entered.set()
+        assert ended.wait(60)
+
+    def call() -> None:
+        out = Squashed(wait)(torch.randn(BATCH, 16))
+        seen.append(are_hooks_free())
+        out.sum().backward()
+
+    thread = threading.Thread(target=call)
+    step = iter(range(STEP + 2))
+
+    def begin() -> None:
+        if next(step) == STEP:
+            thread.start()
+            assert entered.wait(60)
+
+    hooks = nn.modules.module._global_forward_hooks
+    before = len(hooks)
+    run = traced(tmp_path, lambda: trained(Squashed(), begin), **SPEC)
+    ended.set()
+    thread.join()
+    assert seen == [True]
+    assert len(hooks) == before
+    assert run.memory().loc["Squashed", "calls"] == 2
+
+
+def test_an_error_in_the_measurement_ends_only_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Tensor) -> int:
+        raise OSError("no address")
+
+    monkeypatch.setattr(memory, "_address", fail)
+    plain, losses = program(), []
+    run = traced(tmp_path, lambda: losses.extend(program()), **SPEC, profile={"steps": STEP})
+    assert losses == plain
+    assert len(run.profile(by="step")) == 1
+    assert run.document("memory") is None
+    assert len(run.steps) == 9
+    (warning,) = run.report["warnings"]
+    assert warning.startswith("memory: steps 4 to 4 are not measured")
+    assert are_hooks_free()
+
+
+def test_what_belongs_to_no_node_is_the_rest_of_the_devices_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The CPU plays the device, and its allocator reports a round number."""
+    monkeypatch.setattr(memory, "_DEVICE", "cpu")
+    monkeypatch.setattr(memory, "_allocated", lambda: 0)
+    monkeypatch.setattr(memory, "_requested", lambda: 1_000_000)
+    run = traced(tmp_path, program, **SPEC)
+    parameters = [*Net().parameters()]
+    size = sum(p.numel() * p.element_size() for p in parameters)
+    table = run.memory()
+    rest = 1_000_000 - 4 * size - 4 * len(parameters)  # with Adam's states and step numbers
+    assert table.loc[OTHER, "allocated"] == rest
+    assert table.loc[OTHER].drop("allocated").eq(0).all()
+    assert table.index[0] == OTHER  # nothing else holds as much
+    with pytest.raises(SystemExit):
+        main(["memory", str(run.path)])
+    text = capsys.readouterr().out
+    assert f"{rest / 1e6:.2f}" in next(line for line in text.splitlines() if OTHER in line)
+    assert "A checkpoint (torch.utils.checkpoint) of block would save 0.02 MB" in text
 
 
 def test_the_command_prints_the_table_and_a_hint(

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from comgra_decl.cli.main import main
 from comgra_decl.errors import SpecError, UnknownNameError
+from comgra_decl.hooks.measuring import profiling
 from comgra_decl.query import Run
 from comgra_decl.records import PROGRAM
 from comgra_decl.spec import load_spec
@@ -86,8 +87,6 @@ def test_only_the_profiled_steps_are_attached_to_and_none_of_them_is_recorded(ru
     assert [profiled for _, profiled in SEEN] == [FIRST <= step <= LAST for step in range(10)]
     assert [*run.steps] == [0, 1, 2, 3, 7, 8, 9]
     assert [*run.profile(by="step").index] == [4, 5, 6]
-    with pytest.raises(UnknownNameError, match="by must be 'node' or 'step', got 'steps'"):
-        run.profile(by="steps")
 
 
 def test_calls_operations_and_bytes_are_those_of_the_program(run: Run) -> None:
@@ -136,6 +135,56 @@ def test_the_time_line_names_nodes_and_lies_within_the_steps(run: Run) -> None:
     assert (start + duration).max() <= ends + 1000  # two clocks
     assert line["dropped"] == 0
     assert run.damage == []
+
+
+def test_numbers_read_on_the_cpu_are_no_waits_for_a_device(run: Run) -> None:
+    assert "aten::_local_scalar_dense" in run.document("timeline")["names"]  # loss.item()
+    assert run.document("profile")["waits"] == []
+
+
+def test_ranges_of_the_program_are_neither_operations_nor_events(tmp_path: Path) -> None:
+    def ranged() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            with torch.profiler.record_function("mine::forward"):
+                loss = model(torch.ones(2, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+
+    run = traced(tmp_path, ranged, **PROFILE)
+    assert "mine::forward" not in run.document("timeline")["names"]
+    assert run.profile().loc[("Linear", "forward"), "operations"] == 1
+    assert run.profile().loc[(PROGRAM, "forward"), "operations"] == 2  # square and mean
+
+
+def test_an_unknown_kind_of_table_is_refused(run: Run) -> None:
+    expected = r"^by must be 'node' or 'step', got 'steps'; did you mean 'step'\?$"
+    with pytest.raises(UnknownNameError, match=expected):
+        run.profile(by="steps")
+    with pytest.raises(UnknownNameError, match=r"^by must be 'node' or 'step', got \['step'\]$"):
+        run.profile(by=["step"])  # type: ignore[arg-type]
+
+
+def test_a_profile_that_cannot_be_read_ends_only_the_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("no such event")
+
+    monkeypatch.setattr(profiling, "attribute", fail)
+    plain, losses = program(), []
+    run = traced(tmp_path, lambda: losses.extend(program()), **PROFILE, memory={"steps": [5, 8]})
+    assert losses == plain
+    assert run.document("profile") is None
+    assert run.document("memory")["steps"] == [5, 6, 7, 8]
+    assert [*run.steps] == [0, 1, 2, 3, 9]
+    assert not profiler_enabled()
+    (warning,) = run.report["warnings"]
+    assert warning == (
+        "profile: steps 4 to 6 are not measured, because of an error in comgra_decl itself "
+        "(ValueError: no such event)"
+    )
 
 
 def test_the_command_prints_both_tables(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from comgra_decl.viewer.model.series import Curve, curve, smoothed
 from comgra_decl.viewer.model.sheet import Tensor
 from comgra_decl.viewer.model.statistics import Cell, sample_table, statistics_table
 from comgra_decl.viewer.model.takeaway import written
+from comgra_decl.viewer.model.time_use import PHASES, phases
 from comgra_decl.viewer.model.verdicts import found
 
 _ALL = sys.maxsize
@@ -132,6 +133,13 @@ def kpi_csv(view: RunView, title: str) -> bytes:
         for step, value in zip(line.steps.tolist(), line.values.tolist(), strict=True)
     )
     return written(["type", "step", title], lines)
+
+
+def phases_csv(view: RunView) -> bytes:
+    """Returns one line per profiled step with the milliseconds of each phase."""
+    table = phases(view)
+    rows = () if table is None else table.iterrows()
+    return written(["step", *PHASES], ([str(step), *map(str, row)] for step, row in rows))
 
 
 def overlay_csv(view: RunView, slot: Slot | None, other: Other, at: Selection) -> bytes:

@@ -1,4 +1,4 @@
-"""Colours the graph by the time of each node in the profiled steps."""
+"""The time of each node and of each phase in the profiled steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from comgra_decl.errors import UnknownNameError
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.palette import SCALE, colour_at
@@ -14,10 +16,26 @@ from comgra_decl.viewer.palette import SCALE, colour_at
 TIME = "time"
 """Value of `colour` that paints the graph with times."""
 
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+"""The phases of a step, in the order in which they begin."""
+
 
 def has_times(view: RunView) -> bool:
-    """Returns whether the run has a profile."""
-    return bool(view.now("has a profile", lambda: view.run.document("profile") is not None))
+    """Returns whether the run has profiled steps."""
+    return phases(view) is not None
+
+
+def phases(view: RunView) -> pd.DataFrame | None:
+    """Returns the milliseconds of each phase, one row per profiled step; None without a profile."""
+    return view.now("phases", lambda: _phases(view))
+
+
+def _phases(view: RunView) -> pd.DataFrame | None:
+    try:
+        table = view.run.profile(by="step")
+    except UnknownNameError:
+        return None
+    return table[[*PHASES]]
 
 
 def paint_of(

@@ -1,21 +1,24 @@
-"""Losses and KPIs over training."""
+"""Losses and KPIs over training, and the time of the profiled steps."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any, ClassVar
 
+import pandas as pd
 import panel as pn
-from bokeh.models import ColumnDataSource
+from bokeh.models import ColumnDataSource, VBar
 from bokeh.models.annotations import LegendItem
 
 from comgra_decl.viewer.model.kpis import Chart, charts
+from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.selection import nearest
 from comgra_decl.viewer.model.series import extent
-from comgra_decl.viewer.model.tables import kpi_csv
-from comgra_decl.viewer.palette import LINES
+from comgra_decl.viewer.model.tables import kpi_csv, phases_csv
+from comgra_decl.viewer.model.time_use import PHASES, phases
+from comgra_decl.viewer.palette import BLUE, GREY, LINES, ORANGE
 from comgra_decl.viewer.panes.base import Act, Exhibit, Pane, Shown, html_view
-from comgra_decl.viewer.panes.figures import Frame, legend, unit_range
+from comgra_decl.viewer.panes.figures import Frame, legend, plainly, unit_range
 from comgra_decl.viewer.panes.hovering import STEP, SUBJECT, Row
 from comgra_decl.visible import visible
 
@@ -32,17 +35,21 @@ _NONE = (
 _FEW = 300
 """Maximum number of points for which a line has markers. More markers would hide the line."""
 
-_GRID = """
-:host { display: flex !important; flex-flow: row wrap !important; gap: 10px 20px; }
-.scroll-button { display: none !important; }
-.bk-Figure { flex: 1 1 480px !important; min-height: 250px; }
-"""
+TIMES = "time per profiled step (ms)"
+"""Title of the figure with the time of each phase."""
+
+_COLOURS = dict(zip(PHASES, (LINES[3], BLUE, ORANGE, LINES[2], GREY), strict=True))
+_FEWEST = 4  # width of the figure in steps; a single bar should not fill it
+_ABOVE = 1.2  # height of the figure, relative to the highest bar: the legend is above it
+
+_GRID = ".bk-Figure { flex: 1 1 480px !important; height: auto !important; min-height: 250px; }"
 
 
 class KpisPane(Pane):
     """One figure per KPI with one line per step type. A click jumps to that step.
 
-    Shows at most `most` figures, losses first.
+    If the run has a profile, another figure has one bar per profiled step, split into phases. Shows
+    at most `most` figures, losses first.
     """
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "scale"})
@@ -54,23 +61,34 @@ class KpisPane(Pane):
     def build(self) -> Any:
         """Creates an empty grid. Figures are added once there are KPIs."""
         self._figures: dict[str, _KpiFigure] = {}
+        self._times: _TimesFigure | None = None
         self._x_range = unit_range()
         self._drawn: object = None
         self._empty = html_view()
         self._empty.html = _EMPTY
-        self._grid = pn.Column(sizing_mode="stretch_both", margin=0, stylesheets=[_GRID])
+        # A column would be at least as high as all figures below each other.
+        self._grid = pn.FlexBox(
+            sizing_mode="stretch_both", margin=0, gap="10px 20px", stylesheets=[_GRID]
+        )
         return pn.Column(self._empty, self._grid, sizing_mode="stretch_both", margin=0)
 
     def exhibits(self) -> list[Exhibit]:
         """Returns the figures; their CSV contains every number."""
-        return [
+        found = [
             Exhibit(drawn.frame.figure, name, partial(self._csv, name))
             for name, drawn in self._figures.items()
         ]
+        if self._times is not None:
+            found.append(Exhibit(self._times.frame.figure, TIMES, self._phases_csv))
+        return found
 
     def _csv(self, name: str) -> bytes:
         assert self._shown is not None
         return kpi_csv(self._shown.view, name)
+
+    def _phases_csv(self) -> bytes:
+        assert self._shown is not None
+        return phases_csv(self._shown.view)
 
     def update(self, shown: Shown) -> None:
         """Redraws the lines if there are new records. Always moves the step markers."""
@@ -78,18 +96,28 @@ class KpisPane(Pane):
         self._empty.put(html=_EMPTY if shown.view.run.state in ("live", "waiting") else _NONE)
         key = (shown.view, shown.view.revision, shown.scale, within)
         if key != self._drawn:
-            self._draw(charts(shown.view, within=within)[: self._most], shown.scale == "log")
+            known = charts(shown.view, within=within)[: self._most]
+            self._draw(known, shown, log=shown.scale == "log")
             self._drawn = key
         for drawn in self._figures.values():
             drawn.frame.mark_step(shown.at.step)
 
-    def _draw(self, known: tuple[Chart, ...], log: bool) -> None:
-        self._empty.visible = not known
-        self._grid.visible = bool(known)
+    def _draw(self, known: tuple[Chart, ...], shown: Shown, *, log: bool) -> None:
+        times = phases(shown.view) if self._most is None else None
+        if times is None:
+            self._times = None
+        else:
+            self._times = self._times or _TimesFigure()
+            self._times.draw(times)
         names = [chart.title for chart in known]
         if names != list(self._figures):
             self._figures = {name: self._figures.get(name) or self._figure(name) for name in names}
-            self._grid.objects = [drawn.panel for drawn in self._figures.values()]
+        panels = [drawn.panel for drawn in self._figures.values()]
+        panels += [] if self._times is None else [self._times.panel]
+        self._empty.visible = not panels
+        self._grid.visible = bool(panels)
+        if panels != self._grid.objects:
+            self._grid.objects = panels
         steps = extent(*(line.steps for chart in known for line in chart.lines))
         for chart in known:
             self._figures[chart.title].draw(chart, steps, log)
@@ -111,7 +139,6 @@ class _KpiFigure:
     def __init__(self, title: str, x_range: Any, jump: Any) -> None:
         tooltips = [SUBJECT, Row("type", "@label", "text"), STEP, Row("value", "@value")]
         self.frame = Frame(x_range=x_range, tooltips=tooltips)
-        self.frame.figure.min_height = 240
         self.frame.title = title
         self.frame.hover.name(title)
         self.frame.on_tap(jump)
@@ -148,3 +175,44 @@ class _KpiFigure:
         self._legend.visible = len(self._legend.items) > 1
         self._lines[label] = source, dots.glyph
         return self._lines[label]
+
+
+class _TimesFigure:
+    """One bar per profiled step, split into phases."""
+
+    def __init__(self) -> None:
+        rows = [Row(name, f"@{name}", "text") for name in ("phase", "time", "share")]
+        self.frame = Frame(tooltips=[STEP, *rows])
+        self.frame.title = TIMES
+        self.panel = self.frame.pane()
+        self._sources = {phase: ColumnDataSource() for phase in PHASES}
+        bars = [plainly(self.frame.figure, _bar(phase), self._sources[phase]) for phase in PHASES]
+        self.frame.hover.tool.update(renderers=bars)
+        items = [
+            LegendItem(label=phase, renderers=[bar])
+            for phase, bar in zip(PHASES, bars, strict=True)
+        ]
+        self.frame.figure.add_layout(legend(items))
+
+    def draw(self, times: pd.DataFrame) -> None:
+        """Draws the bars; `times` contains milliseconds, one row per step."""
+        steps = [*map(int, times.index)]
+        tops, totals = times.cumsum(axis=1), times.sum(axis=1)
+        for phase, source in self._sources.items():
+            known = times[phase]
+            source.data = {
+                "x": steps,
+                "bottom": [*(tops[phase] - known)],
+                "top": [*tops[phase]],
+                "phase": [phase] * len(steps),
+                "time": [f"{number(value)} ms" for value in known],
+                "share": [f"{value:.1%}" for value in known / totals],
+            }
+        middle, half = (steps[0] + steps[-1]) / 2, max(steps[-1] - steps[0] + 1, _FEWEST) / 2
+        self.frame.show(x=(middle - half, middle + half), y=(0.0, _ABOVE * float(totals.max())))
+
+
+def _bar(phase: str) -> VBar:
+    return VBar(
+        x="x", bottom="bottom", top="top", width=0.8, fill_color=_COLOURS[phase], line_color=None
+    )

@@ -31,6 +31,7 @@ def command(
         print_json(rows_of(table.reset_index()))
         return
     from comgra_decl.cli.tables import memory_table
+    from comgra_decl.records import OTHER
     from comgra_decl.terminal import console
 
     out = console()
@@ -42,7 +43,7 @@ def command(
             "On the CPU, activations are the tensors that autograd saves; temporary memory is not "
             "measured."
         )
-    inner = table.iloc[1:]["checkpoint_saves"]
+    inner = table["checkpoint_saves"].drop(OTHER, errors="ignore").iloc[1:]
     if len(inner) and inner.max() > 0:
         out.print(
             f"A checkpoint (torch.utils.checkpoint) of {inner.idxmax()} would save "

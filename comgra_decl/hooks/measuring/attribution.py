@@ -58,7 +58,9 @@ class Event:
         forward_thread: for an autograd node, the thread of the operation that created it; else 0.
         kernels: for an operation, the names and durations of the kernels that it launched.
         bytes: memory that it allocated minus memory that it freed, without operations within it.
-        on_device: whether it is a kernel or copy on a device rather than an event on the host.
+        on_device: whether it is a kernel, copy or range on a device rather than an event on the
+            host.
+        is_range: whether it is a range of the program (`record_function`).
     """
 
     name: str
@@ -70,6 +72,7 @@ class Event:
     kernels: tuple[tuple[str, float], ...] = ()
     bytes: int = 0
     on_device: bool = False
+    is_range: bool = False
 
 
 class Owner(NamedTuple):
@@ -116,7 +119,8 @@ class Attribution:
         steps: for each step, the microseconds of each phase, "total", and "busy", the time in which
             a device worked.
         spans: all events except marks, with their owners.
-        waits: number of calls that make the host wait for a device, by node, pass and name.
+        waits: number of calls that make the host wait for a device, by node, pass and name. Reading
+            a number of a tensor on the CPU is none.
         copies: number of copies between host and device, by node, pass and name.
         kernel_times: the durations of all kernels.
     """
@@ -356,9 +360,9 @@ class _Timeline:
         self._allocates(owner, event.bytes)
         if event.kernels:
             self._launches(owner, event.kernels)
-        if name in _WAITS or name in _READS:
+        if name in _WAITS or (name in _READS and event.kernels):
             _count(found.waits, owner, name)
-        if name.startswith(_CONTAINERS) or name == _MEMORY or "::" not in name:
+        if event.is_range or name.startswith(_CONTAINERS) or name == _MEMORY or "::" not in name:
             return
         if event.start >= self._outer:
             self._outer = event.end
@@ -398,8 +402,10 @@ def _is_copy(name: str) -> bool:
 
 
 def _is_work(event: Event) -> bool:
-    """Return whether a device event is a kernel or copy rather than a range of the program."""
-    return not event.name.startswith(("comgra:", "Optimizer.", "ProfilerStep"))
+    """Return whether a device event is a kernel or copy rather than a range."""
+    return not event.is_range and not event.name.startswith(
+        ("comgra:", "Optimizer.", "ProfilerStep")
+    )
 
 
 def _covered(events: Iterable[Event], start: float, end: float) -> float:

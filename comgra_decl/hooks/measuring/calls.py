@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from comgra_decl.hooks.call_context import torch_variable
 from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.module_tree import unwrapped_class
 from comgra_decl.hooks.names import Names
@@ -35,29 +37,44 @@ class _Known(NamedTuple):
     class_name: str
 
 
+class Call(NamedTuple):
+    """The beginning of a module call.
+
+    Attributes:
+        number: the module's number.
+        gradients: whether gradients are enabled.
+        inputs: the positional and the keyword arguments; without the latter unless they are read.
+    """
+
+    number: int
+    gradients: bool
+    inputs: Any
+
+
 class ModuleCalls(Generic[State]):
     """Calls a function at the beginning and at the end of each module call, while installed.
 
     Args:
-        enter: called with the module's number and whether gradients are enabled; returns a state.
+        enter: called at the beginning of a call; returns a state.
         leave: called with this state at the end of the call, even if it failed.
         on_fault: called with an error in tracing itself.
-        given: called with the module's number and its positional arguments, before `enter`.
+        keywords: whether to read the keyword arguments of calls, which takes a microsecond.
     """
 
     def __init__(
         self,
-        enter: Callable[[int, bool], State],
+        enter: Callable[[Call], State],
         leave: Callable[[State], None],
         *,
         on_fault: Callable[[BaseException], None],
-        given: Callable[[int, Any], None] | None = None,
+        keywords: bool = False,
     ) -> None:
-        self._given = given
+        self._keywords = keywords
         self._enter = enter
         self._leave = leave
         self._on_fault = on_fault
         self._headroom = Headroom()
+        self._numbering = Lock()
         self._handles: list[RemovableHandle] = []
         self._numbers: dict[int, int] = {}  # by the id of a module
         self._known: list[_Known] = []
@@ -102,16 +119,24 @@ class ModuleCalls(Generic[State]):
         if SECLUDED and is_secluded():  # a probe calls a copy of the model
             return
         running = self._running.setdefault(get_ident(), [])
+        number = self._number(module, running[0][0] if running else module)
+        inputs = args
+        if self._keywords:
+            # A global pre-hook receives no keyword arguments, but the frame that calls `guarded`'s
+            # wrapper has them.
+            inputs = args, torch_variable(sys._getframe(2), "kwargs")
+        running.append((module, self._enter(Call(number, torch.is_grad_enabled(), inputs))))
+
+    def _number(self, module: nn.Module, outermost: nn.Module) -> int:
         number = self._numbers.get(id(module))
-        if number is None or self._known[number].module() is not module:
-            number = self._numbers[id(module)] = len(self._known)
-            outermost = running[0][0] if running else module
-            self._known.append(
-                _Known(weakref.ref(module), weakref.ref(outermost), unwrapped_class(module))
-            )
-        if self._given is not None:
-            self._given(number, args)
-        running.append((module, self._enter(number, torch.is_grad_enabled())))
+        if number is not None and self._known[number].module() is module:
+            return number
+        known = _Known(weakref.ref(module), weakref.ref(outermost), unwrapped_class(module))
+        with self._numbering:  # several threads may call models
+            number = len(self._known)
+            self._known.append(known)
+            self._numbers[id(module)] = number
+        return number
 
     @guarded
     def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from threading import RLock
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -15,16 +16,25 @@ from comgra_decl.hooks.call_context import is_backward
 from comgra_decl.hooks.compiled.stance import anything_compiled
 from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.hook_lists import Placed, before_steps
-from comgra_decl.hooks.measuring.calls import ModuleCalls
+from comgra_decl.hooks.measuring.calls import Call, ModuleCalls
+from comgra_decl.hooks.measuring.measured import Measurement, Surroundings
+from comgra_decl.hooks.measuring.saved import (
+    Held,
+    Saved,
+    StepUse,
+    Threads,
+    ThreadUse,
+    are_hooks_free,
+    detached,
+    unpack,
+)
 from comgra_decl.hooks.names import Names
 from comgra_decl.hooks.patches import Patch
 from comgra_decl.hooks.pytree import tensors_in
-from comgra_decl.records import MEMORY, PROGRAM
+from comgra_decl.records import MEMORY, OTHER, PROGRAM
 from comgra_decl.stats.support import is_readable
-from comgra_decl.torch_private import available
 
-if TYPE_CHECKING:
-    from comgra_decl.hooks.place import ProgramPlace
+_DEVICE = "cuda"
 
 _COMPILED = (
     "memory: the program uses compiled code, whose saved tensors cannot be followed, so "
@@ -40,112 +50,41 @@ _REFUSED = (
 )
 
 
-@dataclass
-class _Storage:
-    """A storage of which autograd has saved tensors.
+class _Entered(NamedTuple):
+    """A module call; the device's allocated memory when it began is None without a device."""
 
-    Attributes:
-        size: its size in bytes.
-        chain: the numbers of the modules whose calls were running, outermost first.
-        holders: number of saved tensors that are alive.
-    """
-
-    size: int
-    chain: tuple[int, ...]
-    holders: int = 0
+    number: int
+    allocated: int | None
 
 
-class _Saved:
-    """A saved tensor, which tells when autograd drops it."""
+class MemoryUse(Measurement):
+    """The memory.
 
-    __slots__ = ("_dropped", "storage", "tensor")
-
-    def __init__(
-        self, tensor: torch.Tensor, storage: _Storage, dropped: Callable[[_Storage], None]
-    ) -> None:
-        self.tensor = tensor
-        self.storage = storage
-        self._dropped = dropped
-
-    def __del__(self) -> None:
-        self._dropped(self.storage)
-
-
-@dataclass
-class Held:
-    """What one module holds, in bytes; `self` excludes modules within it.
-
-    Attributes:
-        activations: saved for the backward pass when the model returns.
-        activations_self: the same, saved by operations of the module itself.
-        peak: the largest size of the saved tensors at any time.
-        allocated: growth of the device's allocated memory during its calls.
-        inputs: its arguments, which a checkpoint would have to keep.
-        calls: number of calls.
-    """
-
-    activations: int = 0
-    activations_self: int = 0
-    peak: int = 0
-    allocated: int = 0
-    inputs: int = 0
-    calls: int = 0
-
-
-@dataclass
-class _Step:
-    """The measurement of one step."""
-
-    held: dict[int, Held] = field(default_factory=dict)
-    live: dict[int, int] = field(default_factory=dict)  # saved bytes now, by module
-    storages: dict[int, _Storage] = field(default_factory=dict)  # by address
-
-    def of(self, number: int) -> Held:
-        return self.held.setdefault(number, Held())
-
-
-class MemoryUse:
-    """The memory in the steps from `first` to `last`.
-
-    Autograd's hooks for saved tensors are active within calls of models. They see every tensor that
-    an operation saves for the backward pass, except within checkpoints, which save nothing but
-    their inputs. They do not change the tensors.
+    Autograd's hooks for saved tensors are active within calls of models, in every thread that calls
+    one. They see every tensor that an operation saves for the backward pass, except within
+    checkpoints, which save nothing but their inputs. They do not change the tensors.
 
     Args:
-        first: the first step.
-        last: the last step.
-        tell: receives the document.
-        remark: receives the reason if something cannot be measured.
-        place: returns where the program is.
-        on_fault: called with an error in tracing itself.
+        steps: the first and the last step.
+        around: the program and the run.
     """
 
-    def __init__(
-        self,
-        first: int,
-        last: int,
-        *,
-        tell: Callable[[str, Any], None],
-        remark: Callable[[str], None],
-        place: Callable[[], ProgramPlace],
-        on_fault: Callable[[BaseException], None],
-    ) -> None:
-        self.first = first
-        self.last = last
-        self._tell = tell
-        self._remark = remark
-        self._place = place
-        self._on_fault = on_fault
-        self._calls = ModuleCalls(self._enter, self._leave, on_fault=on_fault, given=self._given)
+    name = MEMORY
+
+    def __init__(self, steps: Sequence[int], around: Surroundings) -> None:
+        super().__init__(steps, around)
+        self._calls = ModuleCalls(self._enter, self._leave, on_fault=self.fail, keywords=True)
         self._running = False
-        self._step = _Step()
+        self._step = StepUse()
         self._steps: list[int] = []
         self._most: dict[int, Held] = {}
-        self._stack: list[int] = []
-        self._hooks: saved_tensors_hooks | None = None
+        self._known_threads: WeakSet[ThreadUse] = WeakSet()
+        self._together = RLock()  # held by the only thread that may change counts
+        self._threads = Threads(self._known_threads, self._together)
         self._weights: set[int] = set()  # storages of parameters and buffers
         self._rows: dict[str, dict[str, int]] = {}
         self._device = 0
+        self._beyond: int | None = None
         self._optimizers: dict[int, Any] = {}
         self._before_step: Placed | None = None
         self._patch = Patch(torch.autograd.graph, "disable_saved_tensors_hooks", self._refused)
@@ -162,19 +101,20 @@ class MemoryUse:
             self._before_step = before_steps.add(self._on_step)
             self._patch.apply()
             if anything_compiled():  # compiled code must not run with hooks on it
-                self._remark(_COMPILED)
+                self._around.remark(_COMPILED)
             else:
                 self._calls.install()
         self._steps.append(step)
-        self._step = _Step()
+        self._step = StepUse()
         self._optimizers.clear()
 
     def end(self, step: int) -> None:
         """Handle the end of a measured step."""
-        for number, held in self._step.held.items():
-            known = vars(self._most.get(number, Held()))
-            largest = {name: max(size, known[name]) for name, size in vars(held).items()}
-            self._most[number] = Held(**largest)
+        with self._together:
+            for number, held in self._step.held.items():
+                known = vars(self._most.get(number, Held()))
+                largest = {name: max(size, known[name]) for name, size in vars(held).items()}
+                self._most[number] = Held(**largest)
         self._take_stock()
         if step >= self.last:
             self.finish()
@@ -184,123 +124,121 @@ class MemoryUse:
         rows = [*self._document()] if self._rows or self._most else []
         self._stop()
         if rows:
-            exact = torch.cuda.is_initialized()
+            exact = _allocated() is not None  # whether there is a device
             content = {"rows": rows, "steps": self._steps, "exact": exact, "device": self._device}
-            self._tell(MEMORY, content)
-
-    def abandon(self) -> None:
-        """Stop, and drop what was measured."""
-        self._stop()
-        self.last = -1
+            self._around.tell(MEMORY, content)
 
     def _stop(self) -> None:
         if not self._running:
             return
         self._running = False
         with ExitStack() as each:  # runs all callbacks, last first, even if one fails
-            each.callback(self._calls.remove)
-            each.callback(self._patch.restore)
+            each.callback(self._let_go)
             if self._before_step is not None:
                 each.callback(self._before_step.remove)
-            each.callback(self._pop)
-        self._step, self._before_step = _Step(), None
+            each.callback(self._threads.here.take_off)
+        self._step, self._before_step = StepUse(), None
         self._optimizers.clear()
+
+    def _let_go(self) -> None:
+        """Stop following calls, unless the hooks of another thread are still in place.
+
+        Only that thread can remove them, at the end of the call that it is in.
+        """
+        with self._together:
+            followed = any(thread.hooks is not None for thread in self._known_threads)
+        if not followed:
+            self._calls.remove()
+            self._patch.restore()
 
     # -- module calls --------------------------------------------------------------------------
 
-    def _given(self, number: int, args: Any) -> None:
-        held = self._step.of(number)
-        held.inputs += sum(_size(tensor) for _, tensor in tensors_in(args))
+    def _enter(self, call: Call) -> _Entered | None:
+        if not self._running or is_backward():  # a checkpoint repeats the forward pass
+            return None
+        here, number = self._threads.here, call.number
+        if not here.stack:
+            here.called.clear()
+            if call.gradients:
+                self._push(here)
+        here.stack.append(number)
+        here.called.add(number)
+        with self._together:
+            entry = self._step.of(number)
+            entry.calls += 1
+            if call.gradients:
+                entry.inputs += sum(_size(tensor) for _, tensor in tensors_in(call.inputs))
+        return _Entered(number, _allocated())
 
-    def _enter(self, number: int, gradients: bool) -> tuple[int, int | None]:
-        if is_backward():  # a checkpoint repeats the forward pass
-            return -1, None
-        if not self._stack and gradients:
-            self._push()
-        self._stack.append(number)
-        entry = self._step.of(number)
-        entry.calls += 1
-        return number, _allocated()
-
-    def _leave(self, state: tuple[int, int | None]) -> None:
-        number, before = state
-        if number < 0 or number not in self._stack:
+    def _leave(self, entered: _Entered | None) -> None:
+        here = self._threads.here
+        if entered is None or entered.number not in here.stack:
             return
-        while self._stack.pop() != number:
+        while here.stack.pop() != entered.number:
             pass
+        if not here.stack:
+            here.take_off()
+        if not self._running:
+            self._let_go()
+            return
+        with self._together:
+            self._count(entered, here)
+
+    def _count(self, entered: _Entered, here: ThreadUse) -> None:
+        """Count the memory at the end of a call."""
         after, step = _allocated(), self._step
-        if before is not None and after is not None:
-            entry = step.of(number)
-            entry.allocated += max(after - before, 0)
+        if entered.allocated is not None and after is not None:
+            step.of(entered.number).allocated += max(after - entered.allocated, 0)
             self._device = max(self._device, after)
-        if not self._stack:
-            self._pop()
-            for module, size in step.live.items():
+        if not here.stack:
+            step.subtract()
+            for module in here.called & step.live.keys():
                 entry = step.of(module)
-                entry.activations = max(step.of(module).activations, size)
+                entry.activations = max(entry.activations, step.live[module])
 
-    def _push(self) -> None:
-        if self._hooks is None and not _are_hooks_free():
-            self._remark(_TAKEN)  # the innermost hooks replace all others
-        elif self._hooks is None:
-            self._weights = {_address(tensor) for tensor in self._own_tensors()}
-            hooks = saved_tensors_hooks(self._pack, _unpack)
-            try:
-                hooks.__enter__()
-            except RuntimeError as error:  # the program does not allow them here
-                self._remark(_REFUSED.format(error))
-                return
-            self._hooks = hooks
-
-    def _pop(self) -> None:
-        hooks, self._hooks = self._hooks, None
-        if hooks is not None:
-            hooks.__exit__()
-        self._stack.clear()
+    def _push(self, here: ThreadUse) -> None:
+        if here.hooks is not None:
+            return
+        if not are_hooks_free():
+            self._around.remark(_TAKEN)  # the innermost hooks replace all others
+            return
+        self._weights = {_address(tensor) for tensor in self._own_tensors()}
+        hooks = saved_tensors_hooks(self._pack, unpack)
+        try:
+            hooks.__enter__()
+        except RuntimeError as error:  # the program does not allow them here
+            self._around.remark(_REFUSED.format(error))
+            return
+        here.hooks = hooks
 
     def _refused(self, original: Callable[..., Any], message: str) -> Any:
         """Give way to functions that raise if such hooks are active."""
-        if self._hooks is not None:
-            hooks, self._hooks = self._hooks, None
-            hooks.__exit__()
-            self._remark(_REFUSED.format(message))
+        try:
+            here = self._threads.here
+            if here.hooks is not None:
+                here.take_off()
+                self._around.remark(_REFUSED.format(message))
+        except Exception as error:
+            self.fail(error)
         return original(message)
 
     # -- saved tensors -------------------------------------------------------------------------
 
     def _pack(self, tensor: torch.Tensor) -> Any:
+        kept = tensor
         try:
-            if not self._running or not is_readable(tensor):
-                return tensor
+            kept = detached(tensor)
             address = _address(tensor)
-            if address in self._weights or not address:
-                return tensor
-            step, chain = self._step, tuple(dict.fromkeys(self._stack))
-            known = step.storages.get(address)
-            if known is None or not known.holders:
-                size = tensor.untyped_storage().nbytes()
-                known = step.storages[address] = _Storage(size, chain)
-                self._grow(step, known)
-            known.holders += 1
-            return _Saved(tensor, known, lambda storage: self._drop(step, storage))
+            if not self._running or not address or address in self._weights:
+                return kept
+            size = tensor.untyped_storage().nbytes()
+            chain = tuple(dict.fromkeys(self._threads.here.stack))
+            with self._together:
+                step = self._step
+                return Saved(kept, step.save(address, size, chain), step)
         except Exception as error:
-            self._on_fault(error)
-            return tensor
-
-    def _grow(self, step: _Step, storage: _Storage) -> None:
-        for number in storage.chain:
-            live = step.live[number] = step.live.get(number, 0) + storage.size
-            held = step.of(number)
-            held.peak = max(held.peak, live)
-        if storage.chain:
-            entry = step.of(storage.chain[-1])
-            entry.activations_self += storage.size
-
-    def _drop(self, step: _Step, storage: _Storage) -> None:
-        storage.holders -= 1
-        if not storage.holders:
-            for number in storage.chain:
-                step.live[number] -= storage.size
+            self.fail(error)
+            return kept
 
     # -- everything else -----------------------------------------------------------------------
 
@@ -315,9 +253,10 @@ class MemoryUse:
 
     def _take_stock(self) -> None:
         """Read the sizes of parameters, gradients and optimizer states after a step."""
-        names, rows = Names(self._place().naming), self._rows
+        names, rows = Names(self._around.place().naming), self._rows
         rows.clear()
         owners: dict[int, list[str]] = {}
+        known: list[torch.Tensor] = []
         for model in self._calls.outermost():
             nodes = {module: names.module(module, within=model) for module in model.modules()}
             for module, chain in _chains(model, nodes):
@@ -328,11 +267,18 @@ class MemoryUse:
                         sizes = {"parameters": _size(tensor)}
                         sizes["gradients"] = 0 if gradient is None else _size(gradient)
                         self._add(chain, sizes)
+                        known += [tensor] if gradient is None else [tensor, gradient]
         for optimizer in self._optimizers.values():
             for parameter, state in [*optimizer.state.items()]:
-                found = sum(_size(t) for _, t in tensors_in(state))
-                self._add(owners.get(id(parameter), [PROGRAM]), {"optimizer": found})
+                states = [tensor for _, tensor in tensors_in(state)]
+                chain = owners.get(id(parameter), [PROGRAM])
+                self._add(chain, {"optimizer": sum(map(_size, states))})
+                known += states
         self._device = max(self._device, _allocated() or 0)
+        requested = _requested()
+        if requested is not None:
+            rest = max(requested - _on_devices(known), 0)
+            self._beyond = max(self._beyond or 0, rest)
 
     def _add(self, chain: list[str], sizes: dict[str, int]) -> None:
         for node in dict.fromkeys(chain):
@@ -341,7 +287,7 @@ class MemoryUse:
                 row[name] += size
 
     def _document(self) -> Iterator[dict[str, Any]]:
-        nodes = self._calls.names(self._place())
+        nodes = self._calls.names(self._around.place())
         by_node: dict[str, Held] = {}
         for number, held in self._most.items():
             known = vars(by_node.get(nodes[number], Held()))
@@ -351,20 +297,11 @@ class MemoryUse:
         for node in dict.fromkeys((*by_node, *self._rows)):
             held = by_node.get(node, Held())
             yield {"node": node, **vars(held), **self._rows.get(node, nothing)}
+        if self._beyond is not None:
+            yield {"node": OTHER, **vars(Held(allocated=self._beyond)), **nothing}
 
 
-def _are_hooks_free() -> bool:
-    """Return whether the program has no hooks for saved tensors of its own."""
-    if not available("top_saved_hooks"):
-        return False
-    from comgra_decl.torch_private import top_saved_hooks
-
-    return top_saved_hooks(True) is None
-
-
-def _unpack(saved: Any) -> torch.Tensor:
-    tensor: torch.Tensor = saved.tensor if isinstance(saved, _Saved) else saved
-    return tensor
+# -- sizes -------------------------------------------------------------------------------------
 
 
 def _chains(model: nn.Module, nodes: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, list[str]]]:
@@ -386,3 +323,25 @@ def _size(tensor: torch.Tensor) -> int:
 
 def _allocated() -> int | None:
     return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None
+
+
+def _requested() -> int | None:
+    """Return the bytes in use on all CUDA devices, without rounding; None if unknown."""
+    if not torch.cuda.is_initialized():
+        return None
+    total = 0
+    for device in range(torch.cuda.device_count()):
+        size = torch.cuda.memory_stats(device).get("requested_bytes.all.current")
+        if size is None:  # another allocator
+            return None
+        total += int(size)
+    return total
+
+
+def _on_devices(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the tensors' storages on CUDA devices, each counted once."""
+    storages: dict[int, int] = {}
+    for tensor in tensors:
+        if tensor.device.type == _DEVICE and (address := _address(tensor)):
+            storages[address] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,13 @@ from comgra_decl.hooks.measuring.attribution import (
     Span,
     attribute,
 )
-from comgra_decl.hooks.measuring.calls import ModuleCalls
+from comgra_decl.hooks.measuring.calls import Call, ModuleCalls
+from comgra_decl.hooks.measuring.measured import Measurement, Surroundings
 from comgra_decl.hooks.patches import Patch
 from comgra_decl.records import PROFILE, PROGRAM, TIMELINE
 from comgra_decl.torch_private import Range, of_profiler, profiler_enabled
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.place import ProgramPlace
     from comgra_decl.hooks.scalars.losses import LossWatch
 
 _MOST_SPANS = 50_000
@@ -50,42 +50,25 @@ _INTERRUPTED = (
 )
 
 
-class Profiling:
-    """The profiler of the steps from `first` to `last`.
+class Profiling(Measurement):
+    """The profiler.
 
     Only the thread that trains, and the threads in which autograd runs its operations, are
     profiled. If the program starts a profiler itself, this one stops.
 
     Args:
-        first: the first step.
-        last: the last step.
+        steps: the first and the last step.
+        around: the program and the run.
         losses: observes `backward`.
-        tell: receives the documents.
-        remark: receives the reason if the steps cannot be profiled.
-        place: returns where the program is.
-        on_fault: called with an error in tracing itself.
     """
 
-    def __init__(
-        self,
-        first: int,
-        last: int,
-        *,
-        losses: LossWatch,
-        tell: Callable[[str, Any], None],
-        remark: Callable[[str], None],
-        place: Callable[[], ProgramPlace],
-        on_fault: Callable[[BaseException], None],
-    ) -> None:
-        self.first = first
-        self.last = last
+    name = PROFILE
+
+    def __init__(self, steps: Sequence[int], around: Surroundings, *, losses: LossWatch) -> None:
+        super().__init__(steps, around)
         self._losses = losses
-        self._tell = tell
-        self._remark = remark
-        self._place = place
-        self._on_fault = on_fault
         self._profiler: torch.profiler.profile | None = None
-        self._calls = ModuleCalls(self._enter, _leave, on_fault=on_fault)
+        self._calls = ModuleCalls(_enter, _leave, on_fault=self.fail)
         self._before_step: Placed | None = None
         self._backward: Any = None
         self._steps: list[tuple[int, float]] = []  # number and time of each begun step
@@ -116,26 +99,22 @@ class Profiling:
 
     def finish(self) -> None:
         """Stop the profiler, and pass on what it measured in complete steps."""
-        profiler = self._stop()
+        profiler = self._profiler
+        self._stop()
         if profiler is None:
             return
         events = [_event(each) for each in profiler.events() or ()]
-        found = attribute(events, self._calls.names(self._place()))
+        found = attribute(events, self._calls.names(self._around.place()))
         if found.steps:
-            self._tell(PROFILE, self._document(found))
+            self._around.tell(PROFILE, self._document(found))
             base = next(event.end for event in events if event.name == STEP)
-            self._tell(TIMELINE, _timeline(found, base, self._steps[0][1]))
-
-    def abandon(self) -> None:
-        """Stop the profiler, and drop what it measured."""
-        self._stop()
-        self.last = -1
+            self._around.tell(TIMELINE, _timeline(found, base, self._steps[0][1]))
 
     # -- starting and stopping -----------------------------------------------------------------
 
     def _start(self) -> bool:
         if profiler_enabled():
-            self._remark(_TAKEN.format(self.first, self.last))
+            self._around.remark(_TAKEN.format(self.first, self.last))
             return False
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
@@ -144,7 +123,7 @@ class Profiling:
         try:
             profiler.start()
         except RuntimeError as error:
-            self._remark(_FAILED.format(error, self.first, self.last))
+            self._around.remark(_FAILED.format(error, self.first, self.last))
             return False
         self._profiler = profiler
         for patch in self._patches:
@@ -152,15 +131,15 @@ class Profiling:
         self._losses.time(self._on_backward, own=lambda: Range(OWN))
         self._before_step = before_steps.add(self._on_step)
         if anything_compiled():  # compiled code must not run with hooks on it
-            self._remark(_COMPILED)
+            self._around.remark(_COMPILED)
         else:
             self._calls.install()
         return True
 
-    def _stop(self) -> torch.profiler.profile | None:
+    def _stop(self) -> None:
         profiler, self._profiler = self._profiler, None
         if profiler is None:
-            return None
+            return
         with ExitStack() as each:  # runs all callbacks, last first, even if one fails
             each.callback(profiler.stop)
             each.callback(self._calls.remove)
@@ -170,25 +149,19 @@ class Profiling:
             for patch in self._patches:
                 each.callback(patch.restore)
         self._before_step = self._backward = None
-        return profiler
 
     def _taken_over(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Give way to a profiler that the program starts."""
         if self._profiler is not None:
             try:
                 number = self._steps[-1][0] if self._steps else self.first
-                self._remark(_INTERRUPTED.format(number, self.first, self.last))
+                self._around.remark(_INTERRUPTED.format(number, self.first, self.last))
                 self.abandon()
             except Exception as error:
-                self._on_fault(error)
+                self.fail(error)
         return original(*args, **kwargs)
 
     # -- ranges --------------------------------------------------------------------------------
-
-    def _enter(self, number: int, gradients: bool) -> Any:
-        span = Range(f"{CALL if gradients else STILL}{number}")
-        span.__enter__()
-        return span
 
     def _on_backward(self, begins: bool) -> None:
         if begins:
@@ -224,6 +197,12 @@ class Profiling:
         }
 
 
+def _enter(call: Call) -> Any:
+    span = Range(f"{CALL if call.gradients else STILL}{call.number}")
+    span.__enter__()
+    return span
+
+
 def _leave(span: Any) -> None:
     span.__exit__(None, None, None)
 
@@ -237,7 +216,8 @@ def _mark(name: str) -> None:
 def _event(each: Any) -> Event:
     """Convert an event of the profiler."""
     on_device = each.device_type.name in _DEVICE_KINDS
-    launches = not (on_device or each.is_user_annotation)  # a range contains kernels of operations
+    is_range = bool(each.is_user_annotation)
+    launches = not (on_device or is_range)  # a range contains kernels of operations
     return Event(
         each.name,
         each.time_range.start,
@@ -248,6 +228,7 @@ def _event(each: Any) -> Event:
         tuple((k.name, k.duration) for k in each.kernels) if launches else (),
         0 if on_device else each.self_cpu_memory_usage + each.self_device_memory_usage,
         on_device,
+        is_range,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -83,7 +83,7 @@ class Growth:
         return found
 
     def _grows(self) -> bool:
-        sizes = [*self._sizes]
+        sizes = self._sizes
         if len(sizes) <= SAMPLES or sizes[-1] - sizes[0] < LEAST:
             return False
         larger = sum(after > before for before, after in pairwise(sizes))
@@ -97,9 +97,19 @@ def _lengths() -> dict[int, Any]:
 
 def _holds_tensors(thing: Any) -> bool:
     """Return whether the newest entries of a container are or contain tensors."""
+    newest = _newest(thing)
+    return bool(newest) and all(isinstance(each, Tensor) or tensors_in(each) for each in newest)
+
+
+def _newest(thing: Any) -> list[Any]:
+    """Return the two newest entries of a container, or any two of a set, without copying it."""
+    if isinstance(thing, list):
+        return thing[-2:]
     values = thing.values() if isinstance(thing, dict) else thing
-    newest = [*values][-2:]  # a copy, because another thread may change it
-    return all(isinstance(each, Tensor) or tensors_in(each) for each in newest)
+    try:
+        return [*islice(values if isinstance(thing, set) else reversed(values), 2)]
+    except RuntimeError:  # another thread has changed it
+        return []
 
 
 def _name_of(thing: Any) -> str:

@@ -60,12 +60,14 @@ def found() -> Attribution:
         Event(OPTIMIZER, 85, 85, 1),
         Event("Optimizer.step#SGD.step", 84, 92, 1),
         Event("aten::add_", 86, 90, 1, kernels=(("Memcpy DtoH (Device -> Pageable)", 1.0),)),
-        Event("aten::_local_scalar_dense", 94, 96, 1),
+        Event("aten::_local_scalar_dense", 94, 96, 1, kernels=(("Memcpy DtoH", 0.5),)),
+        Event("aten::_local_scalar_dense", 96, 97, 1),  # of a tensor on the CPU
     ]
     device = [
         Event("gemm", 20, 50, on_device=True),
         Event("gemm", 40, 60, on_device=True),  # overlaps the previous one
         Event("Optimizer.step#SGD.step", 0, 100, on_device=True),  # a range, not work
+        Event("the program's range", 0, 100, on_device=True, is_range=True),
     ]
     events = step(*host, *engine, *device)
     for event in events:
@@ -119,9 +121,24 @@ def test_the_phases_of_a_step_add_up(found: Attribution) -> None:
 
 def test_copies_and_waits_are_counted_where_they_are_made(found: Attribution) -> None:
     name = "Memcpy DtoH (Device -> Pageable)"
-    assert found.copies == {(PROGRAM, "optimizer", name): 1}
+    assert found.copies == {
+        (PROGRAM, "optimizer", name): 1,
+        (PROGRAM, "other", "Memcpy DtoH"): 1,
+    }
     assert found.waits == {(PROGRAM, "other", "aten::_local_scalar_dense"): 1}
     assert found.kernel_times == [30.0, 20.0]
+
+
+def test_a_range_of_the_program_is_no_operation_and_hides_none() -> None:
+    events = step(
+        Event(f"{CALL}1", 10, 40),
+        Event("my::range", 12, 30, is_range=True),
+        Event("aten::mm", 13, 19),
+        Event("aten::relu", 20, 29),
+    )
+    found = attribute(events, NAMES)
+    assert usage(found, "net.a", "forward", "operations") == [2]
+    assert [span.event.name for span in found.spans] == [f"{CALL}1", "aten::mm", "aten::relu"]
 
 
 def test_a_step_that_did_not_end_is_left_out() -> None:

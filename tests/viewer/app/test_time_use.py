@@ -1,19 +1,26 @@
-"""The graph shows the time of the profiled steps."""
+"""The graph and a figure show the time of the profiled steps."""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from comgra_decl.query import open_run
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.numbers import number
+from comgra_decl.viewer.page import create_page
 from comgra_decl.viewer.palette import colour_at
+from comgra_decl.viewer.panes.kpis import TIMES
 from tests.record.test_around import traced
-from tests.record.test_profile import PROFILE, program
+from tests.record.test_profile import FIRST, LAST, PROFILE, program
 from tests.support.uncompiled import uncompiled as uncompiled  # applies to all tests here
+from tests.viewer.app.test_hovering import rows
 
 NODES = {"nodes": {"all": {"select": "**", "capture": ["output", "output_grad"]}}, "graph": True}
 
@@ -38,6 +45,86 @@ def test_boxes_show_the_time_of_their_module(folder: Path) -> None:
     assert legend["high"] == f"{number(float(table['Net']), digits=3)} ms"
     longest = max(("first", "head"), key=lambda node: table[node])
     assert heat[longest]["fill"] == colour_at(float(table[longest] / table["Net"]))
+
+
+PHASES = ["data", "forward", "backward", "optimizer", "other"]
+
+BARS = """title => {
+  const [view] = Bokeh.index.query((each) => each.model.title?.text === title);
+  view.el.scrollIntoView({ block: "end" });
+  const { x_scale, y_scale } = view.frame;
+  const { left, top } = view.el.getBoundingClientRect();
+  return view.model.renderers.filter((each) => each.glyph.type === "VBar").map((each) => {
+    const [x, bottom, high, phase] = ["x", "bottom", "top", "phase"].map(
+      (name) => [...each.data_source.get_column(name)]);
+    return x.map((step, i) => ({
+      step, bottom: bottom[i], top: high[i], phase: phase[i], colour: each.glyph.fill_color.value,
+      at: [left + x_scale.compute(step), top + y_scale.compute((bottom[i] + high[i]) / 2)],
+    }));
+  }).flat();
+}"""
+"""Scrolls to the bars and returns their parts: the numbers, and where they are on the page."""
+
+
+HEIGHTS = """() => [...Bokeh.index.query((view) => view.model.type === "Figure")]
+  .map((view) => view.el.getBoundingClientRect().height).filter((height) => height > 0)"""
+
+
+def expected_phases(folder: Path) -> pd.DataFrame:
+    return open_run(folder).profile(by="step")[PHASES]
+
+
+@pytest.mark.browser
+def test_each_profiled_step_is_a_bar_of_its_phases(
+    folder: Path, serve: Callable[..., str], open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    page = open_page(viewport={"width": 1400, "height": 840})
+    page.goto(serve(lambda: create_page([str(folder)])) + "?section=kpis")
+    page.get_by_text("optimizer", exact=True).wait_for()
+    page.wait_for_function("() => !!(window.Bokeh && Bokeh.documents[0].is_idle)")
+    heights = page.evaluate(HEIGHTS)
+    assert len(heights) > 3, "the figures need several rows"
+    assert max(heights) < 420, "several rows should fit on the screen"
+    table, parts = expected_phases(folder), page.evaluate(BARS, TIMES)
+    assert [part["phase"] for part in parts[:: len(table)]] == PHASES
+    assert len({part["colour"] for part in parts}) == len(PHASES)
+    for step in range(FIRST, LAST + 1):
+        stacked = [part for part in parts if part["step"] == step]
+        assert [part["top"] - part["bottom"] for part in stacked] == pytest.approx(
+            [*table.loc[step]]
+        )
+        assert [part["bottom"] for part in stacked] == pytest.approx(
+            [0, *table.loc[step].cumsum()[:-1]]
+        )
+    largest = max(parts, key=lambda part: part["top"] - part["bottom"])
+    page.mouse.move(largest["at"][0] - 2, largest["at"][1])
+    page.mouse.move(*largest["at"])
+    page.locator(".bk-tooltip-row-value >> visible=true").first.wait_for()
+    page.screenshot(path=str(tmp_path / "times.png"))
+    step, phase = largest["step"], largest["phase"]
+    time = float(table.loc[step, phase])
+    assert rows(page) == [
+        ("step", str(step)),
+        ("phase", phase),
+        ("time", f"{number(time)} ms"),
+        ("share", f"{time / table.loc[step].sum():.1%}"),
+    ]
+
+
+def test_the_figures_file_contains_every_phase(folder: Path, tmp_path: Path) -> None:
+    dashboard = Dashboard(Catalogue(folder), query="?section=kpis")
+    (pane,) = dashboard.screen.sections["kpis"].panes
+    found = {each.label: each for each in pane.exhibits()}
+    heads, *lines = csv.reader(found[TIMES].csv().decode().splitlines())
+    table = expected_phases(folder)
+    assert heads == ["step", *PHASES]
+    assert [[float(cell) for cell in line] for line in lines] == [
+        [step, *row] for step, row in zip(table.index, table.to_numpy(), strict=True)
+    ]
+    traced(tmp_path, lambda: program(3), **{**NODES, "schedule": {"first": 3}})
+    plain = Dashboard(Catalogue(tmp_path), query="?section=kpis")
+    (pane,) = plain.screen.sections["kpis"].panes
+    assert [each.label for each in pane.exhibits()] == ["loss", "lr", "memory/host"]
 
 
 def test_without_a_profile_the_graph_keeps_its_kinds(tmp_path: Path) -> None:
