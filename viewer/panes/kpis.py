@@ -67,7 +67,7 @@ class KpisPane(Pane):
         self._empty = html_view()
         self._empty.html = _EMPTY
         # A column would be at least as high as all figures below each other.
-        self._grid = pn.FlexBox(
+        self._grid = pn.FlexBox(  # type: ignore[no-untyped-call]
             sizing_mode="stretch_both", margin=0, gap="10px 20px", stylesheets=[_GRID]
         )
         return pn.Column(self._empty, self._grid, sizing_mode="stretch_both", margin=0)
