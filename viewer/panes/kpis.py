@@ -42,7 +42,10 @@ _COLOURS = dict(zip(PHASES, (LINES[3], BLUE, ORANGE, LINES[2], GREY), strict=Tru
 _FEWEST = 4  # width of the figure in steps; a single bar should not fill it
 _ABOVE = 1.2  # height of the figure, relative to the highest bar: the legend is above it
 
-_GRID = ".bk-Figure { flex: 1 1 480px !important; height: auto !important; min-height: 250px; }"
+_GRID = """
+:host { flex-flow: row wrap !important; gap: 10px 20px; overflow: visible; }
+.bk-Figure { flex: 1 1 480px !important; height: auto !important; min-height: 250px; }
+"""
 
 
 class KpisPane(Pane):
@@ -66,10 +69,8 @@ class KpisPane(Pane):
         self._drawn: object = None
         self._empty = html_view()
         self._empty.html = _EMPTY
-        # A column would be at least as high as all figures below each other.
-        self._grid = pn.FlexBox(  # type: ignore[no-untyped-call]
-            sizing_mode="stretch_both", margin=0, gap="10px 20px", stylesheets=[_GRID]
-        )
+        # Not a column, which would be at least as high as all figures below each other.
+        self._grid = pn.Row(sizing_mode="stretch_both", margin=0, stylesheets=[_GRID])
         return pn.Column(self._empty, self._grid, sizing_mode="stretch_both", margin=0)
 
     def exhibits(self) -> list[Exhibit]:
