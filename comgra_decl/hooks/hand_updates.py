@@ -16,7 +16,7 @@ import torch
 
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.stats.quiet import quiet
-from comgra_decl.stats.support import PLAIN, is_allocated
+from comgra_decl.stats.support import PLAIN, is_allocated, version_of
 
 _WATCHED_PARAMETERS = 4
 """The number of parameters to compare, starting with those nearest to the loss. A few are enough,
@@ -47,14 +47,14 @@ class Written(NamedTuple):
     @classmethod
     def at(cls, parameter: torch.Tensor) -> Written:
         """Take a snapshot of a parameter whose storage is allocated (see `is_allocated`)."""
-        return cls(weakref.ref(parameter), _version(parameter), _elements(parameter))
+        return cls(weakref.ref(parameter), version_of(parameter), _elements(parameter))
 
     def is_written(self) -> bool:
         """Return whether the parameter has changed since the snapshot."""
         parameter = self.parameter()
         if parameter is None or not is_allocated(parameter):
             return False
-        if _version(parameter) != self.version:
+        if version_of(parameter) != self.version:
             return True
         if self.elements is None:  # a cleared gradient has been used
             return parameter.grad is None
@@ -130,10 +130,6 @@ class HandUpdates:
     def unseen(self) -> None:
         """Treat optimizer steps that cannot be observed as manual updates."""
         self.possible = self.active = True
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _elements(parameter: torch.Tensor) -> torch.Tensor | None:

@@ -120,6 +120,11 @@ def is_allocated(tensor: Tensor) -> bool:
     return tensor.numel() == 0 or tensor.untyped_storage().size() > 0
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written in place; 0 for tensors of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def check(tensor: Tensor, batch_dim: int | None) -> None:
     """Reject tensors without strided numbers in memory, or without the batch dimension.
 

@@ -157,6 +157,25 @@ def test_each_step_of_a_sequence_has_its_target() -> None:
         np.testing.assert_array_equal(found[t], y[:, t].numpy())
 
 
+def test_a_tensor_that_is_filled_with_other_labels_is_another_target() -> None:
+    """Like DCGAN, which has one tensor for the labels of real and of generated samples."""
+    torch.manual_seed(0)
+    model, label = nn.Linear(3, 1), torch.empty(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with recording(EVERYTHING) as run:
+        for value in (1.0, 0.0, 0.0):
+            if value or label[0]:
+                label.fill_(value)
+            F.binary_cross_entropy_with_logits(model(torch.randn(4, 3)), label).backward()
+        optimizer.step()
+    assert run.faults == []
+    ones, zeros = targets(run)
+    np.testing.assert_array_equal(ones, np.ones((4, 1)))
+    np.testing.assert_array_equal(zeros, np.zeros((4, 1)))
+    slots = [call["target"]["slot"] for call in run.steps[0].info.extra["loss_calls"]]
+    assert slots == [0, 1, 1]
+
+
 def test_adversaries_have_the_labels_of_their_losses_as_targets() -> None:
     generator, critic = nn.Linear(3, 2), nn.Sequential(nn.Linear(2, 1))
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (generator, critic)]

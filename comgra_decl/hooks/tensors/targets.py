@@ -25,6 +25,7 @@ from comgra_decl.hooks.tensors.loss_calls import (
 from comgra_decl.hooks.tensors.objective import is_bootstrapped
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.records import PREDICTION
+from comgra_decl.stats.support import version_of
 from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class Targets(modes.OwnMode):
         # by the model, or passed to it: not looked up yet, and by storage
         self._shown: list[weakref.ref[torch.Tensor]] = []
         self._returned: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._taken: dict[int, int] = {}  # number of each target of this step, by id
+        # number of each target of this step, and its version when it was read, by id
+        self._taken: dict[int, tuple[int, int]] = {}
         self._facts: dict[Hashable, dict[str, Any]] = {}  # of earlier calls, by their key
         self._slots: list[Slot] = []
         self._predictions: list[Slot] = []
@@ -225,7 +227,12 @@ class Targets(modes.OwnMode):
     def _could_be(self, tensor: torch.Tensor) -> bool:
         if tensor.requires_grad or isinstance(tensor, torch.nn.Parameter):
             return False
-        return not (_is_in(self._known, tensor) or _is_in(self._named, tensor))
+        if _is_in(self._named, tensor):
+            return False
+        if not _is_in(self._known, tensor):
+            return True
+        taken = self._taken.get(id(tensor))  # programs fill one tensor with different labels
+        return taken is not None and taken[1] != version_of(tensor)
 
     def _describe(
         self,
@@ -244,7 +251,8 @@ class Targets(modes.OwnMode):
             name, position = declared
             value = args[position] if len(args) > position else kwargs.get(name)
             if isinstance(value, torch.Tensor):
-                met = [(value, self._taken.get(id(value)))]
+                known = self._taken.get(id(value))
+                met = [(value, None if known is None else known[0])]
         if not met or len(capture.loss_calls) >= _MOST_CALLS:
             return
         target, number = met[0]
@@ -321,7 +329,7 @@ class Targets(modes.OwnMode):
         number = self._count
         slot = _numbered(self._slots, number, "target", "target", "target")
         self._count += 1
-        self._taken[id(tensor)] = number
+        self._taken[id(tensor)] = number, version_of(tensor)
         dim = capture.batch_dim(tensor, "auto", slot)
         if capture.add(slot, tensor, batch_dim=dim, values=self._values) is None:
             return number
