@@ -185,7 +185,7 @@ def test_micro_batches_are_no_entries_of_a_list(entries: int, found: bool) -> No
     """Embeddings of positions return the same values in each micro-batch."""
     tape = Tape()
     calls = [tape.slot("parts.wpe", (4, 2), iteration=i) for i in range(2 * entries)]
-    whole = [tape.slot("GPT", (BATCH, 2), iteration=i) for i in range(2)]
+    whole = [tape.slot("GPT", (BATCH, 2), role="output[0]", iteration=i) for i in range(2)]
     tape.documents["modules"] = [
         {"path": path, "node": path or "GPT", "class": class_, "parameters": {}}
         for path, class_ in (("", "GPT"), ("parts", "ModuleDict"), ("parts.wpe", "Embedding"))

@@ -89,10 +89,15 @@ class SharedModule(Rule):
 
 def _calls(scene: Scene, table: SlotTable) -> dict[str, _Entry]:
     """Returns the entries of lists that are called several times, by node."""
-    outputs: dict[str, list[int]] = {}
+    outputs: dict[str, list[int]] = {}  # one per call
+    called: set[tuple[str, int]] = set()
     for info in table.infos:
-        if (info.key.role, info.key.pass_) == ("output", "forward"):
-            outputs.setdefault(info.key.node, []).append(info.id)
+        node, role, iteration, pass_ = info.key
+        if not role.startswith("output") or pass_ != "forward":
+            continue
+        if (node, iteration) not in called:
+            called.add((node, iteration))
+            outputs.setdefault(node, []).append(info.id)
     found: dict[str, _Entry] = {}
     by_path: dict[str, Mapping[str, Any]] = {}  # of one model, which comes before its modules
     for module in scene.documents.get("modules") or []:
