@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import comgra_decl as comgra
 from comgra_decl.rules import diagnose
@@ -229,6 +230,17 @@ class WithLoss(nn.Module):
         return logits, loss, logits.argmax(-1)
 
 
+class TimeFirst(nn.Module):
+    """A language model whose batch is the second dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = Words()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.words(x.T).transpose(0, 1)
+
+
 CASES: dict[str, Case] = {
     "a language model": (Words, next_word, set()),
     "a mean over positions": (
@@ -263,6 +275,13 @@ CASES: dict[str, Case] = {
     "chosen positions": (Gathered, masked_mean, set()),
     "time first": (Recurrent, time_first, set()),
     "a graph": (OnGraph, nodes, set()),
+    "words, time first": (
+        TimeFirst,
+        lambda model: F.cross_entropy(
+            model(SENTENCES.T)[:-1].flatten(0, 1), SENTENCES.T[1:].ravel()
+        ),
+        set(),
+    ),
     "a loss within": (WithLoss, lambda model: model(SENTENCES, SENTENCES.roll(-1, 1))[1], set()),
 }
 
@@ -271,6 +290,42 @@ CASES: dict[str, Case] = {
 def test_experiments_find_what_a_model_depends_on(tmp_path: Path, name: str) -> None:
     make, loss_of, expected = CASES[name]
     assert diagnosed(tmp_path, lambda: trained(make(), loss_of)) == expected
+
+
+class Wrapper(torch.optim.SGD):
+    """Like Lightning Fabric's: takes over the state of an optimizer, and has its own `step`."""
+
+    inner: torch.optim.Optimizer
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.__dict__ = {**inner.__dict__, "inner": inner}
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+@pytest.mark.parametrize("held", [lambda o: o, lambda o: [o], lambda o: {"all": (o,)}])
+def test_optimizers_that_a_model_holds_are_left_alone(
+    tmp_path: Path, held: Callable[[Any], Any]
+) -> None:
+    def program() -> int:
+        torch.manual_seed(0)
+        model = Words()
+        wrapper = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+        model.optimizers = held(wrapper)
+        ended = []
+        handle = register_optimizer_step_post_hook(lambda *_: ended.append(1))
+        for _ in range(8):
+            wrapper.zero_grad()
+            next_word(model).backward()
+            wrapper.step()
+        handle.remove()
+        return len(ended)
+
+    step = Wrapper.step
+    assert diagnosed(tmp_path, program) == set()
+    assert Wrapper.step is step
+    assert program() == 8
 
 
 def test_training_and_generators_are_unchanged(tmp_path: Path) -> None:

@@ -180,10 +180,25 @@ def _prepared(root: nn.Module, clone: Callable[[torch.Tensor], torch.Tensor]) ->
                 generator.set_state(value.get_state())
             elif name in _OF_FRAMEWORKS:
                 memo[id(value)] = value
+            else:
+                memo.update((id(each), each) for each in _optimizers_in(value))
     for tensor in _tensors_of(root):
         if id(tensor) not in memo and type(tensor) in (torch.Tensor, nn.Parameter):
             memo[id(tensor)] = _copied(tensor, clone)
     return memo
+
+
+def _optimizers_in(value: Any, depth: int = 3) -> Iterator[Any]:
+    """Yield the optimizers and learning rate schedulers in an attribute of a module.
+
+    A copy of an optimizer may replace the `step` of its class, as torch does where it finds one
+    that it has not prepared. The steps of the program would then run hooks twice.
+    """
+    if isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
+        yield value
+    elif depth and type(value) in (list, tuple, set, dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _optimizers_in(each, depth - 1)
 
 
 def _copied(tensor: torch.Tensor, clone: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

@@ -335,6 +335,9 @@ class _Perturbed:
         # Other arguments may have to move along, and integers beside them may be indices.
         if len(self._given) > 1 or padded_share(tokens) or (tokens[:, -1:] == tokens[:, :1]).all():
             return None
+        mixes = self._mixes()
+        if mixes is None or mixes >= _SHARE:
+            return None  # the first dimension may be time, and the second one the samples
         index = torch.arange(length).roll(length // 2).to(tokens.device)
         output = self._output({path: tokens[:, index]})
         if output is None or output.shape != self._before.shape:
