@@ -15,12 +15,16 @@ import pytest
 from bokeh.core.json_encoder import serialize_json
 from bokeh.document import Document
 from bokeh.document.models import DocumentModelManager
+from bokeh.events import RangesUpdate
 from bokeh.models import Plot
+from pyviz_comms import Comm
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run, open_run
 from comgra_decl.viewer.components.base import Component
 from comgra_decl.viewer.components.htmlview import HtmlView
+from comgra_decl.viewer.panes.base import Pane
+from comgra_decl.viewer.panes.series import SeriesPane
 from comgra_decl.viewer.screen import resolving_once
 from comgra_decl.viewer.state import SECTIONS
 from tests.support.fake_run import FakeRun
@@ -86,6 +90,17 @@ def test_a_run_without_records_says_so(tmp_path: Path) -> None:
     shown = open_run(fake.path).view("graph")
     fake.close()
     assert any("record" in getattr(part, "html", "") for part in shown.objects)
+
+
+def test_zooming_in_a_notebook_redraws_the_pane(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    redrawn: list[Pane] = []
+    monkeypatch.setattr(Pane, "again", lambda pane: redrawn.append(pane))
+    shown: Any = run.view("series", node="head")
+    document = Document()
+    document.add_root(shown.get_root(document, Comm()))  # as a cell does
+    plot: Any = document.select_one({"type": Plot})
+    plot._trigger_event(RangesUpdate(plot, x0=2.5, x1=5.5, y0=0, y1=1))
+    assert [type(pane) for pane in redrawn] == [SeriesPane]
 
 
 @pytest.fixture
